@@ -17,7 +17,7 @@ History = tuple[tuple[int, Any], ...]
 """``(world size, steps per rank)`` for each world size at which a part of the epoch was consumed. If the ranks consumed
 different numbers of steps, the second value is a sequence with one entry per rank, as ``pipegraph.order`` takes it."""
 
-Kind = Literal["source", "map", "expand", "regroup", "merge", "route"]
+Kind = Literal["source", "sidecar", "map", "expand", "regroup", "merge", "route"]
 
 
 @dataclass

@@ -318,9 +318,10 @@ class Graph:
         Raises:
             GraphError: the graph cannot run; says why and what would help.
         """
+        from pipegraph.engine.kinds import kind_of
         from pipegraph.planning.planner import make_plan
 
-        return make_plan(self, output)
+        return make_plan(self, output, kind_of)
 
     @names_ours
     def loader(

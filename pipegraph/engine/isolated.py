@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from pipegraph.contracts import Source
 from pipegraph.engine.meter import Meter
 from pipegraph.engine.process.sidecar import Sidecar
 from pipegraph.engine.run import Run
@@ -35,9 +34,9 @@ class IsolatedRun(Run):
         self.number = runtime.runs
         self._runtime = runtime
         self._asked = epoch, horizon, resume
-        operators = [stage.operator for stage in runtime.isolation.whole.running]
+        sources = [stage.source for stage in runtime.isolation.whole.running]
         # One call to the sidecar at a time: none may wait there for a pass to begin.
-        self.reads_ahead = all(each.reads_ahead for each in operators if isinstance(each, Source))
+        self.reads_ahead = all(source.reads_ahead for source in sources if source is not None)
         self._steps = restarts(runtime.isolation.whole, resume.cursor).steps
         self.snapshots = {stage.name: Snapshots(stage.name) for stage in runtime.isolation.whole.running}
         for name, snapshot in resume.iterators.items():

@@ -5,12 +5,11 @@ The behaviour contract is at the head of ``runtime``, which starts and ends runs
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from pipegraph import concurrency
-from pipegraph.contracts import Context, FanIn, FanOut, Regroup, Source
+from pipegraph.contracts import Context, Source
 from pipegraph.engine.activity import Activity
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.loader_context import LoaderContext
@@ -18,16 +17,13 @@ from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.bundle_size import Pace
 from pipegraph.engine.stage.cursors import earlier
 from pipegraph.engine.stage.epoch_limit import Horizon
-from pipegraph.engine.stage.loops import loop_for
 from pipegraph.engine.stage.restore import (
     Resume,
     expands_below,
-    may_filter,
     restarts,
     unique_paths,
     was_delivered,
 )
-from pipegraph.engine.stage.source_loops import positions_loop
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_pump import StagePump
 from pipegraph.engine.stage_worker import Worker
@@ -103,8 +99,7 @@ class Run:
         share = max(1, self.account.limit // max(1, len(plan.running)))
         for stage in plan.running:
             run = self.stages[stage.name]
-            outputs = stage.operator.outputs if isinstance(stage.operator, FanOut) else 1
-            run.outboxes = [[] for _ in range(outputs)]
+            run.outboxes = [[] for _ in range(stage.outputs)]
             run.inboxes = [None] * len(stage.upstream)  # type: ignore[list-item]
         edges = [
             (consumer.name, index, edge)
@@ -136,17 +131,12 @@ class Run:
             run = self.stages[stage.name]
             run.above = [self.stages[edge.stage] for edge in stage.upstream]
             run.pace = self._pace(stage)
-            if (
-                run.collects
-                and isinstance(stage.operator, Regroup)
-                and run.above[0].plan.bundle == stage.name
-            ):
-                run.above[0].pack = stage.operator.packing()
-            if isinstance(stage.operator, Source) and stage.operator.random_access:
-                inner = Channel(max(64, 2 * stage.workers, run.pace.max_rows), None, self.activity)
-                pump = inner.pump = StagePump(
-                    positions_loop(run, self._loader.readers[stage.name], inner), inner.nudge
-                )
+            if run.collects and run.above[0].plan.bundle == stage.name:
+                regroups: Any = stage.operator
+                run.above[0].pack = regroups.packing()
+            fed = stage.kind.feed(run, self._loader.readers.get(stage.name), self.activity)
+            if fed is not None:
+                inner, pump = fed
                 self._pumps.append(pump)
                 run.inboxes = [inner]
                 self._inner.append(inner)
@@ -154,24 +144,12 @@ class Run:
 
     def _pace(self, stage: StagePlan) -> Pace:
         """The bundle sizes with which a stage begins."""
-        operator = stage.operator
         if stage.backend.in_consumer:
             return Pace(1)
         nbytes = max(1, min(self.account.limit // BUNDLES_PER_LIMIT, stage.backend.bundle_bytes))
-        cost = stage.backend.call_cost
-        if not isinstance(operator, Source):
-            return Pace(max(1, stage.capacity // stage.workers), nbytes=nbytes, cost=cost)
-        group = self._loader.readers[stage.name].group if operator.random_access else 1
-        rows, size, batches = stage.bundle_rows, sys.maxsize, 1
-        if stage.bundle is not None:
-            batch = self.plan.stages[stage.bundle].operator
-            assert isinstance(batch, Regroup)
-            size = batch.group_size(self.world_size)
-            if rows > batch.group_size():
-                batches = rows // size  # its rows are in memory: several batches per bundle
-        elif operator.draws:
-            rows = 1  # the sampler may wait until the consumer has processed the previous row
-        return Pace(max(rows, group), group, size, nbytes, cost, batches)
+        reader = self._loader.readers.get(stage.name)
+        rows, fewest, size, batches = stage.kind.bundle_sizes(stage, self.plan, reader, self.world_size)
+        return Pace(rows, fewest, size, nbytes, stage.backend.call_cost, batches)
 
     def _restore(self, resume: Resume) -> None:
         if resume.cursor is None and not resume.delivered:
@@ -189,7 +167,7 @@ class Run:
                     self.plan.output.stage if consumer is None else consumer.upstream[edge[1]].stage
                 ]
                 filterable = below.unordered_above or (
-                    consumer is not None and consumer.unordered_above and may_filter(consumer.operator)
+                    consumer is not None and consumer.unordered_above and consumer.kind.by_sample
                 )
                 if filterable:
                     shorten = below.unordered_above and not expands_below(self.plan, edge)
@@ -201,7 +179,7 @@ class Run:
         """Let threads that wait for an inline stage's output drive it."""
         run = self.stages[stage.name]
         channels = [channel for output in run.outboxes for channel in output]
-        pump = StagePump(loop_for(run, worker), lambda: _nudge(channels))
+        pump = StagePump(stage.kind.loop(run, worker), lambda: _nudge(channels))
         self._pumps.append(pump)
         for channel in channels:
             channel.pump = pump
@@ -279,7 +257,7 @@ class Run:
         if not consumer:
             return False
         stage = self.plan.stages[consumer]
-        if isinstance(stage.operator, FanIn):
+        if stage.kind.reads_in_turn:
             return True
         below = [name for name, _, _ in self.plan.consumers(consumer)]
         return stage.backend.in_consumer and any(self._read_in_turn(name) for name in below)
@@ -323,8 +301,8 @@ def _nudge(channels: list[Channel]) -> None:
 def _for_chunks(loader: LoaderContext) -> int:
     """Bytes of the limit left for chunks, after what operators hold themselves, such as blocks of shards."""
     limit = loader.memory_limit
-    operators = [stage.operator for stage in loader.plan.running]
-    return max(1, limit - sum(0 if isinstance(each, Source) else each.holds(limit) for each in operators))
+    operators = [stage.work for stage in loader.plan.running if stage.source is None]
+    return max(1, limit - sum(operator.holds(limit) for operator in operators))
 
 
 def _before(cursor: Any) -> Callable[[Any], bool]:

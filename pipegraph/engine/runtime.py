@@ -38,7 +38,6 @@ from pipegraph.engine.pass_totals import PassTotals
 from pipegraph.engine.run import Run
 from pipegraph.engine.staffing import Staffing
 from pipegraph.engine.stage.cache_wiring import wire_cache
-from pipegraph.engine.stage.loops import loop_for
 from pipegraph.engine.stage.restore import Resume
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.worker_threads import WorkerThreads, stack_of
@@ -116,7 +115,7 @@ class Runtime(LoaderContext):
         for stage in self.plan.running:  # no worker is inside a run now
             for worker in self.workers[stage.name]:
                 worker.operator.uncancel()
-            if isinstance(stage.operator, Source):
+            if stage.source is not None:
                 copies = [worker.operator for worker in self.workers[stage.name]]
                 for source in (*copies, *filter(None, [self.readers.get(stage.name)])):
                     source.begin_run(epoch, history_of(resume.history, stage.name))
@@ -162,8 +161,8 @@ class Runtime(LoaderContext):
             for stage in self.plan.running
         }
         for stage in self.plan.running:
-            if isinstance(stage.operator, Source) and stage.operator.random_access:
-                self.readers[stage.name] = copy.copy(stage.operator)
+            if stage.source is not None and stage.source.random_access:
+                self.readers[stage.name] = copy.copy(stage.source)
         wire_cache(self.plan, operators, self.readers)
         for name, reader in self.readers.items():
             try:
@@ -289,7 +288,7 @@ class Runtime(LoaderContext):
 
     def _work_in(self, stage: StagePlan, worker: Worker, run: Run) -> None:
         try:
-            loop = loop_for(run.stages[stage.name], worker)
+            loop = stage.kind.loop(run.stages[stage.name], worker)
             if "workers" in stage.tuned:
                 self.staffing.work(loop, worker)
             else:

@@ -20,7 +20,7 @@ from typing import Any
 from pipegraph import concurrency
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage
-from pipegraph.contracts import Context, Source
+from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.process import zygote
@@ -189,7 +189,7 @@ class Serving:
     def _look_for_changes(self) -> None:
         """Report the sources whose data the stages behind them have changed in place."""
         for stage in self.runtime.plan.running:
-            if isinstance(stage.operator, Source) and stage.operator.changed_in_place():
+            if stage.source is not None and stage.source.changed_in_place():
                 self.runtime.log.append(("changed in place", stage.name))
 
     def _gather(self, run: Run, terminal: Channel) -> list[Any]:

@@ -10,18 +10,19 @@ two have the same index. A worker that joins a run is counted by ``activity`` an
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
+from typing import Any
 
 from pipegraph import concurrency
-from pipegraph.contracts import Source, history_of
+from pipegraph.contracts import history_of
 from pipegraph.engine.activity import Cancelled, Leaving
 from pipegraph.engine.loader_context import LoaderContext
 from pipegraph.engine.meter import Meter
 from pipegraph.engine.run import Run
-from pipegraph.engine.stage.expand_loop import Loop
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.worker_threads import WorkerThreads
 from pipegraph.global_generators import enter_worker
@@ -163,7 +164,7 @@ class Staffing:
                 self._worker_time[stage].change(workers)
             run.stages[stage].staff(max(1, workers), capacity)
 
-    def work(self, loop: Loop, worker: Worker) -> None:
+    def work(self, loop: Iterator[Any], worker: Worker) -> None:
         """Run a loop until its end, or until its worker is to leave."""
         self._local.worker = worker
         with suppress(Leaving):
@@ -247,7 +248,7 @@ class Staffing:
                 run = threads.run
                 if run is None:
                     continue
-            if isinstance(stage.operator, Source):
+            if stage.source is not None:
                 worker.operator.begin_run(run.first_epoch, history_of(run.history, name))
             with threads.lock:
                 if threads.run is not run or run.over or threads.closed or worker.leaves:

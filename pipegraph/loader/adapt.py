@@ -13,7 +13,6 @@ old output is taken apart into those of the stages, and a cursor of the new outp
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,11 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipegraph.chunk import Cursor
-from pipegraph.contracts import FanIn, FanOut, Operator, Regroup, Source
 from pipegraph.engine.stage.cursors import earlier, freeze
 from pipegraph.errors import StateError
 from pipegraph.loader.state import check_state
-from pipegraph.planning.plan import Plan, StagePlan, parameters
+from pipegraph.planning.kind import UNTOLD, Former
+from pipegraph.planning.plan import Plan, parameters
 
 Wiring = dict[str, dict[str, Any]]
 Given = list[tuple[str, Cursor]]
@@ -37,14 +36,12 @@ def wiring(plan: Plan) -> Wiring:
     found: Wiring = {}
     for stage in plan.described():
         operator = stage.spec.operator
-        kind, part = _shape(stage, operator)
-        marked = stage.marked and isinstance(operator, Regroup) and not operator.stateful
         found[stage.name] = {
             "class": _short(f"{type(operator).__module__}.{type(operator).__qualname__}"),
             "parameters": _short(
                 json.dumps([parameters(stage.spec), stage.spec.ordered], sort_keys=True, default=repr)
             ),
-            "cursor": [kind, *part, marked],
+            "cursor": [stage.kind.inputs_at(stage), stage.marked and stage.kind.counts_marks],
             "from": [edge.stage for edge in plan.described_upstream(stage)],
         }
     return found
@@ -52,23 +49,6 @@ def wiring(plan: Plan) -> Wiring:
 
 def _short(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-
-
-def _shape(stage: StagePlan, operator: Operator | Source) -> tuple[str, tuple[int | None, int | None]]:
-    """How a cursor of the stage's output holds those of its inputs."""
-    whole = (None, None)
-    if isinstance(operator, Source):
-        return "source", whole
-    if isinstance(operator, FanIn | Regroup) and not operator.stateful:
-        if operator.inputs_in is not None:
-            return "part", operator.inputs_in
-        own = isinstance(operator, FanIn) or type(operator).resume is not Operator.resume
-        return ("unknown" if own else "same"), whole
-    if operator.stateful:
-        return "state", whole
-    if isinstance(operator, FanOut):
-        return ("same" if stage.merge is None else "route"), whole
-    return ("expand" if operator.kind == "expand" and not stage.unordered_above else "same"), whole
 
 
 @dataclass(frozen=True)
@@ -118,7 +98,7 @@ def adapted(state: Mapping[str, Any], plan: Plan, allow: Collection[str]) -> tup
 
 def _known(node: Mapping[str, Any]) -> tuple[Any, ...]:
     """What makes a stage another one; not whether it lies between a ``Route`` and its ``Merge``."""
-    return node["class"], node["parameters"], list(node["cursor"][:3])
+    return node["class"], node["parameters"], freeze(node["cursor"][0])
 
 
 def _skipped(name: str, wired: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -205,8 +185,8 @@ class _Carry:
 
     def _history(self, history: Sequence[Any]) -> list[Any]:
         """What was consumed at other world sizes, of each source that there is now."""
-        before = [name for name, node in self._old.items() if node["cursor"][0] == "source"]
-        now = [name for name, node in self._ours.items() if node["cursor"][0] == "source"]
+        before = [name for name, node in self._old.items() if not node["from"]]
+        now = [name for name, node in self._ours.items() if not node["from"]]
         found = []
         for ranks, counts in history:
             each = counts if isinstance(counts, Mapping) else dict.fromkeys(before, counts)
@@ -243,19 +223,18 @@ class _Carry:
         """The stages that a stage of the old graph reads from, each with the cursor at which that restarts."""
         node = self._old[name]
         ups = node["from"]
-        kind, start, stop, marked = node["cursor"]
+        at, marked = node["cursor"]
         if cursor is not None and marked:
             cursor = cursor[0]
         if cursor is None:
             return [(up, None) for up in ups]
-        if kind == "unknown":
+        if at == UNTOLD:
             raise StateError(
                 f"stage {name!r} keeps its place in its own way: to change the graph here its class must say where in "
                 "its cursors those of its inputs lie (inputs_in), and how it begins behind them (begin_at)"
             )
-        if kind == "part":
-            return list(zip(ups, cursor[start:stop], strict=False))
-        at = {"expand": 0, "state": 1, "route": 0}.get(kind)
+        if isinstance(at, list | tuple):
+            return list(zip(ups, cursor[slice(*at)], strict=False))
         return [(up, cursor if at is None else cursor[at]) for up in ups]
 
     def _common(self, name: str, cursor: Cursor) -> Iterator[tuple[str, Cursor]]:
@@ -272,7 +251,7 @@ class _Carry:
         """The cursor of a stage's output, where ``given`` is what its reader read from in the old graph."""
         if name not in self._old:
             ups = [self._find(up, given) for up in self._ours[name]["from"]]
-            return self._together(self._stages[name], ups, None)
+            return self._together(name, ups, None)
         for index, (found, cursor) in enumerate(given):
             if found == name:
                 del given[index]  # the next input that reads from the same stage has its own
@@ -288,57 +267,18 @@ class _Carry:
         before, now = self._old[name], self._ours[name]
         if ups and all(up is None for up in ups) and any(each is not None for _, each in apart):
             return None  # nothing of what it had come from is there any more
-        fits = before["class"] == now["class"] and before["cursor"][0] == now["cursor"][0]
-        if fits and before["cursor"][3] != now["cursor"][3]:  # marks pass through it now, or no more
-            cursor = (cursor, 0) if now["cursor"][3] else cursor[0]
-        return self._together(self._stages[name], ups, cursor if fits else None)
+        at, is_at = (node["cursor"][0] for node in (before, now))
+        sliced = isinstance(at, list | tuple) and isinstance(is_at, list | tuple)
+        fits = before["class"] == now["class"] and (sliced or at == is_at)
+        return self._together(name, ups, cursor if fits else None)
 
-    def _together(self, stage: StagePlan, ups: list[Cursor], kept: Cursor) -> Cursor:
-        """A cursor of the stage's output; ``kept`` is the one that it had, None where it begins anew."""
-        operator = stage.spec.operator
-        kind, start, stop, marked = self._ours[stage.name]["cursor"]
-        changed = stage.name in self._differ.changed
-        if isinstance(operator, Source):
-            return kept
-        if kind == "state":
-            if kept is None:
-                return None if ups[0] is None else (0, ups[0], None, 0)
-            number, _, snapshot, drop = kept
-            # What a changed one made since its snapshot may be other groups of the samples: these come again.
-            return number, ups[0], snapshot, 0 if changed and operator.kind != "map" else drop
-        if kept is None and all(up is None for up in ups):
+    def _together(self, name: str, ups: list[Cursor], cursor: Cursor) -> Cursor:
+        """A cursor of a stage's output; ``cursor`` is the one that it had, None where it begins anew."""
+        if cursor is None and ups and all(up is None for up in ups):
             return None
-        if isinstance(operator, FanIn):
-            return self._merged(stage, operator, ups, kept)
-        if kind == "expand":
-            return ups[0], 0 if kept is None else kept[1]
-        if kind == "route":
-            assert isinstance(operator, FanOut)
-            continues = kept is not None and kept[1] < operator.outputs
-            return ups[0], kept[1] if continues else min(stage.route_outputs)
-        if not isinstance(operator, Regroup):
-            return ups[0]
-        inner, marks = kept if marked and isinstance(kept, tuple) else (kept, 0)
-        if kind == "unknown":
-            made = inner  # it was taken apart, so it is as it was
-        elif inner is None or changed:
-            # At the start not begin_at(None), behind which marks that passed before the first group would lie.
-            made = None if ups[0] is None else operator.begin_at(ups[0])
-        elif kind == "part":
-            end = len(inner) if stop is None else stop
-            made = (*inner[:start], ups[0], *inner[end:])
-        else:
-            made = ups[0]
-        return (made, marks) if marked else made
-
-    def _merged(self, stage: StagePlan, operator: FanIn, ups: list[Cursor], kept: Cursor) -> Cursor:
-        merge = copy.copy(operator)
-        if stage.route is not None:
-            merge.follow(stage.route, stage.route_outputs)
-        merge.begin(len(ups), 0)
-        if kept is not None and self._has_same_inputs(stage.name):
-            merge.cursors(kept, len(ups))
-        return merge.cursor(ups)
+        stage, marked = self._stages[name], name in self._old and self._old[name]["cursor"][1]
+        former = Former(cursor, name in self._differ.changed, marked, self._has_same_inputs(name))
+        return stage.kind.carry(stage, ups, former)
 
     # -- words ---------------------------------------------------------------------------------
 
@@ -348,24 +288,8 @@ class _Carry:
         for name in (*self._differ.changed, *self._differ.added):
             added = name in self._differ.added
             other = added or self._old[name]["class"] != self._ours[name]["class"]
-            found.append(f"{name!r} {_becomes(self._stages[name].spec.operator, added, other)}")
+            stage = self._stages[name]
+            found.append(f"{name!r} {stage.kind.becomes(stage.spec.operator, added, other)}")
         return found + [
             f"{name!r} reads from {_list(self._ours[name]['from'])}" for name in self._differ.moved
         ]
-
-
-def _becomes(operator: Operator | Source, added: bool, other: bool) -> str:
-    """What becomes of a stage that was added or changed, perhaps to an operator of another class."""
-    if isinstance(operator, Source):
-        return "begins at the start of the epoch" if added else "resumes at the step at which it stood"
-    if operator.stateful:
-        return "begins with its first state" if other else "is given the state that was saved, as it was"
-    if isinstance(operator, FanIn):
-        return "continues with each input where that stood, and from the start with those that are new"
-    ways = {
-        "map": "works on what was not delivered yet",
-        "expand": "resumes inside the item that it stood at",
-        "route": "sends on what was not delivered yet",
-    }
-    anew = "begins anew: what it had given of an open window or bucket comes again, nothing is lost"
-    return ways.get(operator.kind, anew)

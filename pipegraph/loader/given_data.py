@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from pipegraph.contracts import Operator, Source
+from pipegraph.contracts import Source
 from pipegraph.errors import GraphError, PipegraphWarning, note
 from pipegraph.fingerprints import fingerprint, length_of
 from pipegraph.planning.plan import Plan
@@ -31,14 +31,14 @@ class GivenData:
 
     def __init__(self, plan: Plan, isolated: bool) -> None:
         self._sources: list[tuple[str, Source, bool]] = [
-            (stage.name, stage.operator, isolated or not stage.backend.in_trainer)
+            (stage.name, stage.source, isolated or not stage.backend.in_trainer)
             for stage in plan.running
-            if isinstance(stage.operator, Source)
+            if stage.source is not None
         ]
         self._functions: list[tuple[str, Sequence[Any], bool]] = [
             (stage.name, stage.operator.functions(), isolated or not stage.backend.in_trainer)
             for stage in plan.running
-            if isinstance(stage.operator, Operator)
+            if stage.source is None
         ]
         self._isolated = isolated
         self._seen: dict[str, tuple[int | None, int]] = {}

@@ -27,6 +27,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.closing import Closing
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.isolated import IsolatedRuntime
+from pipegraph.engine.kinds import kind_of
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.ledger import Ledger
@@ -96,7 +97,7 @@ class Loader(Closing):
                 f"{asked} is not available with isolate=True: the tuner does not reach the stages of another process; "
                 "set workers= and capacity= there, as a loader without isolate=True finds them"
             )
-        self._isolation = cut(self.plan) if isolate else None
+        self._isolation = cut(self.plan, kind_of) if isolate else None
         self._graph = graph
         self._output = output
         self._options = options

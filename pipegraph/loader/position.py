@@ -15,7 +15,6 @@ from operator import length_hint
 from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
-from pipegraph.contracts import Source
 from pipegraph.durations import Stopwatch
 from pipegraph.engine.run import Run
 from pipegraph.engine.stage.ledger import Ledger
@@ -251,7 +250,7 @@ class Progress:
         place.snapshots = run.snapshots
         mine = weakref.ref(self)
         for name, snapshots in place.snapshots.items():
-            if isinstance(self._plan.stages[name].operator, Source):
+            if self._plan.stages[name].source is not None:
                 snapshots.needed = partial(_restart_of, mine, name)
         place.floors = {}
         self._since_prune = 0

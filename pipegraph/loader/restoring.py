@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipegraph.contracts import Regroup
 from pipegraph.errors import PipegraphWarning, StateError
 from pipegraph.loader.adapt import adapted_all
 from pipegraph.loader.position import Place
@@ -53,8 +52,8 @@ def read_state(
 def _warn_of_tails(plan: Plan, parts: int) -> None:
     """The parts of former ranks continue one after the other, each with an end of its own."""
     for stage in plan.running:
-        operator = stage.operator
-        if isinstance(operator, Regroup) and (operator.drop_last or operator.length(1) == 0):
+        operator: Any = stage.operator
+        if stage.kind.gathers and (operator.drop_last or operator.length(1) == 0):
             warnings.warn(
                 f"stage {stage.name!r}: this rank continues the parts of {parts} former ranks one after the other, and "
                 "what is left over at the end of each is left out, not only at the end of the epoch. To keep it, "

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from pipegraph.contracts import Source
 from pipegraph.errors import DataError
 from pipegraph.planning.plan import Plan
 
@@ -153,9 +152,10 @@ def _ranks(ranks: list[int]) -> str:
 def _seen(plan: Plan) -> Facts:
     facts: Facts = {}
     for stage in plan.described():
-        if isinstance(stage.spec.operator, Source):
+        if not stage.spec.upstream:
+            source: Any = stage.spec.operator
             try:
-                text = stage.spec.operator.sees()
+                text = source.sees()
             except Exception as error:
                 return _failed(error)  # this rank's own pass raises it
             if text:

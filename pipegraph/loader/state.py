@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
-from pipegraph.components import Source
 from pipegraph.engine.stage.consumed import Taken, Unknown, consumed, entry, why_unknown
 from pipegraph.engine.stage.cursors import freeze
 from pipegraph.engine.stage.restore import Path, Resume, restarts
@@ -380,8 +379,8 @@ def _why_all_are_needed(
 ) -> str:
     if not plan.elastic:
         why = f"the graph can only resume at the same size because of stages {', '.join(map(repr, plan.inelastic))}"
-        inside = [plan.stages[name].operator for name in plan.inelastic if name in plan.stages]
-        if any(isinstance(each, Source) and each.elastic and not each.resizable for each in inside):
+        sources = [plan.stages[name].source for name in plan.inelastic if name in plan.stages]
+        if any(each is not None and each.elastic and not each.resizable for each in sources):
             why += " (a source of your own resumes at any size once it has begin_run(epoch, history))"
     elif not taken:
         why = "its ranks had taken over parts of others"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from pipegraph.contracts import Memo, Operator, Regroup, Source
 from pipegraph.planning.plan import StagePlan, lineage_above
 from pipegraph.stage_spec import Edge
 
@@ -17,15 +17,15 @@ def bundle_rows(planned: dict[str, StagePlan], output: Edge) -> None:
     """Set for each stage the maximum number of rows that it hands over together."""
     alone = set()
     for memo in planned.values():
-        if memo.bypassed is None and isinstance(memo.operator, Memo):
+        if memo.bypassed is None and memo.caches:
             alone |= {stage.name for stage in lineage_above(memo, planned)}
     for stage in list(planned.values()):
         if stage.name not in alone and _hands_over_rows(stage, planned, output):
             planned[stage.name] = replace(stage, bundle_rows=max(1, stage.capacity // stage.workers))
     for batch in list(planned.values()):
-        operator = batch.operator
-        if batch.bypassed is None and isinstance(operator, Regroup) and operator.bundles:
-            _collect_into(batch, operator.group_size(), planned, alone)
+        if batch.bypassed is None and batch.kind.collects and batch.operator.bundles:
+            regroups: Any = batch.operator
+            _collect_into(batch, regroups.group_size(), planned, alone)
 
 
 def _hands_over_rows(stage: StagePlan, planned: Mapping[str, StagePlan], output: Edge) -> bool:
@@ -37,16 +37,8 @@ def _hands_over_rows(stage: StagePlan, planned: Mapping[str, StagePlan], output:
     if stage.bypassed is not None or stage.backend.in_consumer or stage.level != "sample":
         return False
     edges = [edge for each in planned.values() if each.bypassed is None for edge in each.upstream]
-    if [edge.stage for edge in (*edges, output)].count(stage.name) != 1:
-        return False
-    operator = stage.operator
-    if isinstance(operator, Source):
-        return operator.bundles or operator.random_access
-    if operator.kind == "regroup":
-        return operator.bundles and not stage.marked and not stage.unordered_above
-    return operator.kind == "expand" or (
-        operator.kind == "map" and operator.bundles and not operator.stateful
-    )
+    once = [edge.stage for edge in (*edges, output)].count(stage.name) == 1
+    return once and stage.kind.hands_over_rows(stage)
 
 
 def _collect_into(batch: StagePlan, size: int, planned: dict[str, StagePlan], alone: set[str]) -> None:
@@ -60,9 +52,9 @@ def _collect_into(batch: StagePlan, size: int, planned: dict[str, StagePlan], al
         else stage.capacity
         for stage in chain
     }
-    first = chain[0].operator
+    first = chain[0].source
     capacity = min(capacities.values())
-    in_memory = isinstance(first, Source) and first.never_waits and not chain[0].remote
+    in_memory = first is not None and first.never_waits and not chain[0].remote
     if len(chain) == 1 and in_memory and capacity >= 2 * size:
         # A second thread would not deliver these any sooner: several batches per bundle.
         rows = capacity - capacity % size
@@ -87,13 +79,11 @@ def _chain_above(batch: StagePlan, planned: Mapping[str, StagePlan]) -> list[Sta
     stage = batch
     while len(stage.upstream) == 1:
         stage = planned[stage.upstream[0].stage]
-        operator = stage.operator
-        if stage.bundle_rows == 1 or not operator.bundles:
+        if stage.bundle_rows == 1 or not stage.operator.bundles:
             return []
         chain.insert(0, stage)
-        if isinstance(operator, Source):
+        if stage.source is not None:
             return chain
-        assert isinstance(operator, Operator)
-        if operator.kind != "map" or not operator.one_to_one:
+        if not stage.one_to_one:
             return []
     return []

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pipegraph.backends import PROCESS
-from pipegraph.contracts import Memo, Operator, Source
+from pipegraph.contracts import Operator, Source
 from pipegraph.errors import GraphError
+from pipegraph.planning.kind import KindOf
 from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan
 from pipegraph.stage_spec import Edge, StageSpec
 
@@ -20,6 +21,8 @@ BATCHES_HERE = 2
 
 class Elsewhere(Source):
     """Stands for all that runs in the sidecar, in the trainer's part of the plan."""
+
+    kind = "sidecar"
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Isolation:
     below: Plan
 
 
-def isolate(plan: Plan) -> Isolation:
+def isolate(plan: Plan, kind_of: KindOf) -> Isolation:
     """Cut a plan.
 
     Raises:
@@ -64,7 +67,7 @@ def isolate(plan: Plan) -> Isolation:
         if stage.name not in below and all(edge.stage in above for edge in stage.spec.upstream):
             above[stage.name] = replace(stage, memory="pageable")
     cut = plan.stages[edge.stage]
-    kept = {edge.stage: _elsewhere(cut)}
+    kept = {edge.stage: _elsewhere(cut, kind_of)}
     for stage in reversed(below.values()):
         # Under the stage above the cut there is one queue here, whichever of its outputs is read.
         upstream = (Edge(edge.stage),) if stage.upstream[0] == edge else stage.upstream
@@ -78,11 +81,10 @@ def isolate(plan: Plan) -> Isolation:
 
 
 def _check(plan: Plan, stage: StagePlan, mover: str) -> None:
-    operator = stage.operator
     why = None
-    if not isinstance(operator, Operator) or operator.kind != "map" or operator.stateful:
+    if not stage.kind.in_place:
         why = "is not one-to-one"
-    elif isinstance(operator, Memo):
+    elif stage.caches:
         why = "skips stages that run in the sidecar"
     elif stage.unordered_above:
         why = "finishes in any order (ordered=False), or lies behind a stage that does"
@@ -92,19 +94,21 @@ def _check(plan: Plan, stage: StagePlan, mover: str) -> None:
         why = "is read by several stages"
     if why is not None:
         raise GraphError(
-            f"isolate=True: stage {stage.name!r} ({operator.name}) {why}, and it stays in the training process because "
-            f"{mover!r}, which works on its devices, does; move it before that, or leave out isolate=True"
+            f"isolate=True: stage {stage.name!r} ({stage.operator.name}) {why}, and it stays in the training process "
+            f"because {mover!r}, which works on its devices, does; move it before that, or leave out isolate=True"
         )
 
 
-def _elsewhere(stage: StagePlan) -> StagePlan:
+def _elsewhere(stage: StagePlan, kind_of: KindOf) -> StagePlan:
+    operator = Elsewhere()
     capacity = BATCHES_HERE if stage.level == "batch" else min(stage.capacity, SAMPLES_PER_QUEUE)
     return StagePlan(
-        StageSpec(stage.name, Elsewhere(), (), capacity=capacity),
+        StageSpec(stage.name, operator, (), capacity=capacity),
         (),
         workers=1,
         backend=PROCESS,
         capacity=capacity,
         level=stage.level,
         unordered_above=False,
+        kind=kind_of(operator),
     )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from pipegraph.backends import StageBackend
-from pipegraph.contracts import FanIn, History, Operator, Source, history_of
+from pipegraph.contracts import History, Memo, Operator, Source
 from pipegraph.errors import StateError
 from pipegraph.html import html_table
+from pipegraph.planning.kind import StageKind
 from pipegraph.stage_spec import Edge, StageSpec
 from pipegraph.units import shorten
 
@@ -34,6 +34,7 @@ class StagePlan:
     Attributes:
         level: ``"sample"``, ``"batch"`` or ``"part"``: what its output is.
         unordered_above: whether it lies below (or is) a completion-order stage.
+        kind: of its operator: all that planner, engine and states ask about that.
         bypassed: why it is left out, or None.
         within: the stage that does its work (it is left out itself), or None.
         fused: for that stage, the operator that does the work of both.
@@ -59,6 +60,7 @@ class StagePlan:
     capacity: int
     level: str
     unordered_above: bool
+    kind: StageKind
     bypassed: str | None = None
     notes: tuple[str, ...] = ()
     memory: str = "pageable"
@@ -93,6 +95,32 @@ class StagePlan:
     def operator(self) -> Operator | Source:
         """What it does."""
         return self.spec.operator if self.fused is None else self.fused
+
+    @property
+    def source(self) -> Source | None:
+        """Its operator, if that is a source."""
+        operator = self.operator
+        return operator if isinstance(operator, Source) else None
+
+    @property
+    def work(self) -> Operator:
+        """Its operator; only for stages that are not sources."""
+        return cast(Operator, self.operator)
+
+    @property
+    def one_to_one(self) -> bool:
+        """Whether each item of its input becomes one of its output, independently of others."""
+        return self.kind.one_to_one(self.operator)
+
+    @property
+    def caches(self) -> bool:
+        """Whether it is a cache, for which the source skips the stages above."""
+        return isinstance(self.operator, Memo)
+
+    @property
+    def outputs(self) -> int:
+        """The number of its outputs."""
+        return self.work.outputs if self.kind.sends_in_turn else 1
 
     @property
     def remote(self) -> bool:
@@ -136,12 +164,7 @@ class Plan:
         """Stages that make the number of chunks depend on the data."""
         names = []
         for stage in self.running:
-            operator = stage.operator
-            if isinstance(operator, Source):
-                known = operator.has_length()
-            else:
-                known = _chunks(operator, [1000] * len(stage.upstream), 1) is not None
-            if not known:
+            if not stage.kind.has_length(stage):
                 names.append(stage.name)
             if stage.spec.outcome.drops and stage.judged not in names:
                 names.append(stage.judged)
@@ -155,19 +178,10 @@ class Plan:
         """
         found: dict[str, int | None] = {}
         for stage in self.running:
-            operator = stage.operator
             skips = stage.spec.outcome.drops
-            if isinstance(operator, Source):
-                if history:
-                    operator = copy.copy(operator)
-                    operator.begin_run(epoch, history_of(history, stage.name))
-                count = operator.length(epoch, rank, world_size)
-                found[stage.name] = None if skips and stage.policy_of else count
-                continue
             given = [found[edge.stage] for edge in stage.upstream]
-            inputs = [count for count in given if count is not None]
-            known = not skips and len(inputs) == len(given)
-            found[stage.name] = _chunks(operator, inputs, world_size) if known else None
+            count = stage.kind.steps(stage, given, epoch, rank, world_size, history)
+            found[stage.name] = None if skips and (stage.upstream or stage.policy_of) else count
         return found[self.output.stage]
 
     def digests(self) -> dict[str, str]:
@@ -253,9 +267,9 @@ class Plan:
         """What a stage that runs in processes or actors is given and sends back, for the printed plan."""
         one, several = stage.backend.own_words
         where = f"{one} of its own" if stage.workers == 1 else f"{stage.workers} {several} of its own"
-        if not isinstance(stage.operator, Source):
+        if stage.source is None:
             given = f"{self.stages[stage.upstream[0].stage].unit} go there and back"
-        elif stage.operator.random_access:
+        elif stage.source.random_access:
             given = "positions go there, samples come back"
         else:
             given = "samples come back"
@@ -303,13 +317,6 @@ class Plan:
         else:
             lines.append("elastic: resumes at any world size")
         return lines
-
-
-def _chunks(operator: Operator, inputs: list[int], world_size: int) -> int | None:
-    """Chunks that an operator gives in an epoch for those of its inputs, None where the data decides."""
-    if isinstance(operator, FanIn):
-        return operator.merged_length(inputs)
-    return operator.length_for(inputs[0], world_size)
 
 
 def parameters(spec: StageSpec) -> Mapping[str, Any]:

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipegraph.backends import THREAD
-from pipegraph.contracts import DEPENDENCES, STATE_METHODS, FanIn, FanOut, Memo, Operator, Source
+from pipegraph.contracts import DEPENDENCES, STATE_METHODS, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import draws_from
 from pipegraph.graph import Graph, Node
 from pipegraph.planning.bundle_chains import bundle_rows
+from pipegraph.planning.kind import KindOf, StageKind
 from pipegraph.planning.plan import BATCHES_PER_WORKER, SAMPLES_PER_QUEUE, Plan, StagePlan, lineage_above
 from pipegraph.planning.rewrites import (
     choose_memory,
@@ -27,13 +28,13 @@ from pipegraph.planning.tunable import mark_tuned
 from pipegraph.stage_spec import Edge, StageSpec
 
 
-def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
+def make_plan(graph: Graph, output: Node | str | None, kind_of: KindOf) -> Plan:
     """See :meth:`pipegraph.graph.Graph.plan`."""
     asked = edge = _output_edge(graph, output)
     order = _ancestors(graph, edge)
     planned: dict[str, StagePlan] = {}
     for name in order:
-        planned[name] = _plan_stage(graph.stages[name], planned)
+        planned[name] = _plan_stage(graph.stages[name], planned, kind_of)
     repeat_sources(planned, edge)
     leave_out_copies(planned, edge)
     read_in_rows(planned, edge)
@@ -53,7 +54,7 @@ def make_plan(graph: Graph, output: Node | str | None = None) -> Plan:
     )
     plan = Plan(graph.name, graph.seed, planned, edge, inelastic, asked)
     for stage in plan.running:
-        if isinstance(stage.operator, Memo):
+        if stage.caches:
             _check_cache(plan, stage)
     return plan
 
@@ -93,33 +94,33 @@ def _ancestors(graph: Graph, output: Edge) -> list[str]:
     return [name for name in graph.stages if name in needed]
 
 
-def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: KindOf) -> StagePlan:
     operator = spec.operator
     upstream = tuple(shortcut(edge, planned) for edge in spec.upstream)
     if isinstance(operator, Operator):
         operator = operator.bind([planned[edge.stage].operator for edge in upstream])
         spec = replace(spec, operator=operator)
+    kind = kind_of(operator)
     levels = [planned[edge.stage].level for edge in upstream]
     notes: list[str] = []
     if spec.on_error != "raise":
-        _check_policy(spec, operator)
+        _check_policy(spec, operator, kind)
     backend = spec.backend
     if not backend.in_trainer:
-        why = _why_here(operator)
+        why = _why_here(operator, kind)
         if why is not None:
             notes.append(f"runs in a thread: {why}")
             backend = THREAD
     if spec.timeout is not None:
-        _check_timeout(spec, operator)
+        _check_timeout(spec, operator, kind)
     workers = spec.workers
     bypassed = None
+    fixed = kind.fixed(operator)
+    if workers > 1 and fixed is not None:
+        verb = "runs" if upstream else "reads"
+        notes.append(f"{verb} with 1 worker instead of {workers}: {fixed}")
+        workers = 1
     if isinstance(operator, Source):
-        level = operator.level
-        if workers > 1 and not operator.random_access:
-            notes.append(
-                f"reads with 1 worker instead of {workers}: {operator.name} can only be read in sequence"
-            )
-            workers = 1
         if spec.on_error != "raise" and not operator.random_access:
             raise GraphError(
                 f"stage {spec.name!r}: on_error={spec.on_error!r} needs a random-access source (FromSequence, "
@@ -129,26 +130,21 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
     else:
         _check_state(spec, operator)
         _check_level(spec, operator, levels, upstream)
-        level = levels[0] if operator.gives == "same" else operator.gives
-        if isinstance(operator, FanIn):
-            operator.check_inputs(len(upstream))
-            if "batch" in levels and operator.gives == "same":
-                level = "batch"
-        if workers > 1 and (not operator.shareable or operator.stateful):
-            notes.append(f"runs with 1 worker instead of {workers}: {operator.name} works in sequence")
-            workers = 1
+        kind.check(operator, len(upstream))
         bypassed = operator.bypass()
         notes += operator.notes()
     if spec.backend.in_consumer and workers > 1:
         notes.append(f"runs with 1 worker instead of {workers}: an inline stage runs in its consumer")
         workers = 1
+    level = kind.level(operator, levels)
     unordered = any(planned[edge.stage].unordered_above for edge in upstream)
-    if unordered and isinstance(operator, FanIn) and operator.pairs:
+    pairs = kind.pairs(operator)
+    if unordered and pairs:
         raise GraphError(
             f"stage {spec.name!r}: Zip pairs items by their order, but a stage above it runs with ordered=False; "
             "make it ordered=True"
         )
-    if isinstance(operator, FanIn) and operator.pairs:
+    if pairs:
         notes += _shifting(upstream, planned)
     if unordered and isinstance(operator, Operator) and operator.needs_order:
         raise GraphError(
@@ -169,9 +165,11 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan]) -> StagePlan:
         capacity = (
             BATCHES_PER_WORKER * workers if level.startswith("batch") else max(SAMPLES_PER_QUEUE, 2 * workers)
         )
-        if level == "part" and not (isinstance(operator, Source) and operator.random_access):
+        if level == "part" and (upstream or fixed is not None):
             capacity = BATCHES_PER_WORKER  # whole shards; else single samples of shards
-    return StagePlan(spec, upstream, workers, backend, capacity, level, unordered, bypassed, tuple(notes))
+    return StagePlan(
+        spec, upstream, workers, backend, capacity, level, unordered, kind, bypassed, tuple(notes)
+    )
 
 
 def _shifting(upstream: tuple[Edge, ...], planned: Mapping[str, StagePlan]) -> list[str]:
@@ -189,9 +187,9 @@ def _shifting(upstream: tuple[Edge, ...], planned: Mapping[str, StagePlan]) -> l
     ]
 
 
-def _why_here(operator: Operator | Source) -> str | None:
+def _why_here(operator: Operator | Source, kind: StageKind) -> str | None:
     """Why an operator stays in the trainer's process, though another one was asked for."""
-    if operator.kind in ("merge", "route"):
+    if kind.hands_on:
         return f"{operator.name} only hands items on"
     if isinstance(operator, Source) and operator.level == "part":
         return f"{operator.name} only names what is to be read"
@@ -200,8 +198,8 @@ def _why_here(operator: Operator | Source) -> str | None:
     )
 
 
-def _check_timeout(spec: StageSpec, operator: Operator | Source) -> None:
-    why = _why_here(operator)
+def _check_timeout(spec: StageSpec, operator: Operator | Source, kind: StageKind) -> None:
+    why = _why_here(operator, kind)
     if why is not None:
         raise GraphError(f"stage {spec.name!r}: timeout= is for work on items, and {why}; leave it out")
     if spec.backend.in_consumer:
@@ -240,14 +238,14 @@ def _check_state(spec: StageSpec, operator: Operator) -> None:
         )
 
 
-def _check_policy(spec: StageSpec, operator: Operator | Source) -> None:
-    if isinstance(operator, FanIn):
+def _check_policy(spec: StageSpec, operator: Operator | Source, kind: StageKind) -> None:
+    if kind.reads_in_turn:
+        many = isinstance(operator, Operator) and operator.inputs == "many"
         raise GraphError(
             f"stage {spec.name!r}: on_error={spec.on_error!r} is for stages with one input; {operator.name} "
-            f"{'has several' if operator.inputs == 'many' else 'makes nothing of it that could fail'}"
+            f"{'has several' if many else 'makes nothing of it that could fail'}"
         )
-    keeps = isinstance(operator, Operator) and (operator.kind == "regroup" or operator.stateful)
-    if spec.policy.retries and keeps:
+    if spec.policy.retries and kind.keeps:
         raise GraphError(
             f"stage {spec.name!r}: Retry() tries one item again, but {operator.name} keeps what it was given before; "
             "put the work that may fail into a stage of its own"
@@ -275,8 +273,7 @@ def _check_level(spec: StageSpec, operator: Operator, levels: list[str], upstrea
 def _pair_routes(planned: dict[str, StagePlan], output: Edge) -> None:
     """Find for each Merge() the Route whose outputs it joins."""
     for stage in list(planned.values()):
-        operator = stage.operator
-        if not isinstance(operator, FanIn) or not operator.follows_route:
+        if not _follows_route(stage):
             continue
         above = [_route_above(edge, planned) for edge in stage.upstream]
         found = [edge for edge in above if edge is not None]
@@ -302,6 +299,10 @@ def _pair_routes(planned: dict[str, StagePlan], output: Edge) -> None:
             planned[name] = replace(planned[name], marked=True)
 
 
+def _follows_route(stage: StagePlan) -> bool:
+    return stage.kind.reads_in_turn and bool(getattr(stage.operator, "follows_route", False))
+
+
 def _between(route: str, merge: str, planned: dict[str, StagePlan]) -> set[str]:
     """The stages through which a ``Route``'s marks pass on their way to its ``Merge``."""
     found = {edge.stage for edge in planned[merge].upstream}
@@ -317,17 +318,17 @@ def _route_above(edge: Edge, planned: Mapping[str, StagePlan]) -> Edge | None:
     while True:
         stage = planned[edge.stage]
         operator = stage.operator
-        if isinstance(operator, FanOut):
+        if stage.kind.sends_in_turn:
             if depth == 0:
                 return edge
             depth -= 1
-        if isinstance(operator, FanIn):
-            if operator.inputs == 1:
+        if stage.kind.reads_in_turn:
+            if stage.work.inputs == 1:
                 raise GraphError(
                     f"stage {stage.name!r}: {operator.name} ends an epoch, so it cannot stand between a Route and its "
                     "Merge; put it behind the Merge"
                 )
-            if not operator.follows_route:
+            if not _follows_route(stage):
                 return None
             depth += 1
         if not stage.upstream:
@@ -339,30 +340,27 @@ def _check_substitutes(stage: StagePlan, planned: Mapping[str, StagePlan]) -> No
     policy = stage.spec.outcome
     if not policy.substitutes:
         return
-    operator, word = stage.operator, type(policy).__name__
-    if isinstance(operator, Operator) and (operator.kind != "map" or not operator.one_to_one):
+    word = type(policy).__name__
+    if stage.source is None and not stage.one_to_one:
         raise GraphError(
-            f"stage {stage.name!r}: {word}() works for one-to-one stages, not for {operator.name}"
+            f"stage {stage.name!r}: {word}() works for one-to-one stages, not for {stage.operator.name}"
         )
     chain = lineage_above(stage, planned)
-    if (
-        isinstance(operator, Operator)
-        and chain[0].level == "batch"
-        and not (operator.per_sample and policy.neighbours)
-    ):
+    whole = stage.source is None and chain[0].level == "batch"
+    if whole and not (stage.work.per_sample and policy.neighbours):
         raise GraphError(
             f"stage {stage.name!r}: {word}() puts one sample in another's place, but this function fails for a whole "
             "batch; move it before Batch"
         )
     for above in chain if policy.neighbours else ():
         operator = above.operator
-        if isinstance(operator, Source):
-            if not operator.random_access:
+        if above.source is not None:
+            if not above.source.random_access:
                 raise GraphError(
                     f"stage {stage.name!r}: {word}() needs a random-access source, and {above.name!r} "
                     f"({operator.name}) is not one; use FromSequence or ListFiles, or Skip()"
                 )
-        elif not operator.elastic or operator.kind == "expand":
+        elif not operator.elastic or above.kind.expands:
             raise GraphError(
                 f"stage {stage.name!r}: {word}() needs only one-to-one stages or Batch between it and its source, "
                 f"and {above.name!r} is a {operator.name}; use Skip()"
@@ -370,12 +368,7 @@ def _check_substitutes(stage: StagePlan, planned: Mapping[str, StagePlan]) -> No
 
 
 def _is_elastic(stage: StagePlan) -> bool:
-    operator = stage.operator
-    if isinstance(operator, Source):
-        return operator.resizable and stage.policy_of is None
-    if stage.spec.outcome.drops or not operator.in_step or not stage.spec.ordered:
-        return False
-    return not operator.stateful and operator.elastic
+    return stage.kind.elastic(stage) and not (stage.spec.outcome.drops and stage.upstream)
 
 
 def _dependence(operator: Operator) -> str:
@@ -398,23 +391,23 @@ def _dependence(operator: Operator) -> str:
 def _check_cache(plan: Plan, stage: StagePlan) -> None:
     """Raises GraphError where a cache could change what is delivered; says why."""
     for above in lineage_above(stage, plan.stages):
-        operator = above.operator
+        operator, source = above.operator, above.source
         why = None
-        if isinstance(operator, Source):
-            if not operator.random_access:
+        if source is not None:
+            if not source.random_access:
                 why = f"its source {above.name!r} ({operator.name}) is not random-access"
-            elif operator.index_of is None:
+            elif source.index_of is None:
                 why = (
                     f"its source {above.name!r} ({operator.name}) does not say which sample is at a position of an "
                     "epoch: define index_of(position, epoch), which returns the sample's index in the data"
                 )
-        elif operator.kind != "map" or not operator.one_to_one:
+        elif not above.one_to_one:
             why = f"{above.name!r} ({operator.name}) is not one-to-one"
-        elif operator.depends_on != "item":
-            why = f"{above.name!r} ({operator.name}) {_dependence(operator)}"
+        elif above.work.depends_on != "item":
+            why = f"{above.name!r} ({operator.name}) {_dependence(above.work)}"
         elif drawn := draws_from(operator.functions()):
             why = f"{above.name!r} ({operator.name}) draws from {' and '.join(drawn)}, and every epoch must draw anew"
-        elif operator.stateful or isinstance(operator, Memo):
+        elif above.work.stateful or above.caches:
             why = f"{above.name!r} ({operator.name}) keeps state of its own"
         if why is None and above.spec.outcome.substitutes:
             why = f"{above.name!r} puts substitutes in other samples' places ({type(above.spec.outcome).__name__})"

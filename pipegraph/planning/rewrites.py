@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipegraph.backends import THREAD
-from pipegraph.contracts import Memo, Operator, Source
+from pipegraph.contracts import Operator
 from pipegraph.errors import GraphError
 from pipegraph.planning.plan import StagePlan
 from pipegraph.stage_spec import Edge
@@ -58,8 +58,8 @@ def repeat_sources(planned: dict[str, StagePlan], output: Edge) -> None:
             continue
         for edge in stage.spec.upstream:
             source = _source_above(stage, edge, planned, output)
-            assert isinstance(source.operator, Source)
-            again = operator.repeated(source.operator)
+            assert source.source is not None
+            again = operator.repeated(source.source)
             note = f"is read several times in an epoch, for {stage.name!r}"
             spec = replace(source.spec, operator=again)
             planned[source.name] = replace(source, spec=spec, notes=(*source.notes, note))
@@ -73,7 +73,7 @@ def _source_above(stage: StagePlan, edge: Edge, planned: Mapping[str, StagePlan]
         why = None
         if len(readers) > 1 or output.stage == above.name:
             why = f"{above.name!r} feeds others too"
-        elif not isinstance(above.operator, Source) and above.operator.kind in ("merge", "route"):
+        elif above.kind.hands_on:
             why = (
                 f"{above.name!r} ({above.operator.name}) joins, splits or ends the stream of the whole epoch"
             )
@@ -82,7 +82,7 @@ def _source_above(stage: StagePlan, edge: Edge, planned: Mapping[str, StagePlan]
                 f"stage {stage.name!r}: it reads its inputs several times in an epoch, each from one source by a chain "
                 f"of stages, but {why}; repeat the sources before that, with Repeat(times)"
             )
-        if isinstance(above.operator, Source):
+        if above.source is not None:
             return above
         edge = above.spec.upstream[0]
 
@@ -127,11 +127,11 @@ def read_away(planned: dict[str, StagePlan], output: Edge) -> None:
         ):
             continue
         source = planned[reader.upstream[0].stage]
-        if not isinstance(source.operator, Source) or not _only_reader(source, planned, output):
+        if source.source is None or not _only_reader(source, planned, output):
             continue
         if not _plain(source, reader):
             continue
-        both = reader.operator.read_away(source.operator)
+        both = reader.operator.read_away(source.source)
         if both is None:
             continue
         spec = replace(
@@ -163,9 +163,7 @@ def _plain(*stages: StagePlan) -> bool:
 
 def _must_stay_apart(planned: Mapping[str, StagePlan]) -> bool:
     """Whether a stage replaces samples, or a cache skips stages: both need each stage by itself."""
-    return any(
-        isinstance(stage.operator, Memo) or stage.spec.outcome.substitutes for stage in planned.values()
-    )
+    return any(stage.caches or stage.spec.outcome.substitutes for stage in planned.values())
 
 
 def _only_reader(stage: StagePlan, planned: Mapping[str, StagePlan], output: Edge) -> bool:
@@ -183,7 +181,7 @@ def _notes_of(stage: StagePlan, fused: Operator) -> tuple[str, ...]:
 def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
     """Two neighbouring stages become one where the upper operator can do the lower one's work in the same go."""
     for name, below in list(planned.items()):
-        if below.bypassed is not None or len(below.upstream) != 1 or isinstance(below.operator, Source):
+        if below.bypassed is not None or len(below.upstream) != 1:
             continue
         above = planned[below.upstream[0].stage]
         plain = above.backend == below.backend and not below.backend.in_consumer
@@ -193,7 +191,7 @@ def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
             continue
         if not _only_reader(above, planned, output):
             continue
-        fused = above.operator.take_in(below.operator)
+        fused = above.operator.take_in(below.work)
         if fused is None:
             continue
         planned[above.name] = replace(
@@ -224,7 +222,7 @@ def fuse_processes(planned: dict[str, StagePlan], output: Edge) -> None:
         return
     for name in list(planned):
         below = planned[name]
-        if len(below.upstream) != 1 or not _may_run_on(below) or isinstance(below.operator, Source):
+        if len(below.upstream) != 1 or not _may_run_on(below):
             continue
         above = planned[below.upstream[0].stage]
         policies = [stage for stage in (above, below) if stage.spec.on_error != "raise"]
@@ -261,18 +259,12 @@ def _placement(stage: StagePlan) -> tuple[Any, ...]:
 
 def _may_run_on(stage: StagePlan) -> bool:
     """Whether a stage may be part of a run of stages in one process."""
-    operator = stage.operator
     plain = not stage.backend.in_trainer and stage.bypassed is None and stage.spec.ordered
     plain = plain and not stage.spec.policy.retries and not stage.spec.policy.substitutes
-    if isinstance(operator, Source):
-        return plain and operator.random_access and operator.bundles
-    return (
-        plain
-        and operator.kind == "map"
-        and operator.bundles
-        and operator.one_to_one
-        and not operator.stateful
+    quick = (
+        stage.source.random_access if stage.source is not None else stage.kind.in_place and stage.one_to_one
     )
+    return plain and quick and stage.operator.bundles
 
 
 def part_inline(planned: dict[str, StagePlan]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipegraph.contracts import Memo, Source
 from pipegraph.planning.plan import BATCHES_PER_WORKER, Plan, StagePlan, lineage_above
 
 WORKERS, CAPACITY = "workers", "capacity"
@@ -40,18 +39,15 @@ def _possible(stage: StagePlan, planned: Mapping[str, StagePlan], asked: tuple[s
 
 def _why_fixed(stage: StagePlan, planned: Mapping[str, StagePlan]) -> str | None:
     """Why the number of a stage's workers cannot change while it runs."""
-    operator = stage.operator
     if stage.backend.why_fixed:
         return stage.backend.why_fixed
     if stage.followers:
         return "its processes do the work of several stages"
-    if isinstance(operator, Source):
-        if not operator.random_access:
-            return f"{operator.name} can only be read in sequence"
-    elif operator.kind not in ("map", "expand") or not operator.shareable or operator.stateful:
-        return f"{operator.name} works in sequence"
+    fixed = stage.kind.fixed(stage.operator)
+    if fixed is not None:
+        return fixed
     for memo in planned.values():
-        if memo.bypassed is not None or not isinstance(memo.operator, Memo):
+        if memo.bypassed is not None or not memo.caches:
             continue
         if stage.name in {memo.name, *(above.name for above in lineage_above(memo, planned))}:
             return f"what {memo.name!r} knows already is passed over by a fixed set of workers"

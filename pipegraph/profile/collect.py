@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipegraph.contracts import Source
 from pipegraph.durations import Durations
 from pipegraph.engine.stage.budgets import Quarantined
 from pipegraph.errors import GraphError
@@ -141,7 +140,7 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
         starved_ns=0.0 if within else sum(waits[name, index][0] for index in range(len(stage.upstream))),
         blocked_ns=sum(waits[edge][1] for edge, producer in _producers(plan).items() if producer == name),
         # A source's call may read a whole group of items.
-        pieces=life["items" if isinstance(stage.operator, Source) and not within else "calls"],
+        pieces=life["items" if stage.source is not None and not within else "calls"],
     )
     computed: dict[str, Any] = {
         field: each.of(counts) if each.of is not None else life[field]
@@ -192,14 +191,14 @@ def _cause(
         return holder, "lock"
     if bottleneck == CONSUMER:
         return CONSUMER, "consumer"
-    stage, operator = stages[bottleneck], plan.stages[bottleneck].operator
+    stage, planned = stages[bottleneck], plan.stages[bottleneck]
     many = stage.workers
     facts = StageFacts(
         busy=run_busy(stages, bottleneck) * many,
         running=(stage.running or 0.0) * many,
         coreless=stage.coreless * many,
         memory=stage.memory * many,
-        reads=isinstance(operator, Source) or operator.reads,
+        reads=planned.source is not None or planned.work.reads,
     )
     return bottleneck, find_cause(facts, cores_used, cores)
 

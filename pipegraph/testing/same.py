@@ -13,7 +13,7 @@ import torch
 
 from pipegraph.backends import BACKENDS
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Operator, Source
+from pipegraph.contracts import Operator
 from pipegraph.graph import Graph
 from pipegraph.testing.outcome import (
     MakeGraph,
@@ -100,10 +100,11 @@ def _watched(graph: Graph) -> Graph:
     shared = _Shared()
     readers = Counter(edge.stage for spec in graph.stages.values() for edge in spec.upstream)
     for name, spec in graph.stages.items():
-        if isinstance(spec.operator, Source):
-            watched = _watched_source(spec.operator, shared)
+        operator: Any = spec.operator
+        if not spec.upstream:
+            watched = _watched_source(operator, shared)
         else:
-            watched = _watched_operator(spec.operator, name, shared, fans_out=readers[name] > 1)
+            watched = _watched_operator(operator, name, shared, fans_out=readers[name] > 1)
         graph.stages[name] = replace(spec, operator=watched)
     return graph
 

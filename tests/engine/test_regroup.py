@@ -179,7 +179,7 @@ def test_a_regroup_that_leaves_samples_out_needs_a_state_too(monkeypatch):
         pytest.raises(pg.errors.GraphError, match="leaves out .* position 2, which came between"),
     ):
         list(loader)
-    monkeypatch.setattr("pipegraph.engine.stage.stateful_loop.SNAPSHOT_EVERY", 2)
+    monkeypatch.setattr("pipegraph.engine.kinds.stateful.SNAPSHOT_EVERY", 2)
     assert_resumes_exactly(over(HopsWithState, range(20)))
 
 
@@ -211,7 +211,7 @@ def test_a_sample_that_was_skipped_does_not_count_as_left_out():
 @pytest.mark.parametrize("every", [1, 3, 64])
 @pytest.mark.parametrize("operator", [CutWithState, FirstFitWithState])
 def test_a_packer_with_a_state_resumes_exactly(monkeypatch, operator, every):
-    monkeypatch.setattr("pipegraph.engine.stage.stateful_loop.SNAPSHOT_EVERY", every)
+    monkeypatch.setattr("pipegraph.engine.kinds.stateful.SNAPSHOT_EVERY", every)
     assert_resumes_exactly(over(operator, documents(20)))
 
 
@@ -256,7 +256,7 @@ class Forgets(CutWithState):
 
 
 def test_a_state_that_forgets_what_is_held_is_refused(monkeypatch):
-    monkeypatch.setattr("pipegraph.engine.stage.stateful_loop.SNAPSHOT_EVERY", 3)
+    monkeypatch.setattr("pipegraph.engine.kinds.stateful.SNAPSHOT_EVERY", 3)
     with over(Forgets)().loader() as loader, pytest.raises(pg.errors.GraphError) as refused:
         list(loader)
     assert "stage 'pack'" in str(refused.value) and "its state did not hold" in str(refused.value)
@@ -280,7 +280,7 @@ class TensorWindows(pg.Regroup):
 
 
 def test_held_samples_of_any_plain_type_come_back_as_they_were(monkeypatch):
-    monkeypatch.setattr("pipegraph.engine.stage.stateful_loop.SNAPSHOT_EVERY", 1)
+    monkeypatch.setattr("pipegraph.engine.kinds.stateful.SNAPSHOT_EVERY", 1)
     items = [
         {
             "key": f"k{i}",
@@ -306,7 +306,7 @@ def test_below_a_completion_order_stage_a_packer_that_cuts_samples_is_refused():
 
 
 def test_below_a_completion_order_stage_a_packer_delivers_each_sample_once(monkeypatch):
-    monkeypatch.setattr("pipegraph.engine.stage.stateful_loop.SNAPSHOT_EVERY", 2)
+    monkeypatch.setattr("pipegraph.engine.kinds.stateful.SNAPSHOT_EVERY", 2)
     assert_resumes_exactly(over(FirstFitWithState, ordered=False))
 
 

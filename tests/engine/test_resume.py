@@ -475,7 +475,7 @@ def test_an_iterator_with_a_state_resumes_exactly_at_every_step():
 
 @pytest.mark.parametrize("options", [{}, {"rank": 1, "world_size": 2, "equal_steps": False}])
 def test_snapshots_of_an_iterator_resume_exactly_at_every_step(monkeypatch, options):
-    monkeypatch.setattr("pipegraph.engine.stage.source_loops.SNAPSHOT_EVERY", 2)
+    monkeypatch.setattr("pipegraph.engine.kinds.source.SNAPSHOT_EVERY", 2)
 
     def make():
         graph = pg.Graph("g")
@@ -490,7 +490,7 @@ def test_snapshots_of_an_iterator_resume_exactly_at_every_step(monkeypatch, opti
     ["a stateful operator behind a filter", "a stateful regrouping operator", "nested routes", "everything"],
 )
 def test_frequent_snapshots_of_stateful_operators_resume_exactly(monkeypatch, name):
-    monkeypatch.setattr("pipegraph.engine.stage.stateful_loop.SNAPSHOT_EVERY", 3)
+    monkeypatch.setattr("pipegraph.engine.kinds.stateful.SNAPSHOT_EVERY", 3)
     assert_resumes_exactly(CASES[name])
 
 

@@ -219,7 +219,7 @@ class Sum(pg.Operator):
 
 
 def test_a_changed_operator_with_a_state_is_given_the_state_that_was_saved(monkeypatch):
-    monkeypatch.setattr("pipegraph.engine.stage.stateful_loop.SNAPSHOT_EVERY", 1)
+    monkeypatch.setattr("pipegraph.engine.kinds.stateful.SNAPSHOT_EVERY", 1)
     head, state = saved(chain(("sum", Sum(1))), 10)
     found = rest(chain(("sum", Sum(2))), state, ["sum"], "'sum' is given the state that was saved")
     assert [x for x, _ in head + found] == list(range(COUNT))
@@ -227,7 +227,7 @@ def test_a_changed_operator_with_a_state_is_given_the_state_that_was_saved(monke
 
 
 def test_an_operator_with_a_state_may_be_added_and_removed(monkeypatch):
-    monkeypatch.setattr("pipegraph.engine.stage.stateful_loop.SNAPSHOT_EVERY", 4)
+    monkeypatch.setattr("pipegraph.engine.kinds.stateful.SNAPSHOT_EVERY", 4)
     head, state = saved(chain(("f", same)), 10)
     assert rest(chain(("f", same), ("sum", Sum(1))), state, ["sum"], "'sum' begins with")[0] == (10, 10)
     head, state = saved(chain(("f", same), ("sum", Sum(1))), 10)
@@ -478,7 +478,7 @@ class Packed(pg.Operator):
 
 
 def test_a_state_is_not_given_to_an_operator_of_another_class(monkeypatch):
-    monkeypatch.setattr("pipegraph.engine.stage.stateful_loop.SNAPSHOT_EVERY", 1)
+    monkeypatch.setattr("pipegraph.engine.kinds.stateful.SNAPSHOT_EVERY", 1)
     _, state = saved(chain(("sum", Sum(1))), 10)
     found = rest(chain(("sum", Packed)), state, ["sum"], "'sum' begins with its first state")
     assert found[-1] == COUNT - 1

@@ -350,7 +350,7 @@ def test_files_are_read_in_turn_and_closed():
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_interleaving_resumes_exactly(cycle, shuffle, monkeypatch):
     assert_resumes_exactly(interleaved(cycle=cycle, shuffle=shuffle), epochs=2 if cycle == 2 else 1)
-    monkeypatch.setattr("pipegraph.engine.stage.source_loops.SNAPSHOT_EVERY", 8)
+    monkeypatch.setattr("pipegraph.engine.kinds.source.SNAPSHOT_EVERY", 8)
     assert_resumes_exactly(interleaved(files=(4, 0, 11, 3), cycle=cycle, shuffle=shuffle), epochs=1)
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipegraph.contracts import Context, Regroup, Source
+from pipegraph.contracts import Context
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.contract import Host
 from pipegraph.engine.process.process_host import ProcessHost
@@ -50,7 +50,7 @@ class Pool(ABC):
         host = self._host(stage, contexts, self._sent[name])
         if alone:
             return remote(copy.copy(operator), host, stage.name, stage.spec.timeout)
-        kind = SourceRun if isinstance(operator, Source) else RemoteRun
+        kind = SourceRun if stage.source is not None else RemoteRun
         return kind(host, copy.copy(operator), stage.name, stage.spec.timeout)
 
     @abstractmethod
@@ -70,8 +70,9 @@ class Pool(ABC):
         below = [self._plan.stages[name] for name, _, _ in self._plan.consumers(stage.name)]
         if stage.bundle is None or stage.bundle != below[0].name:
             return None
-        assert isinstance(below[0].operator, Regroup)
-        return below[0].operator.packing()
+        packs: Any = below[0].operator
+        found: Callable[[list[Any]], Any] | None = packs.packing()
+        return found
 
 
 class Processes(Pool):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Drawn, Memo, Operator, Source
+from pipegraph.contracts import Drawn, Source
 from pipegraph.engine.stage.function_code import code_of
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import drew
@@ -34,14 +34,14 @@ def upstream_digest(plan: Plan, stage: StagePlan) -> str:
     above = lineage_above(stage, plan.stages)
     digests = plan.digests()
     text = json.dumps(
-        [[type(each.operator).__qualname__, digests[each.name], _code_of(each.operator)] for each in above]
+        [[type(each.operator).__qualname__, digests[each.name], _code_of(each)] for each in above]
     )
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _code_of(operator: Operator | Source) -> str:
-    """The code of an operator's user functions, so that an edited function's values are computed again."""
-    return "" if isinstance(operator, Source) else "".join(map(code_of, operator.functions()))
+def _code_of(stage: StagePlan) -> str:
+    """The code of a stage's user functions, so that an edited function's values are computed again."""
+    return "" if stage.source is not None else "".join(map(code_of, stage.operator.functions()))
 
 
 class _RandomnessCheck:
@@ -161,7 +161,7 @@ class _Override:
 def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, Any]) -> None:
     """Connect every cache with the workers' operators above it, before they are opened."""
     for stage in plan.running:
-        if not isinstance(stage.operator, Memo):
+        if not stage.caches:
             continue
         source, *between = reversed(lineage_above(stage, plan.stages))
         for reading in (readers[source.name], *operators[source.name]):

@@ -1,10 +1,9 @@
-"""Compares cursors, takes those of fan-ins apart, and restores them from JSON. Pure."""
+"""Compares cursors, copies fan-ins, and restores them from JSON. Pure."""
 
 from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 from pipegraph.chunk import Cursor
@@ -51,16 +50,6 @@ def detached(operator: FanIn) -> FanIn:
         mutable = isinstance(value, set | deque | bytearray)
         setattr(fresh, name, copy.copy(value) if mutable else copy_containers(value))
     return fresh
-
-
-def input_cursors(operator: FanIn, cursor: Cursor, inputs: int) -> Sequence[Cursor]:
-    """The cursors at which a fan-in's inputs restart for its output to continue at ``cursor``."""
-    if cursor is None:
-        return [None] * inputs
-    fresh = detached(operator)
-    if not operator.follows_route:  # that one begins once it knows its route
-        fresh.begin(inputs, 0)
-    return fresh.cursors(cursor, inputs)
 
 
 def same(a: Cursor, b: Cursor) -> bool:

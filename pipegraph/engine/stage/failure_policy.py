@@ -180,12 +180,7 @@ class Failures:
 
     def _loses_state(self, error: Exception) -> bool:
         """Whether the operator's state was lost with its process, so that no policy can continue."""
-        operator = self.stage.plan.operator
-        return (
-            isinstance(error, WorkerDiedError | StageTimeoutError)
-            and isinstance(operator, Operator)
-            and (operator.kind == "regroup" or operator.stateful)
-        )
+        return isinstance(error, WorkerDiedError | StageTimeoutError) and self.stage.plan.kind.keeps
 
     def _give_up(self, chunk: Chunk, error: BaseException, name: str = "") -> Failure:
         error = explain(error, name or self.name, chunk)
@@ -304,7 +299,7 @@ class Failures:
 
     def _whole(self, worker: Worker) -> Callable[[Chunk], Chunk]:
         """The work of this stage on a whole chunk; a source has done it once the sample is read."""
-        if isinstance(self.stage.plan.operator, Source):
+        if self.stage.plan.source is not None:
             return lambda sample: sample
         return self.seeded(worker.operator.process)
 
@@ -345,10 +340,10 @@ def substitutes(stage: StageContext, worker: Worker) -> list[Operator | Source]:
         return worker.chain
     chain: list[Operator | Source] = []
     for above in reversed(lineage_above(stage.plan, stage.run.plan.stages)):
-        if above.bypassed is None and above.operator.kind in ("source", "map"):
+        if above.bypassed is None and not above.kind.gathers:
             operator = copy.copy(above.operator)
             operator.open(stage.run.context(above.name, worker.index))
             worker.substituting.append(operator)
             chain.append(operator)
-    worker.chain = [worker.operator] if isinstance(stage.plan.operator, Source) else chain
+    worker.chain = [worker.operator] if stage.plan.source is not None else chain
     return worker.chain

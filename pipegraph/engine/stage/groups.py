@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
-from pipegraph.contracts import Operator, Regroup
 from pipegraph.engine.stage.cursors import earlier
 from pipegraph.errors import GraphError
 from pipegraph.planning.plan import StagePlan
@@ -78,12 +77,6 @@ class GroupCheck:
             f"stage {self._name!r}: {what}. Without a state a regrouping operator may only make groups of "
             f"consecutive whole chunks, else a resume would lose or double samples. {_LINES}"
         )
-
-
-def must_check(operator: Operator) -> bool:
-    """Whether the engine sets the cursors of an operator's groups, which must then be checked."""
-    own = type(operator).resume is not Operator.resume
-    return isinstance(operator, Regroup) and not operator.consecutive and not own
 
 
 def sent_twice(stage: str, row: Lineage) -> GraphError:

@@ -6,7 +6,6 @@ from typing import Any
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch
-from pipegraph.contracts import Source
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.planning.plan import StagePlan
 
@@ -18,7 +17,9 @@ class Ordinals:
         self._ledger = ledger
         by_name = {each.name: each for each in (plan, *plan.followers)}
         self._name = plan.judged
-        self._operator = by_name[self._name].operator
+        judged = by_name[self._name]
+        self._steps = judged.source is not None  # a source's items are its steps
+        self._per_sample = not self._steps and judged.work.per_sample
         self._before: dict[int, int] = {}  # per ticket, the items before its own
         self._count = 0
         self._epoch = -1
@@ -33,15 +34,15 @@ class Ordinals:
         if not isinstance(item, Chunk):
             return
         self._turn_to(item.epoch)
-        if isinstance(self._operator, Source):
-            self._count = item.after  # a source's items are its steps
+        if self._steps:
+            self._count = item.after
             return
         self._before[ticket] = self._count
         if item.__class__ is Bundle:
             self._ledger.took(self._name, item.epoch, item.befores(), self._count + 1)
             self._count += len(item.lineages)
             return
-        self._count += len(item.lineages) if self._operator.per_sample else 1
+        self._count += len(item.lineages) if self._per_sample else 1
         self._ledger.took(self._name, item.epoch, (item.before,), self._count)
 
     def _turn_to(self, epoch: int) -> None:
@@ -51,7 +52,7 @@ class Ordinals:
 
     def of(self, ticket: int, chunk: Chunk, row: int = 0) -> int:
         """The number of an item, or of a row of it."""
-        if isinstance(self._operator, Source):
+        if self._steps:
             return int(chunk.before) + 1
         return self._before.get(ticket, 0) + row + 1
 

@@ -1,8 +1,7 @@
 """Computes every stage's restart point from the cursor of the last delivery. Pure.
 
-A cursor mirrors the graph above its edge: one-to-one stages pass it up, an expanding stage's is
-``(parent's, children done)``, a fan-in's holds one per input. A stage that feeds several others
-restarts at the lowest cursor that one of them needs; edges that are further along drop what they had.
+A cursor mirrors the graph above its edge; each kind says how it splits into those of its inputs. A stage that feeds
+several others restarts at the lowest cursor that one of them needs; edges that are further along drop what they had.
 
 Below a completion-order stage chunks have no fixed places: there the restart is at the watermark,
 and delivered samples are identified by lineage and path.
@@ -10,7 +9,6 @@ and delivered samples are identified by lineage and path.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,9 +16,9 @@ from typing import Any
 
 from pipegraph.batches import select_rows
 from pipegraph.chunk import Chunk, Cursor, Lineage
-from pipegraph.contracts import FanIn, FanOut, History, Operator, Regroup, Source
-from pipegraph.engine.stage.cursors import earlier, input_cursors
-from pipegraph.engine.stage.stage_run import Restart
+from pipegraph.contracts import History
+from pipegraph.engine.stage.cursors import earlier
+from pipegraph.planning.kind import Restart
 from pipegraph.planning.plan import Plan, StagePlan
 
 Path = tuple[int, ...]
@@ -84,9 +82,11 @@ def restarts(plan: Plan, cursor: Cursor) -> Restarts:
             for edge, each in wanted.items():
                 if earlier(lowest, each):
                     found.skips[edge] = each
-        restart, inputs = _split(stage, lowest)
+        restart, inputs = Restart(), [None] * len(stage.upstream)
+        if lowest is not None:
+            restart, inputs = stage.kind.split(stage, lowest)
         found.stages[stage.name] = restart
-        if isinstance(stage.operator, Source):
+        if not stage.upstream:
             found.steps[stage.name] = restart.step
             found.inputs.update({follower.name: restart.step for follower in stage.followers})
         for index, (edge_up, each) in enumerate(zip(stage.upstream, inputs, strict=True)):
@@ -94,35 +94,6 @@ def restarts(plan: Plan, cursor: Cursor) -> Restarts:
             for name in (stage.name, *(follower.name for follower in stage.followers)):
                 found.inputs[name] = each
     return found
-
-
-def _split(stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
-    """Split a cursor of a stage's output into the stage's own restart and the cursors of its inputs."""
-    operator = stage.operator
-    if isinstance(operator, Source):
-        return Restart(step=0 if cursor is None else cursor), []
-    inputs = len(stage.upstream)
-    if cursor is None:
-        return Restart(), [None] * inputs
-    if isinstance(operator, FanIn):
-        return Restart(cursor=cursor), list(input_cursors(operator, cursor, inputs))
-    if operator.stateful:
-        if stage.unordered_above:
-            cursor = (cursor[0], cursor[1], cursor[2], 0)  # samples say what was delivered
-        return Restart(cursor=cursor), [cursor[1]]
-    if isinstance(operator, FanOut) and stage.merge is not None:
-        return Restart(cursor=cursor[1]), [cursor[0]]
-    if operator.kind == "expand":
-        if stage.unordered_above:
-            return Restart(), [cursor]
-        return Restart(drop=(cursor[0], cursor[1])), [cursor[0]]
-    if isinstance(operator, Regroup):
-        drop = 0
-        if stage.marked:
-            cursor, drop = cursor
-        up = None if cursor is None else copy.copy(operator).resume(cursor)
-        return Restart(cursor=None if stage.unordered_above else cursor, base=cursor, marks=drop), [up]
-    return Restart(), [cursor]
 
 
 # -- samples below completion-order stages ----------------------------------------------------------
@@ -138,7 +109,7 @@ def unique_paths(plan: Plan) -> dict[EdgeKey, Path]:
     ways[plan.output.stage].add(())
     found: dict[EdgeKey, Path] = {("", 0): ()}
     for stage in reversed(plan.running):
-        merged = ways_in(plan, stage) if isinstance(stage.operator, FanIn) else None
+        merged = ways_in(plan, stage) if stage.kind.reads_in_turn else None
         for index, edge in enumerate(stage.upstream):
             onward = {way if merged is None else (merged[index], *way) for way in ways[stage.name]}
             ways[edge.stage] = set(islice(ways[edge.stage] | onward, 2))
@@ -158,7 +129,7 @@ def ways_in(plan: Plan, stage: StagePlan) -> tuple[int, ...]:
         outputs: dict[str, int] = {}
         while True:
             above = plan.stages[edge.stage]
-            if isinstance(above.operator, FanOut):
+            if above.kind.sends_in_turn:
                 outputs[above.name] = edge.output
             if len(above.upstream) != 1:
                 break
@@ -208,13 +179,8 @@ def expands_below(plan: Plan, edge: EdgeKey) -> bool:
     """Whether batches on an edge with a single path to the output are split further down."""
     name = edge[0]
     while name:
-        if plan.stages[name].operator.kind == "expand":
+        if plan.stages[name].kind.expands:
             return True
         below = plan.consumers(name)
         name = below[0][0] if below else ""
     return False
-
-
-def may_filter(operator: Operator | Source) -> bool:
-    """Whether a consumer's input can be filtered by sample, because its chunks keep their lineages."""
-    return isinstance(operator, Operator) and operator.kind in ("map", "route")

@@ -18,8 +18,16 @@ from pipegraph.engine.process.sidecar import Sidecar, blame
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import settle
 from pipegraph.engine.stage_worker import Worker
+from pipegraph.planning.kind import StageKind
 
 log = logging.getLogger("pipegraph")
+
+
+class SidecarKind(StageKind):
+    """The kind of an ``Elsewhere``."""
+
+    def loop(self, stage: StageRun, worker: Worker) -> Iterator[None]:
+        return sidecar_loop(stage, worker)
 
 
 def sidecar_loop(stage: StageRun, worker: Worker) -> Iterator[None]:

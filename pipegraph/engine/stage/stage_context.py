@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from pipegraph import concurrency
-from pipegraph.contracts import Context, History, Operator, Source
+from pipegraph.contracts import Context, History, Source
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.epoch_limit import Horizon
@@ -14,7 +14,6 @@ from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.ordinals import Ordinals
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.tracing import Tracer
-from pipegraph.planning.isolation import Elsewhere
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.stopping import Stopping
 
@@ -66,12 +65,10 @@ class StageContext:
         self.name = plan.name
         self.run = run
         self.inboxes: list[Channel] = []
-        stateful = isinstance(plan.operator, Operator) and plan.operator.stateful
-        loops = plan.operator.kind in ("source", "map", "expand") and not isinstance(plan.operator, Elsewhere)
-        self.account = run.account.stage(plan.name, depth, reserves=loops and not stateful)
+        parallel = plan.kind.parallel
+        self.account = run.account.stage(plan.name, depth, reserves=parallel)
         self.budgeted = not plan.spec.outcome.ends
-        budgeted = self.budgeted and not stateful
-        self.by_ticket = plan.operator.kind in ("source", "map", "expand") and (plan.several or budgeted)
+        self.by_ticket = parallel and (plan.several or self.budgeted)
         self.in_order = not self.by_ticket or not plan.several or plan.spec.ordered
         self.numbers_taken = self.by_ticket and self.budgeted
         self.ordinals = Ordinals(plan, run.ledger)

@@ -9,14 +9,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, Cursor, Failure
-from pipegraph.contracts import Operator, RowOperator
+from pipegraph.chunk import Chunk, Failure
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.bundle_size import Pace
@@ -26,20 +24,9 @@ from pipegraph.engine.stage.sender import AsFinished, ByTicket, Sender
 from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.engine.stage.stage_context import RunContext, StageContext
 from pipegraph.engine.stage_worker import Worker
+from pipegraph.planning.kind import Restart
 from pipegraph.planning.plan import StagePlan
 from pipegraph.tree import ATOMS, buffers, unsized
-
-
-@dataclass
-class Restart:
-    """How a stage resumes from a state; applies to the run's first epoch only."""
-
-    step: int = 0
-    drop: tuple[Cursor, int] | None = None
-    cursor: Cursor = None
-    base: Cursor = None
-    marks: int = 0
-
 
 log = logging.getLogger("pipegraph")
 
@@ -63,8 +50,8 @@ class StageRun(StageContext):
         self.senders: list[Sender] = []
         self.restart = Restart()
         # A regrouping operator takes whole bundles, unless it needs each row by itself.
-        bundles = plan.operator.kind == "regroup" and plan.operator.bundles
-        self.collects = bundles and not self.budgeted and not plan.remote
+        collects = plan.kind.collects and plan.operator.bundles
+        self.collects = collects and not self.budgeted and not plan.remote
         self.pack: Callable[[list[Any]], Any] | None = None
         self.snapshots = Snapshots(plan.name, run.account.limit, run.account.keep)
         self.jobs: deque[Any] = deque()
@@ -138,11 +125,11 @@ class StageRun(StageContext):
 
     def check_made(self, out: Any) -> None:
         """Raise TypeError if an item's result is not of an allowed type."""
-        operator = self.plan.operator
-        rows = self.plan.remote and isinstance(operator, RowOperator)  # has applied the policy
-        drops = rows or (isinstance(operator, Operator) and not operator.one_to_one)
-        if not (isinstance(out, Chunk) or (drops and out is None) or (rows and isinstance(out, Failure))):
-            raise not_a_chunk(out, self.name, "process", type(operator).__name__)
+        plan = self.plan
+        judged = plan.remote and plan.kind.judges_rows  # it has applied the policy
+        drops = judged or not (plan.source is not None or plan.work.one_to_one)
+        if not (isinstance(out, Chunk) or (drops and out is None) or (judged and isinstance(out, Failure))):
+            raise not_a_chunk(out, self.name, "process", type(plan.operator).__name__)
 
     def leave(
         self, worker: Worker, ticket: int, out: Any, held: Buffers, reserved: int, last: bool = True

@@ -1,4 +1,4 @@
-"""The worker loop of one-to-one stages, filters and random-access sources, for samples, batches and positions.
+"""One-to-one stages and filters, for samples and batches: each item leaves in its place, with its cursors.
 
 A worker takes a chunk, or a bundle of rows. Operators with ``bundles`` do these one after the other in one call; the
 result of each row, or what the policy puts in place of a failed one, takes the row's place. All others get each row as
@@ -7,61 +7,95 @@ a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice, repeat
 from time import perf_counter_ns
 from typing import Any
 
-from pipegraph.bundle import DROPPED, UNNAMED, Bundle, PackedParts, named
+from pipegraph.bundle import DROPPED, UNNAMED, Bundle, named
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Operator, RowOperator, Source
 from pipegraph.engine.process.contract import Call
 from pipegraph.engine.stage.ahead import Ahead
 from pipegraph.engine.stage.row_intake import rows_of
-from pipegraph.engine.stage.row_parallel import whole_batches
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
 from pipegraph.engine.stage_worker import Worker
-from pipegraph.global_generators import Draws
+from pipegraph.planning.kind import Reached, StageKind
+from pipegraph.planning.plan import StagePlan
 from pipegraph.tree import copy_containers
 
 _FAILED = object()
 """Marks a row whose failure was sent separately."""
 
-Loop = Iterator[bool]
 Process = Callable[[Chunk], Any]
 
 
-def map_loop(stage: StageRun, worker: Worker) -> Loop:
+class MapKind(StageKind):
     """See the module docstring."""
-    operator = worker.operator
-    take, sender, rows = stage.inboxes[0].take, stage.sender, stage.pace.rows
-    reads = isinstance(stage.plan.operator, Source)
-    if stage.plan.followers:
-        process: Process = operator.process
-    elif reads:
-        process = _reading(operator)
-    elif isinstance(stage.plan.operator, RowOperator):
-        process = whole_batches(stage, worker)
-    else:
-        process = operator.process
+
+    parallel = True
+    in_place = True
+    by_sample = True
+    looks_ahead = True
+    """Whether a remote operator is given its next item early."""
+
+    def one_to_one(self, operator: Any) -> bool:
+        return bool(operator.one_to_one)
+
+    def hands_over_rows(self, stage: StagePlan) -> bool:
+        return stage.operator.bundles
+
+    def reached(
+        self, stage: StagePlan, at: Reached, draw: tuple[int, int], drops: bool
+    ) -> Sequence[Reached] | None:
+        return super().reached(stage, at, draw, drops or not stage.work.one_to_one)
+
+    def becomes(self, operator: Any, added: bool, other: bool) -> str:
+        return "works on what was not delivered yet"
+
+    def loop(self, stage: StageRun, worker: Worker) -> Iterator[bool]:
+        operator = worker.operator
+        rows = stage.pace.rows
+        if stage.plan.followers:
+            return map_loop(stage, worker, operator.process, RunUnit(stage, worker), rows, True)
+        process = self.process(stage, worker)
+        return map_loop(stage, worker, process, MapUnit(stage, worker), rows, self.looks_ahead)
+
+    def process(self, stage: StageRun, worker: Worker) -> Process:
+        """The function that does one item."""
+        process: Process = worker.operator.process
+        return process
+
+
+def map_loop(
+    stage: StageRun,
+    worker: Worker,
+    process: Process,
+    unit: MapUnit,
+    rows: Callable[[], int] | None,
+    looks_ahead: bool,
+) -> Iterator[bool]:
+    """See the module docstring.
+
+    Args:
+        process: does one item.
+        unit: does bundles.
+        rows: returns how many rows of a bundle to take; None: whole bundles.
+    """
+    take, sender = stage.inboxes[0].take, stage.sender
     process = stage.failures.seeded(process)
     single = partial(_single, stage, worker, stage.failures.guard(worker, process))
-    kind = _RunUnit if stage.plan.followers else _ReadUnit if reads else _MapUnit
-    unit = kind(stage, worker)
-    bundles = reads or stage.plan.operator.bundles
+    bundles = rows is None or stage.plan.operator.bundles
     account = stage.run.account
-    ahead = Ahead(stage, worker, None if reads else rows, unit.call)
-    if stage.plan.remote and (stage.plan.followers or not isinstance(stage.plan.operator, RowOperator)):
-        operator.look_ahead(ahead)
+    ahead = Ahead(stage, worker, rows, unit.call)
+    if stage.plan.remote and looks_ahead:
+        worker.operator.look_ahead(ahead)
     while True:
         granted = None
         if ahead.holds:
             ticket, item, granted = ahead.take()
         else:
-            ticket, item = take(None if reads else rows(), sender.demand())
+            ticket, item = take(None if rows is None else rows(), sender.demand())
         worker.ticket = ticket
         if item.__class__ is Bundle:
             if bundles:
@@ -77,18 +111,6 @@ def map_loop(stage: StageRun, worker: Worker) -> Loop:
             sender.token(ticket, item)
         del item
         yield ahead.holds
-
-
-def _reading(source: Source) -> Process:
-    """``process`` of a random-access source: a position in, its item out."""
-
-    def read(chunk: Chunk) -> Chunk:
-        data = chunk.data = source.read(chunk.data, chunk.epoch)
-        if data.__class__ is dict and "key" in data:
-            chunk.keys = (data["key"],)
-        return chunk
-
-    return read
 
 
 def _single(
@@ -113,7 +135,7 @@ def _single(
     del out  # a failure's traceback refers to this frame
 
 
-class _MapUnit(Unit):
+class MapUnit(Unit):
     """A bundle in work by an operator with ``bundles``."""
 
     bundle: Bundle
@@ -123,8 +145,7 @@ class _MapUnit(Unit):
         self.operator = worker.operator
         self._local = not stage.plan.remote
         self._retries = stage.plan.spec.policy.retries > 0
-        operator = stage.plan.operator
-        self._filters = isinstance(operator, Operator) and not operator.one_to_one
+        self._filters = stage.plan.source is None and not stage.plan.work.one_to_one
         self._drops = False
         self._keys: dict[int, Any] = {}  # keys of substitutes, by row
         self._prepared: tuple[Bundle, Any] | None = None  # the next bundle, and its argument for the operator
@@ -242,69 +263,7 @@ class _MapUnit(Unit):
         return names
 
 
-class _ReadUnit(_MapUnit):
-    """A bundle of positions in work by a random-access source."""
-
-    def __init__(self, stage: StageRun, worker: Worker) -> None:
-        super().__init__(stage, worker)
-        source = stage.plan.operator
-        self._bundles = source.bundles or stage.plan.remote
-        self._draws = Draws(stage.run.seed, stage.name)
-        packs = stage.pack is not None and self._local
-        self._may_gather = packs and type(source).gather is not Source.gather  # type: ignore[union-attr]
-
-    def give(self, bundle: Bundle) -> Any:
-        return self.operator.indices_of(bundle.data, bundle.epoch)
-
-    def call_with(self, given: Any) -> Call:
-        return "read", given, 0, len(given)
-
-    def begin_bundle_with(self, bundle: Bundle, given: Any) -> None:
-        self._indices = given
-        self._gathered: Any = None
-
-    def extend(self, made: list[Any], stop: int) -> None:
-        bundle, source = self.bundle, self.operator
-        if not self._bundles:
-            epoch, add, draws, rows = bundle.epoch, made.append, self._draws, bundle.lineages
-            for place in islice(self.watched(bundle.data), len(made), stop):
-                draws.one(epoch, rows[len(made)])
-                add(source.read(place, epoch))
-            return
-        if self._indices is None:
-            self._indices = self.give(bundle)
-        if self._may_gather and not made and stop == bundle.count and self._gathers(stop):
-            made += repeat(None, stop)
-            return
-        indices = self._indices if stop == bundle.count else self._indices[:stop]
-        source.read_into(made, self.watched(indices) if self._local else indices, len(made))
-
-    def _gathers(self, rows: int) -> bool:
-        """Let the source pack all rows for the next ``Batch``; returns whether it did."""
-        stage = self.stage
-        if not stage.pace.packs(rows):
-            return False
-        indices, gather = self._indices, self.operator.gather
-        with suppress(Exception):
-            # Separate memory for each batch: one that is kept long does not keep the others alive.
-            spans = stage.batches_of(self.bundle)
-            found = [gather(indices[start:stop]) for start, stop in spans]
-            if None not in found:
-                self._gathered = PackedParts.of(found, spans)
-        return self._gathered is not None
-
-    def part(self, start: int, stop: int) -> Chunk | None:
-        out = super().part(start, stop)
-        if self._gathered is not None:
-            assert isinstance(out, Bundle)
-            out.take_packed(self._gathered.part(start, stop))
-        return out
-
-    def named(self, data: list[Any], names: list[Any] | None) -> list[Any] | None:
-        return named(data, names)
-
-
-class _RunUnit(_MapUnit):
+class RunUnit(MapUnit):
     """A bundle in work by several fused stages in one process."""
 
     def give(self, bundle: Bundle) -> Any:

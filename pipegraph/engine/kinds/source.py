@@ -1,30 +1,127 @@
-"""The loops of sources: sequential reading, and the positions of random-access sources for ``map_loop``."""
+"""Sources: read in sequence by one worker, or, with random access, position by position by all workers of the stage.
+
+A cursor is the number of the rank's next step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+import copy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice, repeat
 from operator import index as as_int
 from time import perf_counter_ns
 from typing import Any
 
-from pipegraph.bundle import Bundle, named
-from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Lineages
-from pipegraph.contracts import DrawnRows, Source
-from pipegraph.engine.activity import Cancelled
+from pipegraph.bundle import Bundle, PackedParts, named
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineages
+from pipegraph.contracts import DrawnRows, History, Source, history_of
+from pipegraph.engine.activity import Activity, Cancelled
 from pipegraph.engine.channel import Channel
+from pipegraph.engine.kinds.map import MapKind, MapUnit, Process, RunUnit, map_loop
+from pipegraph.engine.process.contract import Call
 from pipegraph.engine.stage.failure_policy import is_interrupt
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
-from pipegraph.engine.stage_pump import MORE
+from pipegraph.engine.stage_pump import MORE, StagePump
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import GraphError, note
 from pipegraph.global_generators import Draws
+from pipegraph.planning.kind import Former, Restart
+from pipegraph.planning.plan import Plan, StagePlan
 
 Loop = Iterator[Any]
 
 SNAPSHOT_EVERY = 64
 """Items between two snapshots of an iterator."""
+
+
+class SourceKind(MapKind):
+    """See the module docstring."""
+
+    in_place = False
+    by_sample = False
+
+    def one_to_one(self, operator: Any) -> bool:
+        return False
+
+    def fixed(self, operator: Any) -> str | None:
+        return None if operator.random_access else f"{operator.name} can only be read in sequence"
+
+    def level(self, operator: Any, inputs: Sequence[str]) -> str:
+        return str(operator.level)
+
+    def hands_over_rows(self, stage: StagePlan) -> bool:
+        source: Any = stage.operator
+        return bool(source.bundles or source.random_access)
+
+    def elastic(self, stage: StagePlan) -> bool:
+        source: Any = stage.operator
+        return bool(source.resizable) and stage.policy_of is None
+
+    def has_length(self, stage: StagePlan) -> bool:
+        source: Any = stage.operator
+        return bool(source.has_length())
+
+    def steps(
+        self,
+        stage: StagePlan,
+        inputs: Sequence[int | None],
+        epoch: int,
+        rank: int,
+        world_size: int,
+        history: History,
+    ) -> int | None:
+        source: Any = stage.operator
+        if history:
+            source = copy.copy(source)
+            source.begin_run(epoch, history_of(history, stage.name))
+        found: int | None = source.length(epoch, rank, world_size)
+        return found
+
+    def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
+        return Restart(step=cursor), []
+
+    def why_unknown(self, operator: Any) -> str | None:
+        return None if operator.resizable else "it cannot resume at another world size"
+
+    def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
+        return former.cursor
+
+    def becomes(self, operator: Any, added: bool, other: bool) -> str:
+        return "begins at the start of the epoch" if added else "resumes at the step at which it stood"
+
+    def bundle_sizes(
+        self, stage: StagePlan, plan: Plan, reader: Any, world_size: int
+    ) -> tuple[int, int, int, int]:
+        source: Any = stage.operator
+        group = reader.group if source.random_access else 1
+        rows, size, batches = stage.bundle_rows, sys.maxsize, 1
+        if stage.bundle is not None:
+            batch: Any = plan.stages[stage.bundle].operator
+            size = batch.group_size(world_size)
+            if rows > batch.group_size():
+                batches = rows // size  # its rows are in memory: several batches per bundle
+        elif source.draws:
+            rows = 1  # the sampler may wait until the consumer has processed the previous row
+        return max(rows, group), group, size, batches
+
+    def feed(self, stage: StageRun, reader: Any, activity: Activity) -> tuple[Channel, StagePump] | None:
+        source: Any = stage.plan.operator
+        if not source.random_access:
+            return None
+        inner = Channel(max(64, 2 * stage.plan.workers, stage.pace.max_rows), None, activity)
+        inner.pump = StagePump(positions_loop(stage, reader, inner), inner.nudge)
+        return inner, inner.pump
+
+    def loop(self, stage: StageRun, worker: Worker) -> Loop:
+        source: Any = stage.plan.operator
+        if not source.random_access:
+            return sequence_loop(stage, worker)
+        if stage.plan.followers:
+            return map_loop(stage, worker, worker.operator.process, RunUnit(stage, worker), None, True)
+        return map_loop(stage, worker, _reading(worker.operator), _ReadUnit(stage, worker), None, True)
 
 
 class _Items(Unit):
@@ -257,3 +354,77 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
         inner.put(EndOfEpoch(epoch))
         epoch, step, began = epoch + 1, 0, 0
         yield
+
+
+def _reading(source: Source) -> Process:
+    """``process`` of a random-access source: a position in, its item out."""
+
+    def read(chunk: Chunk) -> Chunk:
+        data = chunk.data = source.read(chunk.data, chunk.epoch)
+        if data.__class__ is dict and "key" in data:
+            chunk.keys = (data["key"],)
+        return chunk
+
+    return read
+
+
+class _ReadUnit(MapUnit):
+    """A bundle of positions in work by a random-access source."""
+
+    def __init__(self, stage: StageRun, worker: Worker) -> None:
+        super().__init__(stage, worker)
+        source = stage.plan.operator
+        self._bundles = source.bundles or stage.plan.remote
+        self._draws = Draws(stage.run.seed, stage.name)
+        packs = stage.pack is not None and self._local
+        self._may_gather = packs and type(source).gather is not Source.gather  # type: ignore[union-attr]
+
+    def give(self, bundle: Bundle) -> Any:
+        return self.operator.indices_of(bundle.data, bundle.epoch)
+
+    def call_with(self, given: Any) -> Call:
+        return "read", given, 0, len(given)
+
+    def begin_bundle_with(self, bundle: Bundle, given: Any) -> None:
+        self._indices = given
+        self._gathered: Any = None
+
+    def extend(self, made: list[Any], stop: int) -> None:
+        bundle, source = self.bundle, self.operator
+        if not self._bundles:
+            epoch, add, draws, rows = bundle.epoch, made.append, self._draws, bundle.lineages
+            for place in islice(self.watched(bundle.data), len(made), stop):
+                draws.one(epoch, rows[len(made)])
+                add(source.read(place, epoch))
+            return
+        if self._indices is None:
+            self._indices = self.give(bundle)
+        if self._may_gather and not made and stop == bundle.count and self._gathers(stop):
+            made += repeat(None, stop)
+            return
+        indices = self._indices if stop == bundle.count else self._indices[:stop]
+        source.read_into(made, self.watched(indices) if self._local else indices, len(made))
+
+    def _gathers(self, rows: int) -> bool:
+        """Let the source pack all rows for the next ``Batch``; returns whether it did."""
+        stage = self.stage
+        if not stage.pace.packs(rows):
+            return False
+        indices, gather = self._indices, self.operator.gather
+        with suppress(Exception):
+            # Separate memory for each batch: one that is kept long does not keep the others alive.
+            spans = stage.batches_of(self.bundle)
+            found = [gather(indices[start:stop]) for start, stop in spans]
+            if None not in found:
+                self._gathered = PackedParts.of(found, spans)
+        return self._gathered is not None
+
+    def part(self, start: int, stop: int) -> Chunk | None:
+        out = super().part(start, stop)
+        if self._gathered is not None:
+            assert isinstance(out, Bundle)
+            out.take_packed(self._gathered.part(start, stop))
+        return out
+
+    def named(self, data: list[Any], names: list[Any] | None) -> list[Any] | None:
+        return named(data, names)

@@ -1,4 +1,4 @@
-"""The worker loop of row operators: the workers of a stage share the rows of a batch.
+"""Row operators: the workers of a stage share the rows of a batch.
 
 So a batch is done as soon as all workers together can do it, and no batch waits for a slow worker. A worker
 takes a row of the oldest batch that has one left; if there is none, the next item. While it waits for an item,
@@ -7,7 +7,7 @@ a batch opened by another worker wakes it. The worker that does a batch's last r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -15,11 +15,25 @@ from typing import Any
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Failure
 from pipegraph.contracts import RowOperator
+from pipegraph.engine.kinds.map import MapKind, Process
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.global_generators import Draws
+
+
+class RowKind(MapKind):
+    """See the module docstring. Elsewhere one worker does all rows of a batch."""
+
+    looks_ahead = False
+    judges_rows = True
+
+    def loop(self, stage: StageRun, worker: Worker) -> Iterator[Any]:
+        return super().loop(stage, worker) if stage.plan.remote else rows_loop(stage, worker)
+
+    def process(self, stage: StageRun, worker: Worker) -> Process:
+        return whole_batches(stage, worker)
 
 
 class _Job:
@@ -136,7 +150,7 @@ def _end(stage: StageRun, worker: Worker, job: _Job) -> Any:
     return out
 
 
-def whole_batches(stage: StageRun, worker: Worker) -> Callable[[Chunk], Any]:
+def whole_batches(stage: StageRun, worker: Worker) -> Process:
     """A ``process`` for a remote row operator: one worker does all rows of a batch, and applies the policy to each."""
     remote, failures = worker.operator, stage.failures
 

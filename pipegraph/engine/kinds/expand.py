@@ -1,4 +1,4 @@
-"""The loop of expanding stages: one chunk in, any number out.
+"""Expanding stages: one chunk in, any number out.
 
 A child's cursor is ``(parent.before, children done)``; below a completion-order stage, where nothing marks the last
 child, it is its parent's.
@@ -6,18 +6,20 @@ child, it is its parent's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, Mark
+from pipegraph.chunk import Chunk, Cursor, Mark
 from pipegraph.engine.stage.cursors import same
 from pipegraph.engine.stage.failure_notes import not_a_chunk
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
 from pipegraph.engine.stage_worker import Worker
+from pipegraph.planning.kind import Former, Reached, Restart, StageKind
+from pipegraph.planning.plan import StagePlan
 
 Loop = Iterator[Any]
 
@@ -26,6 +28,47 @@ HALFWAY = True
 
 CHILDREN = 64
 """Maximum number of children sent together."""
+
+
+class ExpandKind(StageKind):
+    """See the module docstring."""
+
+    parallel = True
+    expands = True
+
+    def hands_over_rows(self, stage: StagePlan) -> bool:
+        return True
+
+    def inputs_at(self, stage: StagePlan) -> int | None:
+        return None if stage.unordered_above else 0
+
+    def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
+        if stage.unordered_above:
+            return Restart(), [cursor]
+        return Restart(drop=(cursor[0], cursor[1])), [cursor[0]]
+
+    def reached(
+        self, stage: StagePlan, at: Reached, draw: tuple[int, int], drops: bool
+    ) -> Sequence[Reached] | None:
+        if at.cursor is not None:
+            if drops and at.cursor[1]:
+                return None
+            at = Reached(at.cursor[0], at.more + at.cursor[1], at.holes)
+        return super().reached(stage, at, draw, drops)
+
+    def why_unknown(self, operator: Any) -> str | None:
+        return None if operator.elastic else "it makes several items of one"
+
+    def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
+        if stage.unordered_above:
+            return ups[0]
+        return ups[0], 0 if former.cursor is None else former.cursor[1]
+
+    def becomes(self, operator: Any, added: bool, other: bool) -> str:
+        return "resumes inside the item that it stood at"
+
+    def loop(self, stage: StageRun, worker: Worker) -> Loop:
+        return expand_loop(stage, worker)
 
 
 class _Children(Unit):

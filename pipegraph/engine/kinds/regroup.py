@@ -1,4 +1,8 @@
-"""The worker loop of regrouping operators without a state: one worker, in order."""
+"""Regrouping operators without a state: one worker, in order.
+
+A cursor is the operator's own: where its input resumes follows from its ``resume``. If marks of a ``Route`` pass
+through, it is ``(the operator's, marks to drop)``.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,83 @@ from typing import Any
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Mark
-from pipegraph.contracts import Regroup
+from pipegraph.contracts import Operator, Regroup
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.cursors import earlier
 from pipegraph.engine.stage.failure_notes import several
-from pipegraph.engine.stage.groups import GroupCheck, must_check
+from pipegraph.engine.stage.groups import GroupCheck
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
+from pipegraph.planning.kind import UNTOLD, Former, Reached, Restart, StageKind
+from pipegraph.planning.plan import StagePlan
 from pipegraph.tree import buffers
 
 Loop = Iterator[None]
+
+
+class RegroupKind(StageKind):
+    """See the module docstring."""
+
+    keeps = True
+    gathers = True
+    collects = True
+    counts_marks = True
+
+    def hands_over_rows(self, stage: StagePlan) -> bool:
+        return stage.operator.bundles and not stage.marked and not stage.unordered_above
+
+    def inputs_at(self, stage: StagePlan) -> tuple[int, int | None] | str | None:
+        operator = stage.work
+        if operator.inputs_in is not None:
+            return operator.inputs_in
+        return UNTOLD if resumes_itself(operator) else None
+
+    def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
+        marks = 0
+        if stage.marked:
+            cursor, marks = cursor
+        up = None if cursor is None else copy.copy(stage.work).resume(cursor)
+        return Restart(cursor=None if stage.unordered_above else cursor, base=cursor, marks=marks), [up]
+
+    def reached(
+        self, stage: StagePlan, at: Reached, draw: tuple[int, int], drops: bool
+    ) -> Sequence[Reached] | None:
+        operator: Any = stage.operator
+        passed = operator.handed_on(at.cursor, at.more, (*draw, stage.name))
+        if passed is None or (passed[1] and at.holes):
+            return None
+        cursor, holes, more = passed
+        return super().reached(stage, Reached(cursor, more, holes or at.holes), draw, drops)
+
+    def why_unknown(self, operator: Any) -> str | None:
+        tells = type(operator).handed_on is not Regroup.handed_on
+        return "it holds items of its own choice" if resumes_itself(operator) and not tells else None
+
+    def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
+        inner, marks = former.cursor if former.marked and former.cursor is not None else (former.cursor, 0)
+        at = self.inputs_at(stage)
+        made = ups[0]
+        if at == UNTOLD:
+            made = inner  # it was taken apart, so it is as it was
+        elif inner is None or former.changed:
+            # At the start not begin_at(None), behind which marks that passed before the first group would lie.
+            made = None if ups[0] is None else stage.work.begin_at(ups[0])
+        elif isinstance(at, tuple):
+            start, stop = at
+            made = (*inner[:start], ups[0], *inner[len(inner) if stop is None else stop :])
+        return (made, marks) if stage.marked else made
+
+    def becomes(self, operator: Any, added: bool, other: bool) -> str:
+        return "begins anew: what it had given of an open window or bucket comes again, nothing is lost"
+
+    def loop(self, stage: StageRun, worker: Worker) -> Loop:
+        return regroup_loop(stage, worker)
+
+
+def resumes_itself(operator: Operator) -> bool:
+    """Whether an operator's class has a ``resume`` of its own, so that its cursors are not its input's."""
+    return type(operator).resume is not Operator.resume
 
 
 def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
@@ -31,13 +101,13 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
     if stage.restart.cursor is not None:
         operator.resume(stage.restart.cursor)
     memory, account = stage.account, stage.run.account
-    planned = stage.plan.operator  # the worker's may be a proxy
-    assert isinstance(planned, Regroup)
+    planned: Any = stage.plan.operator  # the worker's may be a proxy
     in_order = planned.consecutive or operator.spent is not None
     held = HeldInOrder(account) if in_order else Held(account)
     together = stage.plan.bundle_rows
     marks = _Marks(stage) if stage.plan.marked else None
-    groups = GroupCheck(stage.plan) if must_check(operator) else None
+    checked = not resumes_itself(operator) and not operator.consecutive
+    groups = GroupCheck(stage.plan) if checked else None
     inbox, sender = stage.inboxes[0], stage.sender
     one = RowIntake(inbox, account).get
     seeded, flushing = stage.failures.seeded, stage.failures.flushing

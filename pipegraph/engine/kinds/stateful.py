@@ -1,4 +1,4 @@
-"""The worker loop of stateful operators: one worker, in order, with snapshots.
+"""Operators with a state, of any other kind: one worker, in order, with snapshots.
 
 Every ``SNAPSHOT_EVERY`` inputs the operator's ``state_dict()`` is taken, even while a regrouping operator holds
 samples: its state contains them, as chunks (see ``kept``). A sample that leaves later but was not in the state is an
@@ -12,13 +12,12 @@ epoch never depends on earlier ones (promise 3).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
-from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Lineage, Mark
-from pipegraph.contracts import Regroup, Source
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage, Mark
 from pipegraph.engine.stage.failure_notes import where
 from pipegraph.engine.stage.groups import missing_from_state, sent_twice
 from pipegraph.engine.stage.kept import decode, encode_state, lineages
@@ -27,17 +26,65 @@ from pipegraph.engine.stage.snapshots import snapshot_bytes
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import GraphError, note
+from pipegraph.planning.kind import Former, Restart, StageKind
+from pipegraph.planning.plan import StagePlan
 
 SNAPSHOT_EVERY = 64
 
 
-def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
+class StatefulKind(StageKind):
+    """See the module docstring.
+
+    Args:
+        of: the operators' kind but for the state.
+    """
+
+    keeps = True
+
+    def __init__(self, of: StageKind) -> None:
+        self.of = of
+        self.by_sample = of.by_sample
+        self.expands = of.expands
+        self.gathers = of.gathers
+
+    def one_to_one(self, operator: Any) -> bool:
+        return self.of.one_to_one(operator)
+
+    def elastic(self, stage: StagePlan) -> bool:
+        return False
+
+    def inputs_at(self, stage: StagePlan) -> int:
+        return 1
+
+    def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
+        if stage.unordered_above:
+            cursor = (*cursor[:3], 0)  # samples say what was delivered
+        return Restart(cursor=cursor), [cursor[1]]
+
+    def why_unknown(self, operator: Any) -> str | None:
+        return "it keeps a state"
+
+    def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
+        if former.cursor is None:
+            return None if ups[0] is None else (0, ups[0], None, 0)
+        number, _, snapshot, drop = former.cursor
+        # What a changed one made since its snapshot may be other groups of the samples: these come again.
+        return number, ups[0], snapshot, 0 if former.changed and not self.of.in_place else drop
+
+    def becomes(self, operator: Any, added: bool, other: bool) -> str:
+        return "begins with its first state" if other else "is given the state that was saved, as it was"
+
+    def loop(self, stage: StageRun, worker: Worker) -> Iterator[None]:
+        return stateful_loop(stage, worker, self.of)
+
+
+def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[None]:
     """See the module docstring."""
     account, put = stage.run.account, partial(stage.sender.send, 0)
     get = RowIntake(stage.inboxes[0], account).get
     operator, meter = worker.operator, worker.meter
     process = stage.failures.seeded(operator.process)
-    regroups = isinstance(stage.plan.operator, Regroup)
+    regroups = kind.gathers
     if regroups:
         operator.begin()
     initial = encode_state(operator.state_dict(), stage.name) if worker.initial is None else worker.initial
@@ -87,7 +134,7 @@ def stateful_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
         start = perf_counter_ns()
         try:
             made = call()
-            if operator.kind == "map":
+            if kind.in_place:
                 stage.check_made(made)
             made = [made] if isinstance(made, Chunk) else [] if made is None else list(made)
         except BaseException as error:
@@ -156,9 +203,7 @@ class _HeldSamples:
 
     def __init__(self, stage: StageRun) -> None:
         self._stage = stage.name
-        self._sources = {
-            name for name, each in stage.run.plan.stages.items() if isinstance(each.operator, Source)
-        }
+        self._sources = {name for name, each in stage.run.plan.stages.items() if each.source is not None}
         self._unordered = stage.plan.unordered_above
         self._inside: Counter[Lineage] = Counter()  # below a completion-order stage: those held
         self._last: frozenset[Lineage] = frozenset()

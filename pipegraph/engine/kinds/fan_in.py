@@ -1,0 +1,282 @@
+"""Fan-ins: several inputs, one output; the operator's state decides which input is read next.
+
+A cursor is the operator's own. It holds the cursors of the inputs, and all that the state depends on.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage, Mark
+from pipegraph.contracts import FanIn
+from pipegraph.engine.stage.cursors import detached, earlier, freeze
+from pipegraph.engine.stage.groups import named
+from pipegraph.engine.stage.restore import ways_in
+from pipegraph.engine.stage.row_intake import RowIntake
+from pipegraph.engine.stage.stage_run import StageRun
+from pipegraph.engine.stage_worker import Worker
+from pipegraph.errors import GraphError, shown
+from pipegraph.planning.kind import UNTOLD, Former, Reached, Restart, StageKind
+from pipegraph.planning.plan import StagePlan
+
+Loop = Iterator[None]
+
+
+class FanInKind(StageKind):
+    """See the module docstring."""
+
+    hands_on = True
+    reads_in_turn = True
+
+    def check(self, operator: Any, inputs: int) -> None:
+        operator.check_inputs(inputs)
+
+    def level(self, operator: Any, inputs: Sequence[str]) -> str:
+        batches = "batch" in inputs and operator.gives == "same"
+        return "batch" if batches else super().level(operator, inputs)
+
+    def pairs(self, operator: Any) -> bool:
+        return bool(operator.pairs)
+
+    def chunks(self, operator: Any, inputs: Sequence[int], world_size: int) -> int | None:
+        found: int | None = operator.merged_length(inputs)
+        return found
+
+    def inputs_at(self, stage: StagePlan) -> tuple[int, int | None] | str:
+        return stage.work.inputs_in or UNTOLD
+
+    def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
+        return Restart(cursor=cursor), input_cursors(stage, cursor)
+
+    def reached(
+        self, stage: StagePlan, at: Reached, draw: tuple[int, int], drops: bool
+    ) -> Sequence[Reached] | None:
+        if at.more or at.holes:
+            return None
+        if at.cursor is None:
+            return [at] * len(stage.upstream)
+        return [Reached(each) for each in input_cursors(stage, at.cursor)]
+
+    def why_unknown(self, operator: Any) -> str | None:
+        return None if operator.separate else "it depends on what comes beside each item"
+
+    def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
+        merge: Any = copy.copy(stage.operator)
+        if stage.route is not None:
+            merge.follow(stage.route, stage.route_outputs)
+        merge.begin(len(ups), 0)
+        if former.cursor is not None and former.same_inputs:
+            merge.cursors(former.cursor, len(ups))
+        return merge.cursor(ups)
+
+    def becomes(self, operator: Any, added: bool, other: bool) -> str:
+        return "continues with each input where that stood, and from the start with those that are new"
+
+    def loop(self, stage: StageRun, worker: Worker) -> Loop:
+        return merge_loop(stage, worker)
+
+
+def input_cursors(stage: StagePlan, cursor: Cursor) -> list[Cursor]:
+    """The cursors at which a fan-in's inputs restart for its output to continue at ``cursor``."""
+    operator: Any = stage.operator
+    fresh, inputs = detached(operator), len(stage.upstream)
+    if not operator.follows_route:  # that one begins once it knows its route
+        fresh.begin(inputs, 0)
+    return list(fresh.cursors(cursor, inputs))
+
+
+def merge_loop(stage: StageRun, worker: Worker) -> Loop:
+    """Read several inputs in the order that the operator's state decides."""
+    operator: FanIn = worker.operator
+    account, put = stage.run.account, partial(stage.sender.send, 0)
+    inboxes = [RowIntake(channel, account) for channel in stage.inboxes]
+    count = len(inboxes)
+    plan = stage.run.plan
+    tracked = plan.stages[plan.output.stage].unordered_above  # samples are identified by lineage and path
+    ways = ways_in(plan, stage.plan)
+    epoch = stage.run.first_epoch
+    process = stage.failures.seeded(operator.process)
+
+    def cursor_at(positions: list[Any]) -> Any:
+        return operator.cursor(positions) if operator.consecutive else freeze(operator.cursor(positions))
+
+    if stage.plan.route is not None:
+        operator.follow(stage.plan.route, stage.plan.route_outputs)
+    while True:
+        check = None if operator.consecutive else MergeCheck(stage.plan, operator, epoch)
+        operator.begin(count, epoch)
+        positions: list[Any] = [None] * count
+        if epoch == stage.run.first_epoch and stage.restart.cursor is not None:
+            positions = list(operator.cursors(stage.restart.cursor, count))
+        last = cursor_at(positions)
+        ended: set[int] = set()
+        held: list[Any] = []
+        index = operator.next_input()
+        while index is not None:
+            item, out = inboxes[index].get(), None
+            if item.__class__ is Chunk:
+                if tracked:
+                    item.paths = tuple(
+                        (*path, ways[index]) for path in item.paths or ((),) * len(item.lineages)
+                    )
+                if check is not None:
+                    check.came(item)
+                positions[index] = item.after
+                if item.buffers:
+                    held.append(item.buffers)
+                out = stage.attempt(worker, item, process)
+                if out.__class__ is Chunk:
+                    after = cursor_at(positions)
+                    out.before, out.after, last = last, after, after
+            elif isinstance(item, EndOfEpoch):
+                ended.add(index)
+                operator.end_input(index)
+            elif not isinstance(item, Mark):
+                put(item)
+            elif operator.turn(item):
+                positions[index] = item.after
+            elif stage.plan.marked:  # a mark of an enclosing route, in its place in the stream
+                positions[index] = item.after
+                after = cursor_at(positions)
+                put(Mark(item.route, item.turn, item.epoch, last, after))
+                last = after
+            index = operator.next_input()
+            if check is not None and isinstance(item, EndOfEpoch):
+                wrong = check.ends(operator, positions, ended, index)
+                if wrong is not None:
+                    put(Failure(wrong, epoch))
+            if out is not None:
+                if check is not None and out.__class__ is Chunk:
+                    wrong = check.check(operator, out, positions, ended, index)
+                    out = out if wrong is None else Failure(wrong, out.epoch)
+                stage.leave(worker, 0, out, tuple(chain.from_iterable(held)), 0)
+                held.clear()
+            yield
+        for buffers in held:
+            account.release(buffers)
+        left = [index for index in range(count) if index not in ended]
+        for index in left:
+            stage.discard_input(index, epoch)
+            inboxes[index].drop()
+        put(EndOfEpoch(epoch))
+        epoch += 1
+        yield
+        # Not earlier: an input may wait for an item that comes long after this epoch's end, or never.
+        for index in left:
+            while not isinstance(item := inboxes[index].get(), EndOfEpoch):
+                account.release(item.buffers)
+
+
+class MergeCheck:
+    """The check for a fan-in: at each output a copy of it resumes there, and must read the same input next."""
+
+    def __init__(self, plan: StagePlan, operator: FanIn, epoch: int) -> None:
+        self._name = plan.name
+        self._unordered = plan.unordered_above
+        self._epoch = epoch
+        self._copy = detached(operator)
+        self._came: set[Lineage] = set()
+        self._last: list[Cursor] | None = None  # the positions at the last output
+
+    def came(self, chunk: Chunk) -> None:
+        """Record a chunk that the fan-in is given."""
+        self._came.update(chunk.lineages)
+
+    def check(
+        self,
+        operator: FanIn,
+        out: Chunk,
+        positions: Sequence[Cursor],
+        ended: Collection[int],
+        after: int | None,
+    ) -> GraphError | None:
+        """The error of an output, which has its cursors; None if it is valid.
+
+        Args:
+            after: the input that is read next.
+        """
+        came, self._came = self._came, set()
+        old = next((row for row in out.lineages if row not in came), None)
+        if old is not None:
+            return self._error(
+                f"{named(old)} came before an earlier output, or did not come; a resume after that output would lose "
+                "it. Make an output of what came since the one before"
+            )
+        marks = [None if position is None else number for number, position in enumerate(positions, 1)]
+        try:
+            # Below completion order positions are low-water marks, and samples say what was delivered.
+            grows = self._unordered or earlier(out.before, out.after)
+            cursor = freeze(json.loads(json.dumps(operator.cursor(marks))))
+            if not isinstance(cursor, tuple):
+                raise TypeError(f"it returned {shown(cursor)}")
+        except (TypeError, ValueError) as error:
+            return self._error(
+                f"cursor() must return a tuple of positions and other JSON values that can be compared ({error})"
+            )
+        if not grows:
+            return self._error(
+                f"its cursors must grow from output to output, but {shown(out.before)} was followed by "
+                f"{shown(out.after)}: put the positions or a count of outputs first"
+            )
+        self._last = list(positions)
+        return self._resumed(operator, cursor, marks, ended, after)
+
+    def ends(
+        self, operator: FanIn, positions: Sequence[Cursor], ended: Collection[int], after: int | None
+    ) -> GraphError | None:
+        """As :meth:`check`, when an input has ended and nothing came since the last output."""
+        if self._came or self._last != list(positions):
+            return None
+        marks = [None if position is None else number for number, position in enumerate(positions, 1)]
+        cursor = freeze(json.loads(json.dumps(operator.cursor(marks))))
+        wrong = self._resumed(operator, cursor, marks, ended, after)
+        if wrong is not None:
+            wrong.add_note(
+                "pipegraph: an input has ended; a fan-in that holds items for later outputs cannot resume"
+            )
+        return wrong
+
+    def _resumed(
+        self, operator: FanIn, cursor: Any, marks: list[Any], ended: Collection[int], after: int | None
+    ) -> GraphError | None:
+        resumed = self._copy
+        resumed.begin(len(marks), self._epoch)
+        found = list(resumed.cursors(cursor, len(marks)))
+        if found != marks:
+            return self._error(
+                f"cursors() returned {shown(found)}, not the positions that cursor() was given, {marks}"
+            )
+        if operator.inputs_in is not None and list(cursor[slice(*operator.inputs_in)]) != marks:
+            return self._error(
+                f"it says inputs_in = {operator.inputs_in}, and its cursor for the positions {marks} is {cursor}"
+            )
+        if (again := freeze(resumed.cursor(found))) != cursor:
+            return self._error(
+                f"cursors() does not restore what cursor() holds: {cursor} became {shown(again)}"
+            )
+        following = resumed.next_input()
+        for _ in ended:
+            if (
+                following is not None and following in ended
+            ):  # it is at its end, where the resumed run finds it too
+                resumed.end_input(following)
+                following = resumed.next_input()
+        if following != after:
+            return self._error(
+                f"resumed at the cursor {cursor}, it would next read input {following}, not {after}: return from "
+                "cursor() also what next_input() depends on, and restore it in cursors()"
+            )
+        return None
+
+    def _error(self, what: str) -> GraphError:
+        return GraphError(
+            f"stage {self._name!r}: {what}. A fan-in resumes from its cursors alone, so that no sample is lost or "
+            "doubled:\n"
+            "    def cursor(self, positions): return (*positions, self.at)\n"
+            "    def cursors(self, cursor, inputs): *positions, self.at = cursor; return positions"
+        )

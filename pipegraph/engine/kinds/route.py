@@ -1,0 +1,179 @@
+"""Routes: one input, several outputs; the operator chooses one for each item.
+
+With a ``Merge`` below, a cursor is ``(the input's, the output in turn)``: a restart must switch where this run did.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import index as as_int
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Mark
+from pipegraph.contracts import FanOut
+from pipegraph.engine.stage.groups import named
+from pipegraph.engine.stage.row_intake import RowIntake
+from pipegraph.engine.stage.stage_run import StageRun
+from pipegraph.engine.stage_worker import Worker
+from pipegraph.errors import GraphError, shown
+from pipegraph.planning.kind import Former, Restart, StageKind
+from pipegraph.planning.plan import StagePlan
+
+Loop = Iterator[None]
+
+
+class RouteKind(StageKind):
+    """See the module docstring."""
+
+    hands_on = True
+    sends_in_turn = True
+    by_sample = True
+
+    def elastic(self, stage: StagePlan) -> bool:
+        return False
+
+    def inputs_at(self, stage: StagePlan) -> int | None:
+        return None if stage.merge is None else 0
+
+    def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
+        if stage.merge is None:
+            return Restart(), [cursor]
+        return Restart(cursor=cursor[1]), [cursor[0]]
+
+    def why_unknown(self, operator: Any) -> str | None:
+        return "it depends on what comes beside each item"
+
+    def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
+        if stage.merge is None:
+            return ups[0]
+        continues = former.cursor is not None and former.cursor[1] < stage.work.outputs
+        return ups[0], former.cursor[1] if continues else min(stage.route_outputs)
+
+    def becomes(self, operator: Any, added: bool, other: bool) -> str:
+        return "sends on what was not delivered yet"
+
+    def loop(self, stage: StageRun, worker: Worker) -> Loop:
+        return route_loop(stage, worker)
+
+
+def route_loop(stage: StageRun, worker: Worker) -> Loop:
+    """Send each chunk to one output. If a Merge follows, send a Mark where the stream switches outputs."""
+    operator: FanOut = worker.operator
+    get = RowIntake(stage.inboxes[0], stage.run.account).get
+    puts = [partial(sender.send, 0) for sender in stage.senders]
+    tokens = [partial(sender.token, 0) for sender in stage.senders]
+    joined = stage.plan.route_outputs  # the outputs that a Merge joins; it starts with the lowest of them
+    choose = stage.failures.guard(worker, stage.failures.seeded(operator.choose))
+    check = RouteCheck(stage.plan, operator, stage.failures.seeded).check
+    meter, now = worker.meter, perf_counter_ns
+    # With a Merge below, a cursor is (input cursor, output): a restart must switch where this run did.
+    turn = first = min(joined, default=0)
+    if stage.restart.cursor is not None:
+        turn = stage.restart.cursor
+    while True:
+        item = get()
+        if item.__class__ is Chunk:
+            stage.number(worker, item)
+            start = now()
+            failed: Any = None
+            try:
+                output = _number(choose(item))
+                if not 0 <= output < len(puts):
+                    raise IndexError(f"choose returned output {output}, there are {len(puts)}")
+            except BaseException as error:
+                failed, output = stage.failures.handle(worker, item, error), -1
+            else:
+                wrong = check(item, output)
+                if wrong is not None:
+                    failed, output = Failure(wrong, item.epoch), -1
+            meter.busy_ns += now() - start
+            meter.calls += 1
+            if output < 0:
+                stage.drop(0, item.buffers)
+                if failed is not None:
+                    for put in puts:  # to all, because any of them may be read first
+                        put(failed)
+                yield
+                continue
+            meter.items += 1
+            meter.samples += len(item.lineages)
+            if joined:
+                before, after = item.before, item.after
+                item.before = (before, turn)
+                if output != turn and output in joined:
+                    left, turn = turn, int(output)
+                    puts[left](Mark(stage.name, turn, item.epoch, item.before, (after, turn)))
+                item.after = (after, turn)
+            if not puts[output](item):
+                meter.dropped += 1
+        elif isinstance(item, EndOfEpoch):
+            turn = first
+            for token in tokens:
+                token(item)
+        elif isinstance(item, Mark):
+            mark = item
+            if joined:
+                mark = Mark(item.route, item.turn, item.epoch, (item.before, turn), (item.after, turn))
+            puts[turn](mark)
+        else:
+            for put in puts:
+                put(item)
+        yield
+
+
+def _number(output: Any) -> int:
+    if output.__class__ is int:
+        return output
+    if isinstance(output, np.bool_):
+        return int(output)
+    try:
+        return as_int(output)
+    except TypeError:  # an array has an __index__ too, and may refuse
+        raise TypeError(f"choose must return an output number, got {shown(output)}") from None
+
+
+class RouteCheck:
+    """The check for a route: asked again, as if after a restart, it must choose the same output for a chunk.
+
+    The first time it is asked twice more: from then on both calls for one chunk have an odd and an even number, and one
+    that counts its calls gives itself away, however long its runs.
+
+    Args:
+        call: wraps a function of a chunk, as the stage wraps ``choose``.
+    """
+
+    def __init__(
+        self, plan: StagePlan, operator: FanOut, call: Callable[..., Callable[[Chunk], Any]]
+    ) -> None:
+        self._name = plan.name
+        self._copy = copy.copy(operator)
+        self._as_it_began = dict(vars(operator))
+        self._choose = call(self._copy.choose)
+        self._times = 2
+
+    def check(self, chunk: Chunk, output: int) -> GraphError | None:
+        """The error of a choice; None if it is valid."""
+        times, self._times = self._times, 1
+        for _ in range(times):
+            attributes = vars(self._copy)
+            attributes.clear()
+            attributes.update(self._as_it_began)
+            try:
+                again = self._choose(chunk)
+                if again == output:
+                    continue
+                other = f"{shown(again)} when asked again"
+            except Exception as error:
+                other = f"raised {type(error).__name__}: {error} when asked again"
+            return GraphError(
+                f"stage {self._name!r}: choose returned {output} for {named(chunk.lineages[0])}, and {other}. It must "
+                "be a pure function of its chunk, which it leaves as it is, else a resume would lose or repeat samples."
+                " To take turns return chunk.positions[0] % outputs; what depends on other samples, an operator with a "
+                "state above the route writes into the sample"
+            )
+        return None

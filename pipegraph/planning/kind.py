@@ -1,0 +1,207 @@
+"""The contract of kinds: all that the planner, the engine and states ask of the kind of a stage's operator.
+
+``engine.kinds`` lists them: one file each, with its worker loop and how its cursors (see ``docs/resuming.md``) are made
+of those of its inputs. A kind has no state of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipegraph.chunk import Cursor
+from pipegraph.components import History, Source
+from pipegraph.contracts import Operator
+
+UNTOLD = "untold"
+"""Only the operator knows where in its cursors those of its inputs are."""
+
+if TYPE_CHECKING:
+    from pipegraph.planning.plan import Plan, StagePlan
+
+
+@dataclass
+class Restart:
+    """How a stage resumes from a state; applies to the run's first epoch only."""
+
+    step: int = 0
+    drop: tuple[Cursor, int] | None = None
+    cursor: Cursor = None
+    base: Cursor = None
+    marks: int = 0
+
+
+class Reached(NamedTuple):
+    """What a rank has consumed of an edge: all before ``cursor``, and ``more`` samples after it.
+
+    ``holes`` are steps of the source after the cursor that were consumed too, as in ``pipegraph.order.left``.
+    """
+
+    cursor: Cursor
+    more: int = 0
+    holes: str = ""
+
+
+class Former(NamedTuple):
+    """What a stage was in the graph of a state, for :meth:`StageKind.carry`.
+
+    Attributes:
+        cursor: of its output; None: it begins anew.
+        changed: whether its operator has other parameters now.
+        marked: whether marks passed through it, so that its cursor counts them.
+        same_inputs: whether it reads from the same stages.
+    """
+
+    cursor: Cursor
+    changed: bool
+    marked: bool
+    same_inputs: bool
+
+
+class StageKind:
+    """A kind of operators. Where nothing else is said, the answers are those of a stage that passes items on in place.
+
+    Attributes:
+        parallel: whether several workers may share a stage's items, which then have tickets.
+        in_place: whether each item leaves with the cursors with which it came.
+        hands_on: whether it only joins or splits streams: no work is done on items.
+        keeps: whether its operators keep what they were given, so that no item can be tried again.
+        by_sample: whether its input may be filtered by sample, because chunks keep their lineages.
+        expands: whether it makes several items of one.
+        gathers: whether it makes one item of several.
+        counts_marks: whether its cursors count the marks of a ``Route`` that pass through.
+        collects: whether its operators with ``bundles`` take whole bundles.
+        judges_rows: whether it applies the stage's policy to each row of a batch.
+        reads_in_turn: whether its operators decide which of several inputs is read next.
+        sends_in_turn: whether its operators decide which of several outputs gets an item.
+    """
+
+    parallel = False
+    in_place = False
+    hands_on = False
+    keeps = False
+    by_sample = False
+    expands = False
+    gathers = False
+    collects = False
+    counts_marks = False
+    judges_rows = False
+    reads_in_turn = False
+    sends_in_turn = False
+
+    def loop(self, stage: Any, worker: Any) -> Iterator[Any]:
+        """The loop of one worker (a ``StageRun`` and its ``Worker``): a generator in which each ``yield`` ends a unit.
+
+        It takes an item; for a chunk, or each row of a bundle, it reserves memory, processes, counts and sends; a token
+        is passed on in its place.
+        """
+        raise NotImplementedError
+
+    # -- what the planner asks ----------------------------------------------------------------
+
+    def check(self, operator: Any, inputs: int) -> None:
+        """Raises GraphError if an operator cannot have this many inputs."""
+
+    def one_to_one(self, operator: Any) -> bool:
+        """Whether each item of the input becomes one of the output, independently of others."""
+        return False
+
+    def fixed(self, operator: Any) -> str | None:
+        """Why a stage has a single worker; None if it may have several."""
+        several = self.parallel and operator.shareable and not operator.stateful
+        return None if several else f"{operator.name} works in sequence"
+
+    def level(self, operator: Any, inputs: Sequence[str]) -> str:
+        """What the output consists of: ``"sample"``, ``"batch"`` ..., for those of the inputs."""
+        return inputs[0] if operator.gives == "same" else str(operator.gives)
+
+    def pairs(self, operator: Any) -> bool:
+        """Whether it combines the items at the same position of all inputs."""
+        return False
+
+    def hands_over_rows(self, stage: StagePlan) -> bool:
+        """Whether rows of its output may travel in bundles."""
+        return False
+
+    def elastic(self, stage: StagePlan) -> bool:
+        """Whether ranks that delivered equally many items have the same cursor, from which any number can resume."""
+        operator = stage.work
+        return operator.in_step and stage.spec.ordered and operator.elastic
+
+    def chunks(self, operator: Any, inputs: Sequence[int], world_size: int) -> int | None:
+        """Chunks out per epoch for those of its inputs; None if the data decides."""
+        found: int | None = operator.length_for(inputs[0], world_size)
+        return found
+
+    def has_length(self, stage: StagePlan) -> bool:
+        """Whether the number of its chunks follows from that of its inputs, or of a source's data."""
+        return self.chunks(stage.operator, [1000] * len(stage.upstream), 1) is not None
+
+    def steps(
+        self,
+        stage: StagePlan,
+        inputs: Sequence[int | None],
+        epoch: int,
+        rank: int,
+        world_size: int,
+        history: History,
+    ) -> int | None:
+        """Chunks that a rank gives in an epoch for those of its inputs; None if the data decides.
+
+        Args:
+            history: what was consumed of this epoch at other world sizes.
+        """
+        known = [count for count in inputs if count is not None]
+        return None if len(known) < len(inputs) else self.chunks(stage.operator, known, world_size)
+
+    def bundle_sizes(
+        self, stage: StagePlan, plan: Plan, reader: Any, world_size: int
+    ) -> tuple[int, int, int, int]:
+        """For ``Pace``: the most rows of a bundle, the fewest, rows of a batch, and the most batches in a bundle."""
+        return max(1, stage.capacity // stage.workers), 1, sys.maxsize, 1
+
+    def feed(self, stage: Any, reader: Any, activity: Any) -> tuple[Any, Any] | None:
+        """A channel that feeds a stage without inputs, and the pump that fills it; None if there is none."""
+        return None
+
+    # -- cursors ------------------------------------------------------------------------------
+
+    def inputs_at(self, stage: StagePlan) -> int | tuple[int, int | None] | str | None:
+        """Where in a cursor of the output those of the inputs are.
+
+        An index, a slice ``(from, to)``, ``UNTOLD``, or None: it is the input's own.
+        """
+        return None
+
+    def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
+        """The stage's own restart behind a cursor of its output (not None), and the cursors of its inputs."""
+        return Restart(), [cursor]
+
+    def reached(
+        self, stage: StagePlan, at: Reached, draw: tuple[int, int], drops: bool
+    ) -> Sequence[Reached] | None:
+        """What was consumed of each input when ``at`` was of the output; None if that is not known.
+
+        Args:
+            draw: (seed, epoch).
+            drops: whether items may be left out by the stage's policy.
+        """
+        return None if drops and at.more else [at]
+
+    def why_unknown(self, operator: Any) -> str | None:
+        """Why its cursors never tell what was consumed; None if they may."""
+        return None
+
+    def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
+        """A cursor of the output in a graph that was changed, where the inputs' are ``ups``."""
+        return ups[0]
+
+    def becomes(self, operator: Any, added: bool, other: bool) -> str:
+        """What becomes of a stage that was added or changed, perhaps to another class, in words."""
+        raise NotImplementedError
+
+
+KindOf = Callable[[Operator | Source], StageKind]
+"""Finds an operator's kind; ``engine.kinds.kind_of``, given to the planner."""
