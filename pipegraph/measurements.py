@@ -33,52 +33,44 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
 
 @dataclass(frozen=True)
 class Measurement:
-    """What is declared of one field of a record; see :func:`measurement`."""
+    """What is declared of one field of a record.
+
+    Attributes:
+        about: what it is, for documentation and OpenMetrics.
+        unit: one of :data:`FORMATS`.
+        views: ``"TITLE: VIEWS"``, of ``table``, ``remark`` (below the table), ``notebook``, ``live``, ``page`` (the report)
+            and ``log`` (numbers for loggers).
+        of: computes it from a stage's counts.
+        counted: each worker's ``Meter`` has a counter of this name, and these merge by ``sum``, or by ``max`` (an
+            interval has that of the whole life).
+        log: its name for loggers, if not that of the field.
+        metric: its name in OpenMetrics: counters end in ``_total``; ``name 0.5`` is a quantile of a summary.
+    """
 
     about: str
-    unit: str
-    counted: bool
-    merge: Callable[[list[int]], int]
-    of: Callable[[StageCounts], Any] | None
-    titles: Mapping[str, str]
+    unit: str = ""
+    views: str = ""
+    of: Callable[[StageCounts], Any] | None = None
+    counted: Callable[[list[int]], int] | None = None
+    log: str = ""
+    metric: str = ""
 
     def text(self, value: Any) -> str:
         """A value as every view for people writes it."""
         return "-" if value is None else FORMATS[self.unit](value)
 
+    def title(self, view: str, name: str) -> str:
+        """Of this field in a view; "" where it is not shown."""
+        title, _, views = self.views.partition(": ")
+        if view == "metric" or view not in views.split():
+            return self.metric if view == "metric" else ""
+        return self.log or name if view == "log" else title
 
-def measurement(
-    default: Any,
-    about: str,
-    unit: str = "",
-    *,
-    counted: bool = False,
-    merge: Callable[[list[int]], int] = sum,
-    of: Callable[[StageCounts], Any] | None = None,
-    title: str = "",
-    views: str = "",
-    log: str = "",
-    metric: str = "",
-) -> Any:
-    """Declare a field of a frozen dataclass.
 
-    Args:
-        default: its default, or a function that makes it.
-        about: what it is, for documentation and OpenMetrics.
-        unit: one of :data:`FORMATS`.
-        counted: each worker's ``Meter`` has a counter of this name.
-        merge: its counts: ``sum``, or ``max`` (an interval has that of the whole life).
-        of: computes it from a stage's counts.
-        title: its name in views for people.
-        views: which of these show it: ``table``, ``remark`` (below the table), ``notebook``, ``live``, ``page`` (the
-            report).
-        log: its name among the numbers for loggers.
-        metric: its name in OpenMetrics: counters end in ``_total``; ``name 0.5`` is a quantile of a summary.
-    """
-    titles = {**dict.fromkeys(views.split(), title), **({"log": log} if log else {})}
-    declared = Measurement(about, unit, counted, merge, of, titles | ({"metric": metric} if metric else {}))
+def measurement(*declared: Any, default: Any = 0, **more: Any) -> Any:
+    """A field of a frozen dataclass, with what :class:`Measurement` says of it. A default may be a function."""
     made = {"default_factory" if callable(default) else "default": default}
-    return field(**made, metadata={"measurement": declared})
+    return field(**made, metadata={"measurement": Measurement(*declared, **more)})
 
 
 Record = TypeVar("Record", bound=type)
@@ -98,8 +90,8 @@ def measurements(record: type) -> dict[str, Measurement]:
 
 def in_view(record: type, view: str) -> list[tuple[str, Measurement, str]]:
     """``(field, measurement, title)`` of all that a view shows, in order."""
-    found = measurements(record).items()
-    return [(name, each, each.titles[view]) for name, each in found if view in each.titles]
+    titles = [(name, each, each.title(view, name)) for name, each in measurements(record).items()]
+    return [each for each in titles if each[2]]
 
 
 # -- of a stage --------------------------------------------------------------------------------
@@ -145,175 +137,133 @@ class StageProfile:
     """
 
     workers: int = measurement(
-        0,
-        "how many it has; 0 for a stage that the plan left out.",
-        title="workers",
-        views="table notebook live",
-        log="workers",
+        "how many it has; 0 for one that the plan left out.",
+        views="workers: table notebook live log",
         metric="stage_workers",
     )
-    backend: StageBackend = measurement(THREAD, "where its workers run.", "text")
+    backend: StageBackend = measurement("where its workers run.", "text", default=THREAD)
     items: int = measurement(
-        0, "chunks that it sent.", counted=True, title="items", views="table page", metric="stage_items_total"
+        "chunks that it sent.", views="items: table page", counted=sum, metric="stage_items_total"
     )
-    samples: int = measurement(0, "samples in them.", counted=True, metric="stage_samples_total")
+    samples: int = measurement("samples in them.", counted=sum, metric="stage_samples_total")
     nbytes: int = measurement(
-        0,
         "bytes of arrays, tensors and encoded data that it made.",
         "bytes",
-        counted=True,
+        counted=sum,
         metric="stage_made_bytes_total",
     )
     rate: float = measurement(
-        0.0,
         "items per second while passes ran.",
         "per second",
-        of=lambda stage: stage.rate("items"),
-        title="items/s",
-        views="table notebook live page",
+        "items/s: table notebook live page log",
+        lambda stage: stage.rate("items"),
         log="items_per_s",
     )
     bytes_per_s: float = measurement(
-        0.0,
         "bytes that it made per second.",
         "bytes per second",
-        of=lambda stage: stage.rate("items") * stage.life["nbytes"] / max(1, stage.life["items"]),
-        title="bytes/s",
-        views="table",
+        "bytes/s: table",
+        lambda stage: stage.rate("items") * stage.life["nbytes"] / max(1, stage.life["items"]),
     )
     service_mean_s: float = measurement(
-        0.0,
         "mean seconds of work for one item in (for a source: out).",
         "seconds",
-        of=lambda stage: stage.life["busy_ns"] / 1e9 / max(1, stage.pieces),
-        title="per item",
-        views="table page",
+        "per item: table page",
+        lambda stage: stage.life["busy_ns"] / 1e9 / max(1, stage.pieces),
     )
     piece_mean_s: float = measurement(
-        0.0,
         "mean seconds of one piece of work: an item, a row of a batch where workers share batches, a bundle where rows "
         "travel in bundles.",
         "seconds",
-        of=lambda stage: stage.durations.mean_s,
-        title="mean",
-        views="page",
+        "mean: page",
+        lambda stage: stage.durations.mean_s,
     )
     service_p50_s: float = measurement(
-        0.0,
         "seconds that one piece of work took, within 1 %: the median.",
         "seconds",
-        of=lambda stage: stage.durations.quantile_s(0.5),
-        title="p50",
-        views="notebook page",
-        log="service_p50_s",
+        "p50: notebook page log",
+        lambda stage: stage.durations.quantile_s(0.5),
         metric="stage_service_seconds 0.5",
     )
     service_p90_s: float = measurement(
-        0.0,
         "the same: 90 % took no longer.",
         "seconds",
-        of=lambda stage: stage.durations.quantile_s(0.9),
-        title="p90",
-        views="page",
+        "p90: page",
+        lambda stage: stage.durations.quantile_s(0.9),
         metric="stage_service_seconds 0.9",
     )
     service_p99_s: float = measurement(
-        0.0,
         "the same: 99 % took no longer.",
         "seconds",
-        of=lambda stage: stage.durations.quantile_s(0.99),
-        title="p99",
-        views="notebook page",
+        "p99: notebook page",
+        lambda stage: stage.durations.quantile_s(0.99),
         metric="stage_service_seconds 0.99",
     )
     busy: float = measurement(
-        0.0,
         "share 0..1 that its workers worked, or waited inside their work: for data, a device, the interpreter lock.",
         "ratio",
-        of=lambda stage: stage.share(stage.passes["busy_ns"]),
-        title="busy",
-        views="table notebook live page",
-        log="busy",
+        "busy: table notebook live page log",
+        lambda stage: stage.share(stage.passes["busy_ns"]),
         metric="stage_busy_ratio",
     )
     running: float | None = measurement(
-        None,
         "share 0..1 that its workers' threads and processes ran on a core; None for an inline stage, which has none.",
         "ratio",
-        of=lambda stage: stage.share(stage.passes["cpu_ns"] + stage.life["child_ns"]),
-        title="on a core",
-        views="page",
+        "on a core: page",
+        lambda stage: stage.share(stage.passes["cpu_ns"] + stage.life["child_ns"]),
+        default=None,
     )
     coreless: float = measurement(
-        0.0,
         "share 0..1 that they were ready to run and had no core.",
         "ratio",
         of=lambda stage: stage.share(stage.life["coreless_ns"]),
     )
     starved: float = measurement(
-        0.0,
         "share 0..1 that they waited because their input was empty.",
         "ratio",
-        of=lambda stage: stage.share(stage.starved_ns),
-        title="starved",
-        views="table notebook page",
-        log="starved",
+        "starved: table notebook page log",
+        lambda stage: stage.share(stage.starved_ns),
         metric="stage_starved_ratio",
     )
     blocked: float = measurement(
-        0.0,
         "share 0..1 that they waited for room: in the output queue, or under ``memory_limit``.",
         "ratio",
-        of=lambda stage: stage.share(stage.blocked_ns + stage.passes["memory"]),
-        title="blocked",
-        views="table notebook page",
-        log="blocked",
+        "blocked: table notebook page log",
+        lambda stage: stage.share(stage.blocked_ns + stage.passes["memory"]),
         metric="stage_blocked_ratio",
     )
     memory: float = measurement(
-        0.0,
         "the part of ``blocked`` that was spent waiting for room under ``memory_limit``.",
         "ratio",
         of=lambda stage: stage.share(stage.passes["memory"]),
     )
     failed: int = measurement(
-        0,
         "items (on batches, samples) that failed, whatever the policy then did.",
-        counted=True,
-        title="failed",
-        views="remark page",
+        views="failed: remark page",
+        counted=sum,
         metric="stage_failed_total",
     )
     retried: int = measurement(
-        0,
-        "tries after the first.",
-        counted=True,
-        title="retries",
-        views="remark",
-        metric="stage_retried_total",
+        "tries after the first.", views="retries: remark", counted=sum, metric="stage_retried_total"
     )
     dropped: int = measurement(
-        0,
         "items that it took and sent nothing for (filtered, skipped, or read by nobody).",
-        counted=True,
-        title="dropped",
-        views="remark",
+        views="dropped: remark",
+        counted=sum,
         metric="stage_dropped_total",
     )
     grown_to: int | None = measurement(
-        None, "capacity of its output queue if the graph stood still and it was enlarged, else None."
+        "capacity of its output queue if the graph stalled and it was enlarged, else None.", default=None
     )
-    counters: Mapping[str, int] = measurement(dict, "what the operator counts itself, by name.", "text")
-    reports: Mapping[str, Any] = measurement(dict, "its reports beside counters: name -> JSON.", "text")
-    remarks: tuple[str, ...] = measurement((), "the same for people, as lines of the table.", "text")
-    within: str | None = measurement(
-        None, "the stage that does its work, and in whose figures that is, or None.", "text"
-    )
+    counters: Mapping[str, int] = measurement("what the operator counts itself.", "text", default=dict)
+    reports: Mapping[str, Any] = measurement("its reports: name -> JSON.", "text", default=dict)
+    remarks: tuple[str, ...] = measurement("the same for people, as lines.", "text", default=())
+    within: str | None = measurement("the stage that does its work, or None.", "text", default=None)
 
 
 COUNTERS: Mapping[str, Callable[[list[int]], int]] = {
     **dict.fromkeys(("busy_ns", "calls", "wakes", "late_ns"), sum),
-    **{name: each.merge for name, each in measurements(StageProfile).items() if each.counted},
+    **{name: each.counted for name, each in measurements(StageProfile).items() if each.counted},
 }
 """The counters of one worker, with the function that merges those of several: nanoseconds of work, calls, times that
 its thread resumed after a wait and nanoseconds from its being woken to that, and those that views show."""

@@ -143,9 +143,9 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
         pieces=life["items" if stage.source is not None and not within else "calls"],
     )
     computed: dict[str, Any] = {
-        field: each.of(counts) if each.of is not None else life[field]
+        field: each.of(counts) if each.of else life[field]
         for field, each in measurements(StageProfile).items()
-        if each.counted or each.of is not None
+        if each.counted or each.of
     }
     if within or stage.backend.in_consumer:
         computed["running"] = None

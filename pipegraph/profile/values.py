@@ -37,19 +37,13 @@ def run_busy(stages: Mapping[str, StageProfile], name: str) -> float:
 class ChannelProfile:
     """One queue between two stages."""
 
-    producer: str = measurement("", "the stage that fills it.", "text")
-    consumer: str = measurement("", 'the stage that empties it; ``"consumer"`` is the training loop.', "text")
-    capacity: int = measurement(0, "items that it may hold.", metric="channel_capacity")
-    depth: int = measurement(
-        0, "items that it holds now, or held when the last pass ended.", metric="channel_depth"
-    )
-    nbytes: int = measurement(0, "bytes of these.", "bytes")
-    put_wait_s: float = measurement(
-        0.0, "seconds that workers waited for room in it, summed over workers.", "seconds"
-    )
-    get_wait_s: float = measurement(
-        0.0, "seconds that workers waited for items of it, summed over workers.", "seconds"
-    )
+    producer: str = measurement("the stage that fills it.", "text", default="")
+    consumer: str = measurement('the stage that empties it, or ``"consumer"``.', "text", default="")
+    capacity: int = measurement("items that it may hold.", metric="channel_capacity")
+    depth: int = measurement("items that it holds, or held when the last pass ended.", metric="channel_depth")
+    nbytes: int = measurement("bytes of these.", "bytes")
+    put_wait_s: float = measurement("seconds that workers waited for room in it, in all.", "seconds")
+    get_wait_s: float = measurement("seconds that workers waited for items of it, in all.", "seconds")
 
 
 @documented
@@ -58,83 +52,61 @@ class Profile:
     """A look at a loader; ``str()`` is a table of at most 100 columns."""
 
     stages: Mapping[str, StageProfile] = measurement(
-        dict, "by name, from source to sink, stages that were left out included.", "text"
+        "by name, from source to sink, stages that were left out included.", "text", default=dict
     )
     bottleneck: str = measurement(
-        CONSUMER,
         'the stage that sets the pace, or ``"consumer"`` where the training loop does, or where passes ran for less '
         "than :data:`MIN_S`.",
         "text",
+        default=CONSUMER,
     )
     stall_s: float = measurement(
-        0.0,
-        "seconds that the training loop has waited for data, in all.",
-        "seconds",
-        log="stall_s",
-        metric="stall_seconds_total",
+        "seconds that training waited for data, in all.", "seconds", ": log", metric="stall_seconds_total"
     )
-    samples_per_s: float = measurement(
-        0.0, "samples delivered per second while passes ran.", "per second", log="samples_per_s"
-    )
+    samples_per_s: float = measurement("samples delivered per second of passes.", "per second", ": log")
     quarantined: tuple[Quarantined, ...] = measurement(
-        (), "what failed and was left out or replaced: the last 1,000 of the whole run.", "text"
+        "what failed and was left out or replaced: the last 1,000 of the whole run.", "text", default=()
     )
     quarantined_count: int = measurement(
-        0, "samples that were left out or replaced, in all.", metric="quarantined_total"
+        "samples that were left out or replaced, in all.", metric="quarantined_total"
     )
-    graph: str = measurement("pipeline", "the graph's name.", "text")
-    elapsed_s: float = measurement(0.0, "seconds that passes ran.", "seconds", metric="running_seconds_total")
-    passes: int = measurement(0, "passes that have begun.")
-    items: int = measurement(0, "chunks delivered.", metric="items_total")
-    samples: int = measurement(0, "samples delivered.", metric="samples_total")
+    graph: str = measurement("the graph's name.", "text", default="pipeline")
+    elapsed_s: float = measurement("seconds that passes ran.", "seconds", metric="running_seconds_total")
+    passes: int = measurement("passes that have begun.")
+    items: int = measurement("chunks delivered.", metric="items_total")
+    samples: int = measurement("samples delivered.", metric="samples_total")
     first_batch_s: float | None = measurement(
-        None, "seconds from the first ``iter()`` to the first chunk; None before it.", "seconds"
+        "seconds from the first ``iter()`` to the first chunk; None before it.", "seconds", default=None
     )
     cause: Cause = measurement(
-        "unknown",
         'why the bottleneck is one: ``"consumer"`` (training sets the pace), ``"stage"`` (its own work), ``"storage"`` '
         '(reading), ``"cores"`` (all are in use), ``"lock"`` (it holds the interpreter lock, for which others wait), '
         '``"memory"`` (it waits for room under ``memory_limit``), or ``"unknown"``.',
         "text",
+        default="unknown",
     )
-    channels: tuple[ChannelProfile, ...] = measurement((), "the queues, from source to sink.", "text")
-    step_s: float = measurement(
-        0.0,
-        "mean seconds that the training loop took for a step itself, without waiting.",
-        "seconds",
-        log="step_s",
-    )
+    channels: tuple[ChannelProfile, ...] = measurement("the queues, in order.", "text", default=())
+    step_s: float = measurement("mean seconds of a training step, without waiting.", "seconds", ": log")
     wait_p50_s: float = measurement(
-        0.0,
         "seconds that training waited for a chunk, within 1 %: the median.",
         "seconds",
         metric="wait_seconds 0.5",
     )
-    wait_p90_s: float = measurement(
-        0.0, "the same: 90 % took no longer.", "seconds", metric="wait_seconds 0.9"
-    )
+    wait_p90_s: float = measurement("the same: 90 % took no longer.", "seconds", metric="wait_seconds 0.9")
     wait_p99_s: float = measurement(
-        0.0, "the same: 99 % took no longer.", "seconds", log="wait_p99_s", metric="wait_seconds 0.99"
+        "the same: 99 % took no longer.", "seconds", ": log", metric="wait_seconds 0.99"
     )
     waits: tuple[tuple[float, int], ...] = measurement(
-        (), "all waits as ``(seconds, how many)``, in ascending order, within 1 %.", "text"
+        "all waits as ``(seconds, how many)``, in ascending order, within 1 %.", "text", default=()
     )
-    cores_used: float = measurement(
-        0.0, "cores that this process and its workers' kept running on average.", log="cores_used"
-    )
-    cores: float = measurement(0.0, "cores that they may use.")
-    memory_bytes: int = measurement(
-        0, "bytes that chunks hold now.", "bytes", log="memory_bytes", metric="memory_bytes"
-    )
-    memory_peak_bytes: int = measurement(0, "the most that they held in this run.", "bytes")
-    memory_limit: int = measurement(0, "bytes that chunks may hold.", "bytes", metric="memory_limit_bytes")
-    pinned_bytes: int = measurement(
-        0, "pinned memory that stages have allocated.", "bytes", metric="pinned_bytes"
-    )
+    cores_used: float = measurement("cores that this process and its workers' kept running.", views=": log")
+    cores: float = measurement("cores that they may use.")
+    memory_bytes: int = measurement("bytes that chunks hold now.", "bytes", ": log", metric="memory_bytes")
+    memory_peak_bytes: int = measurement("the most that they held in this run.", "bytes")
+    memory_limit: int = measurement("bytes that chunks may hold.", "bytes", metric="memory_limit_bytes")
+    pinned_bytes: int = measurement("pinned memory of stages.", "bytes", metric="pinned_bytes")
     wake_s: float = measurement(
-        0.0,
-        "mean seconds from a thread's wake-up to its running, with a free core: waits for the interpreter lock.",
-        "seconds",
+        "mean seconds that a thread with a free core is late after its wake: it waits for the GIL.", "seconds"
     )
     measured: Measured | None = field(default=None, repr=False, compare=False)
 
