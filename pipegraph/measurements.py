@@ -38,8 +38,8 @@ class Measurement:
     Attributes:
         about: what it is, for documentation and OpenMetrics.
         unit: one of :data:`FORMATS`.
-        views: ``"TITLE: VIEWS"``, of ``table``, ``remark`` (below the table), ``notebook``, ``live``, ``page`` (the report)
-            and ``log`` (numbers for loggers).
+        views: ``"TITLE: VIEWS"``, of ``table``, ``remark`` (below the table), ``notebook``, ``live``, ``page`` (the
+            report) and ``log`` (numbers for loggers).
         of: computes it from a stage's counts.
         counted: each worker's ``Meter`` has a counter of this name, and these merge by ``sum``, or by ``max`` (an
             interval has that of the whole life).

@@ -1,8 +1,9 @@
-"""A plan as an SVG picture: stages from left to right, each with its queue. Pure."""
+"""A pipeline as an SVG picture: stages from left to right, each with its queue. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from pipegraph.planning.plan import Plan, StagePlan
@@ -51,11 +52,57 @@ def layers(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> list[list[
     return found
 
 
+@dataclass(frozen=True)
+class StageBox:
+    """A stage, or the training loop: its name in the box, a text below it, and all about it in words.
+
+    Attributes:
+        kind: the class of its rectangle.
+        link: where a click leads; "" for nowhere.
+    """
+
+    name: str
+    below: str
+    about: str = ""
+    kind: str = "box"
+    label: str = ""
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class QueueLine:
+    """From a stage to another, with the queue between them; ``held`` says what it holds, "" for no queue."""
+
+    producer: str
+    consumer: str
+    held: str
+    about: str
+    width: float = 2
+
+
 def plan_svg(plan: Plan) -> str:
-    """The picture, complete in itself; its colours follow the reader's light or dark scheme."""
+    """The picture of a plan, complete in itself; its colours follow the reader's light or dark scheme."""
+    boxes = [
+        StageBox(
+            stage.name,
+            stage.backend if stage.backend.in_consumer else _count(stage),
+            "\n".join([f"{stage.name}: {type(stage.operator).__name__}", *stage.notes]),
+        )
+        for stage in plan.running
+    ]
     edges = [(edge.stage, stage.name) for stage in plan.running for edge in stage.upstream]
-    edges.append((plan.output.stage, CONSUMER))
-    columns = layers([*(stage.name for stage in plan.running), CONSUMER], edges)
+    lines = []
+    for producer, consumer in [*edges, (plan.output.stage, CONSUMER)]:
+        stage = plan.stages[producer]
+        held = "" if stage.backend.in_consumer else f"{stage.capacity} {stage.unit}"
+        lines.append(QueueLine(producer, consumer, held, f"a queue of at most {held}"))
+    boxes.append(StageBox(CONSUMER, "your loop", "training", "end", "training"))
+    return picture(f"the pipeline {plan.graph_name!r}", boxes, lines, STYLE)
+
+
+def picture(title: str, boxes: Sequence[StageBox], lines: Sequence[QueueLine], style: str = "") -> str:
+    """Boxes, in topological order, from left to right, and the lines between them, as an SVG."""
+    columns = layers([box.name for box in boxes], [(line.producer, line.consumer) for line in lines])
     tallest = max(len(column) for column in columns)
     width = 2 * MARGIN + len(columns) * (BOX_WIDTH + GAP_X) - GAP_X
     height = 2 * MARGIN + tallest * (BOX_HEIGHT + GAP_Y) - GAP_Y + 24
@@ -64,39 +111,35 @@ def plan_svg(plan: Plan) -> str:
         top = (tallest - len(column)) * (BOX_HEIGHT + GAP_Y) / 2 + MARGIN
         for row, name in enumerate(column):
             places[name] = MARGIN + index * (BOX_WIDTH + GAP_X), top + row * (BOX_HEIGHT + GAP_Y)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:g}" width="{width}" role="img">',
-        f"<title>{escape(f'the pipeline {plan.graph_name!r}')}</title><style>{STYLE}</style>",
-    ]
-    parts += [
-        _edge(plan.stages[producer], places[producer], places[consumer]) for producer, consumer in edges
-    ]
-    parts += [_stage(stage, *places[stage.name]) for stage in plan.running]
-    parts += [_box(*places[CONSUMER], "training", "end", "your loop")]
-    return "\n".join([*parts, "</svg>"])
-
-
-def _stage(stage: StagePlan, x: float, y: float) -> str:
-    if stage.backend.in_consumer:
-        below = "inline"
-    else:
-        below = f"{stage.workers} {stage.backend.words[stage.workers > 1]}"
-    about = "\n".join([f"{stage.name}: {type(stage.operator).__name__}", *stage.notes])
-    return _box(x, y, stage.name, "box", below, about)
-
-
-def _box(x: float, y: float, name: str, kind: str, below: str, about: str = "") -> str:
-    label = shorten(name, NAME_LETTERS)
-    middle = x + BOX_WIDTH / 2
-    return (
-        f"<g><title>{escape(about or name)}</title>"
-        f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="7"/>'
-        f'<text class="name" x="{middle:g}" y="{y + BOX_HEIGHT / 2 + 5:g}">{escape(label)}</text>'
-        f'<text x="{middle:g}" y="{y + BOX_HEIGHT + 17:g}">{escape(below)}</text></g>'
+    role = "group" if any(box.link for box in boxes) else "img"
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:g}" width="{width}" role="{role}">',
+            f"<title>{escape(title)}</title>{f'<style>{style}</style>' if style else ''}",
+            *(_line(line, places[line.producer], places[line.consumer]) for line in lines),
+            *(_box(box, *places[box.name]) for box in boxes),
+            "</svg>",
+        ]
     )
 
 
-def _edge(producer: StagePlan, start: tuple[float, float], end: tuple[float, float]) -> str:
+def _count(stage: StagePlan) -> str:
+    return f"{stage.workers} {stage.backend.words[stage.workers > 1]}"
+
+
+def _box(box: StageBox, x: float, y: float) -> str:
+    label = shorten(box.label or box.name, NAME_LETTERS)
+    middle = x + BOX_WIDTH / 2
+    tag, opening = ("a", f'<a href="{escape(box.link)}">') if box.link else ("g", "<g>")
+    return (
+        f"{opening}<title>{escape(box.about)}</title>"
+        f'<rect class="{box.kind}" x="{x:g}" y="{y:g}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="7"/>'
+        f'<text class="name" x="{middle:g}" y="{y + BOX_HEIGHT / 2 + 5:g}">{escape(label)}</text>'
+        f'<text x="{middle:g}" y="{y + BOX_HEIGHT + 17:g}">{escape(box.below)}</text></{tag}>'
+    )
+
+
+def _line(line: QueueLine, start: tuple[float, float], end: tuple[float, float]) -> str:
     """A line with the queue on it, right behind the stage that fills it; inline stages have none."""
     x1, y1 = start[0] + BOX_WIDTH, start[1] + BOX_HEIGHT / 2
     x2, y2 = end[0], end[1] + BOX_HEIGHT / 2
@@ -110,15 +153,15 @@ def _edge(producer: StagePlan, start: tuple[float, float], end: tuple[float, flo
         path += f"C{x2 - 8:g},{low:g} {x2 - 16:g},{y2:g} {x2:g},{y2:g}"
     else:
         path += f"C{bend + 12:g},{y1:g} {x2 - 12:g},{y2:g} {x2:g},{y2:g}"
-    line = f'<path d="{path}"/>'
-    if producer.backend.in_consumer:
-        return line
-    held = f"{producer.capacity} {producer.unit}"
+    wide = "" if line.width == 2 else f' style="stroke-width:{line.width:.1f}"'
+    drawn = f'<path d="{path}"{wide}/>'
+    if not line.held:
+        return drawn
     cells = "".join(
         f'<rect class="queue" x="{middle - 21 + 11 * index:g}" y="{y1 - 10:g}" width="9" height="20" rx="2"/>'
         for index in range(CELLS)
     )
     return (
-        f"{line}<g><title>a queue of at most {escape(held)}</title>{cells}"
-        f'<text x="{middle:g}" y="{y1 + 28:g}">{escape(held)}</text></g>'
+        f"{drawn}<g><title>{escape(line.about)}</title>{cells}"
+        f'<text x="{middle:g}" y="{y1 + 28:g}">{escape(line.held)}</text></g>'
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipegraph.errors import MissingExtraError, shown
 from pipegraph.measurements import StageProfile, in_view
+from pipegraph.planning.drawing import StageBox, QueueLine, picture
 from pipegraph.units import (
     format_bytes,
     format_count,
@@ -24,7 +25,6 @@ from pipegraph.units import (
 
 from .bottleneck import CONSUMER
 from .charts import Chart, histogram, line_chart
-from .graph_drawing import GraphDrawing, draw
 from .series import Moment
 from .table import conclude
 from .values import Profile
@@ -82,8 +82,6 @@ def render_report(profile: Profile, moments: Sequence[Moment] = ()) -> str:
     Raises:
         MissingExtraError: jinja2 is not installed.
     """
-    names = {name: number for number, name in enumerate(profile.stages)}
-    drawing: GraphDrawing = draw(profile)
     quarantined = [
         {"key": shown(each.key), "position": each.position, "epoch": each.epoch, "stage": each.stage}
         | {"error": each.error}
@@ -93,8 +91,7 @@ def render_report(profile: Profile, moments: Sequence[Moment] = ()) -> str:
         "profile": profile,
         "conclusion": conclude(profile),
         "consumer": CONSUMER,
-        "numbers": names,
-        "drawing": drawing,
+        "drawing": _drawing(profile),
         "charts": _charts(profile, moments),
         "waits": histogram(profile.waits),
         "changes": _changes(profile),
@@ -109,6 +106,32 @@ def render_report(profile: Profile, moments: Sequence[Moment] = ()) -> str:
         },
     }
     return _template().render(facts)
+
+
+def _drawing(profile: Profile) -> str:
+    """The graph; stages that were left out are not drawn."""
+
+    def box(name: str, below: str, about: str, busy: float, row: object) -> StageBox:
+        kind = f"h{min(4, int(busy * 5))}{' holds' if name == profile.bottleneck else ''}"
+        return StageBox(name, f"{below}, {format_share(busy)}", about, kind, _place(name), f"#stage-{row}")
+
+    boxes = []
+    for row, (name, stage) in enumerate(profile.stages.items()):
+        if stage.workers:
+            below = f"{stage.workers} worker" + ("" if stage.workers == 1 else "s")
+            about = f"{name}: {below}, busy {format_share(stage.busy)}, {stage.rate:,.0f}/s"
+            boxes.append(box(name, below, about, stage.busy, row))
+    busy, step = 1 - profile.stall_share, format_duration(profile.step_s)
+    about = f"training: {step} a step, busy {format_share(busy)}"
+    boxes.append(box(CONSUMER, f"{step} a step", about, busy, "training"))
+    most = max((stage.rate for stage in profile.stages.values()), default=0.0) or 1.0
+    lines = []
+    for each in profile.channels:
+        rate = profile.stages[each.producer].rate
+        held = f"{each.depth}/{each.capacity}"
+        about = f"{each.producer} → {_place(each.consumer)}: {held} items, {rate:,.1f}/s"
+        lines.append(QueueLine(each.producer, each.consumer, held, about, 1.5 + 10.5 * rate / most))
+    return picture(f"the pipeline {profile.graph!r}", boxes, lines)
 
 
 def _charts(profile: Profile, moments: Sequence[Moment]) -> list[Chart]:
