@@ -59,6 +59,11 @@ def format_share(share: float) -> str:
     return f"{percent:.0f} %" if percent >= 9.95 or percent < 0.05 else f"{percent:.1f} %"
 
 
+def format_gain(gain: float) -> str:
+    """``0.5`` as ``"+50 %"``; from ten times as fast on as ``"12 times"``."""
+    return f"{100 * gain:+.0f} %" if gain < 9 else f"{1 + gain:,.0f} times"
+
+
 def format_count(number: float) -> str:
     """``1234`` as ``"1,234"``, from a hundred million on in millions."""
     return f"{number:,.0f}" if number < 10**8 else f"{number / 1e6:,.0f} M"

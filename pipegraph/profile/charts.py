@@ -101,7 +101,7 @@ def _short(value: float) -> str:
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:.3g}{letter}"
-    return f"{value:.3g}"
+    return f"{round(value, 6):.3g}"
 
 
 def _time(seconds: float) -> str:

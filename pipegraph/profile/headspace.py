@@ -31,9 +31,10 @@ class Headspace:
         return max(0.0, self.step_s / self.replayed_step_s - 1) if self.replayed_step_s else 0.0
 
     def __str__(self) -> str:
+        faster = f"{100 * self.gain:.0f} % faster" if self.gain < 9 else f"{1 + self.gain:,.0f} times as fast"
         return (
             f"a step takes {1e3 * self.step_s:.1f} ms, and {1e3 * self.replayed_step_s:.1f} ms on batches that are "
-            f"there already: no loader could make training more than {100 * self.gain:.0f} % faster"
+            f"there already: no loader could make training more than {faster}"
         )
 
 

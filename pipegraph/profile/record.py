@@ -14,7 +14,7 @@ from typing import Self
 
 from pipegraph.errors import GraphError
 
-from .series import Series, moment
+from .series import Moment, append, moment
 from .trace import trace_events
 from .values import Profile, Watched
 
@@ -77,7 +77,7 @@ class Recording:
         self._log = log
         self._ranges = ranges
         self._every = every
-        self._series = Series()
+        self._moments: list[Moment] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -119,7 +119,7 @@ class Recording:
         from .report import render_report
 
         with self._lock:
-            moments = self._series.all()
+            moments = list(self._moments)
         return render_report(self._loader.profile(self._first), moments)
 
     def _watch(self) -> None:
@@ -130,7 +130,7 @@ class Recording:
         found = self._loader.profile(self._last)
         now = perf_counter()
         with self._lock:
-            self._series.add(moment(found, self._at - self._begun, now - self._begun))
+            append(self._moments, moment(found, self._at - self._begun, now - self._begun))
             self._last, self._at = found, now
         if self._log is not None:
             try:

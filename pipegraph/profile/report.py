@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from pipegraph.errors import MissingExtraError, shown
 from pipegraph.measurements import StageProfile, in_view
-from pipegraph.planning.drawing import StageBox, QueueLine, picture
+from pipegraph.planning.drawing import QueueLine, StageBox, picture
 from pipegraph.units import (
     format_bytes,
     format_count,
     format_duration,
+    format_gain,
     format_rate,
     format_share,
     shorten,
@@ -57,7 +58,13 @@ def _template() -> Template:
     )
     environment.filters |= {
         **{"share": format_share, "duration": format_duration, "bytes": format_bytes},
-        **{"count": format_count, "rate": format_rate, "brief": shorten, "place": _place},
+        **{
+            "count": format_count,
+            "rate": format_rate,
+            "gain": format_gain,
+            "brief": shorten,
+            "place": _place,
+        },
     }
     text = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")
     return environment.from_string(text)

@@ -7,7 +7,7 @@ import textwrap
 from pipegraph.errors import shown
 from pipegraph.html import html_table
 from pipegraph.measurements import StageProfile, in_view
-from pipegraph.units import format_duration, format_share as _share, shorten
+from pipegraph.units import format_duration, format_gain, format_share as _share, shorten
 
 from .bottleneck import CONSUMER, SATURATED
 from .values import Profile, run_busy
@@ -125,10 +125,7 @@ def _suggestion(profile: Profile) -> str:
     more = profile.what_if(profile.bottleneck, workers=stage.workers + 1)
     if more.gain < WORTH:
         return ""
-    return (
-        f" With {stage.workers + 1} workers: about {more.samples_per_s:,.0f} samples/s "
-        f"({100 * more.gain:+.0f} %)."
-    )
+    return f" With {stage.workers + 1} workers: about {more.samples_per_s:,.0f} samples/s ({format_gain(more.gain)})."
 
 
 def _headline(profile: Profile) -> str:

@@ -125,7 +125,8 @@ def predict(
     reached = min(1.0, profile.items / profile.elapsed_s / before) if before else 0.0
     samples = profile.samples / profile.items * after * reached
     rate = profile.samples_per_s
-    return Prediction(samples, samples / rate - 1 if rate else 0.0, limit)
+    gain = samples / rate - 1 if rate else 0.0
+    return Prediction(samples, round(gain, 6) + 0.0, limit)  # without the errors of floats, and without -0.0
 
 
 def _share_of_run(profile: Profile, name: str, cached: bool) -> tuple[str, float]:

@@ -134,7 +134,7 @@ def test_headspace_is_the_step_without_the_loader(monkeypatch):
     assert found.steps == 6
     assert (found.step_s, found.replayed_step_s) == pytest.approx((0.01, 0.001))
     assert found.gain == pytest.approx(9)
-    assert "% faster" in str(found)
+    assert "more than 10 times as fast" in str(found)
 
 
 def test_headspace_goes_on_into_further_epochs_and_says_when_there_is_nothing():

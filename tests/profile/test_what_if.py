@@ -6,6 +6,7 @@ import pipegraph as pg
 from pipegraph.backends import INLINE
 from pipegraph.errors import GraphError
 from pipegraph.profile import CONSUMER, ChannelProfile
+from pipegraph.units import format_gain
 
 
 def pipeline(stages, step_s=0.001, items=100, elapsed_s=1.0, **facts):
@@ -92,3 +93,15 @@ def test_changes_that_cannot_be_are_refused(stage, change, why):
 
 def test_nothing_delivered_predicts_nothing():
     assert pipeline({"read": (0.01, 1)}, items=0).what_if("read", workers=2).samples_per_s == 0
+
+
+def test_gains_are_rounded_to_sense():
+    found = pipeline({"read": (0.010, 1)}, step_s=0.004)
+    assert found.what_if("read", cost=1.0).gain == 0.0
+    assert "e-" not in str(found.what_if("read", workers=1))
+    assert [format_gain(gain) for gain in (0.0, 0.534, -0.1, 101.93)] == [
+        "+0 %",
+        "+53 %",
+        "-10 %",
+        "103 times",
+    ]
