@@ -115,7 +115,6 @@ class Facts:
     step_s: float
     core_s: float
     budget: Limits
-    items: int = 0
     refused: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -10,7 +10,6 @@ that nobody needs are given back, and the tuner watches: work that has shifted o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -72,7 +71,6 @@ class Search:
         self._slower = 0  # windows in a row that were slower than that
         self._unlucky: set[tuple[tuple[str, Size], ...]] = set()
         self._again = False  # steps that were taken back have their second trial
-        self._rates: deque[float] = deque(maxlen=3)
 
     @property
     def tuning(self) -> Tuning:

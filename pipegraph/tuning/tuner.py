@@ -196,6 +196,5 @@ def facts_of(plan: Plan, found: Profile, refused: Mapping[str, str]) -> Facts:
         found.step_s,
         found.cores_used * per_chunk,
         budget,
-        found.items,
         refused,
     )

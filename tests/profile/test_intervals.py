@@ -3,6 +3,7 @@
 import json
 import logging
 import threading
+from dataclasses import replace
 
 import pytest
 from channel_states import wait_until
@@ -134,7 +135,8 @@ def test_headspace_is_the_step_without_the_loader(monkeypatch):
     assert found.steps == 6
     assert (found.step_s, found.replayed_step_s) == pytest.approx((0.01, 0.001))
     assert found.gain == pytest.approx(9)
-    assert "more than 10 times as fast" in str(found)
+    assert "more than 900 % faster" in str(found)
+    assert "more than 103 times as fast" in str(replace(found, step_s=1.03, replayed_step_s=0.01))
 
 
 def test_headspace_goes_on_into_further_epochs_and_says_when_there_is_nothing():
