@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import numpy as np
-
 from pipegraph.errors import GraphError, MemoryLimitError
-from pipegraph.order.lane_order import LanedEpoch, LaneOrder
+from pipegraph.order.lane_order import LaneOrder
 from pipegraph.order.layout import LayoutLike, block_samples
 
 # From 16 lanes per rank on batches come close to a global shuffle, and more than 32 gain
@@ -24,14 +22,12 @@ class LanePlan:
     """The figures of a ``LaneOrder`` on a layout and a number of ranks.
 
     Attributes:
-        lanes: L, what the layout is cut into.
-        world_size: W.
         lanes_per_rank: lanes that a rank reads at once, L / gcd(L, W).
         ranks_per_lane: ranks that read the same lane's blocks, W / gcd(L, W).
         blocks_held: blocks that a rank holds at once, half of them on their way.
         bytes_held: their bytes, if all are as large as the largest block.
-        read_amplification: samples in the blocks that all ranks fetch in epoch 0, over
-            the samples that there are; a cache shared by ranks divides it.
+        read_amplification: how often each block is fetched in an epoch at most, on average, by all ranks together; a
+            cache shared by ranks divides it.
         proposed_lanes: a better ``lanes=``, or None where this one is good.
     """
 
@@ -53,20 +49,15 @@ class LanePlan:
         return text if self.proposed_lanes is None else f"{text}; better: lanes={self.proposed_lanes}"
 
 
-def lane_plan(
-    order: LaneOrder, layout: LayoutLike, world_size: int, block_bytes: int, seed: int = 0
-) -> LanePlan:
-    """The plan's figures for an order.
-
-    Args:
-        layout: as for ``LaneOrder``.
-        world_size: >= 1.
-        block_bytes: the largest block's bytes.
-        seed: the graph's; epoch 0 of it is counted.
-    """
+def lane_plan(order: LaneOrder, layout: LayoutLike, world_size: int, block_bytes: int) -> LanePlan:
+    """The figures of an order; ``block_bytes`` are the largest block's."""
+    blocks = len(block_samples(layout))
     lanes = order.lane_count(layout) if order.shuffle else 1
     shared = math.gcd(lanes, world_size)
     held = lanes // shared * order.window * BLOCKS_PER_LANE
+    # Neighbouring lanes share the window in which one ends and the other begins, and by its rotation each lane begins
+    # inside a window to which it comes back at its end.
+    again = 2 * lanes * order.window / blocks if order.shuffle and blocks > 1 else 0.0
     return LanePlan(
         lanes=lanes,
         world_size=world_size,
@@ -74,25 +65,18 @@ def lane_plan(
         ranks_per_lane=world_size // shared,
         blocks_held=held,
         bytes_held=held * block_bytes,
-        read_amplification=world_size // shared * _reads(order, layout, lanes, seed),
-        proposed_lanes=proposed_lanes(lanes, len(block_samples(layout)), world_size)
-        if order.shuffle
-        else None,
+        read_amplification=world_size // shared * (1 + again),
+        proposed_lanes=proposed_lanes(lanes, blocks, world_size) if order.shuffle else None,
     )
 
 
 def proposed_lanes(lanes: int, blocks: int, world_size: int) -> int | None:
     """A better number of lanes, or None where this one is good or none is better.
 
-    Good is: every lane read by one rank, and 15 to 32 lanes per rank. Proposed is the
-    multiple of the ranks, 16 to 32 lanes each, with the most divisors (so that most
-    other world sizes divide it as well), as far as there are blocks for it.
-
-    Args:
-        lanes: as many as the layout is cut into, so at most ``blocks``.
+    Good is: every lane read by one rank, and 15 to 32 lanes per rank. Proposed is the multiple of the ranks, 16 to 32
+    lanes each, with the most divisors, so that most other world sizes divide it too, as far as there are blocks.
     """
-    shared = math.gcd(lanes, world_size)
-    if shared == world_size and lanes // world_size in GOOD_LANES_PER_RANK:
+    if lanes % world_size == 0 and lanes // world_size in GOOD_LANES_PER_RANK:
         return None
     limit = min(32, blocks // world_size)
     if limit < 1:
@@ -103,19 +87,10 @@ def proposed_lanes(lanes: int, blocks: int, world_size: int) -> int | None:
 
 
 def largest_lanes(blocks: int, world_size: int, block_bytes: int, memory_limit: int, window: int = 1) -> int:
-    """The largest ``lanes=`` whose blocks fit a rank's memory; 0 if not even one lane does.
-
-    Args:
-        blocks: blocks of the layout.
-        block_bytes: the largest block's bytes.
-        memory_limit: bytes that a rank may hold in blocks.
-        window: the order's ``window``.
-    """
+    """The largest ``lanes=`` whose blocks fit a rank's memory; 0 if not even one lane does."""
     per_rank = memory_limit // (BLOCKS_PER_LANE * window * block_bytes)
-    for lanes in range(min(per_rank * world_size, blocks), 0, -1):
-        if lanes // math.gcd(lanes, world_size) <= per_rank:
-            return lanes
-    return 0
+    candidates = range(min(per_rank * world_size, blocks), 0, -1)
+    return next((lanes for lanes in candidates if lanes // math.gcd(lanes, world_size) <= per_rank), 0)
 
 
 def require_memory(
@@ -144,24 +119,6 @@ def require_memory(
         f"{memory_limit}, but {plan.blocks_held} blocks of up to {block_bytes} bytes take {plan.bytes_held}. "
         f"{remedy}"
     )
-
-
-def _reads(order: LaneOrder, layout: LayoutLike, lanes: int, seed: int) -> float:
-    """Samples in the blocks that the lanes fetch, over the samples that there are."""
-    samples = block_samples(layout)
-    total = int(samples.sum())
-    if not total or not order.shuffle:
-        return 1.0
-    laned = LanedEpoch.of(samples, lanes, order.window, seed, 0)
-    table = laned.table
-    filled = laned.bounds[1:] > laned.bounds[:-1]
-    first, last = laned.first[filled], table.find(laned.bounds[1:][filled] - 1)
-    fetched = int((table.ends[last] - table.starts(first)).sum())
-    # A rotated lane ends in the window that it began in.
-    again = np.minimum(first + order.window - 1, last)
-    rotated = laned.rotation[filled] > 0
-    fetched += int((table.ends[again] - table.starts(first))[rotated].sum())
-    return fetched / total
 
 
 def _divisors(number: int) -> int:

@@ -20,7 +20,7 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process.exceptions import copied
 from pipegraph.errors import LoaderClosedError
 from pipegraph.reader.block_sources import BlockSource
-from pipegraph.reader.block_table import BlockEntry, BlockTable
+from pipegraph.reader.block_table import BlockEntry, BlockState, BlockTable
 from pipegraph.reader.late_blocks import LateBlocks, Standing
 from pipegraph.reader.prefetcher import FETCHERS, PrefetchPlanner
 from pipegraph.reader.uses import RankSteps, Uses
@@ -128,7 +128,7 @@ class BlockReader:
         with self._lock:
             self._reached(epoch, step)
             entry = self._table.get(number)
-            if entry is not None and entry.state == "ready" and not self._cancelled:
+            if entry is not None and entry.state is BlockState.READY and not self._cancelled:
                 return self._use(entry, epoch, step)
         entry = self._wait_for(number, epoch, step)
         self._sweep()
@@ -175,9 +175,9 @@ class BlockReader:
                         else:
                             self._load(entry)
                             continue
-                    elif entry.state == "ready":
+                    elif entry.state is BlockState.READY:
                         return self._use(entry, epoch, step)
-                    elif entry.state == "failed":
+                    elif entry.state is BlockState.FAILED:
                         assert entry.error is not None
                         if (epoch, step) not in entry.raised_at:
                             entry.raised_at.add((epoch, step))
@@ -185,7 +185,7 @@ class BlockReader:
                             raise copied(entry.error)
                         self._table.drop(entry)
                         continue
-                    elif entry.state == "waiting" and not entry.awaited:
+                    elif entry.state is BlockState.WAITING and not entry.awaited:
                         self._queue.remove(entry)  # it is late: load it before all others
                         self._queue.appendleft(entry)
                         self._await(entry)
@@ -375,7 +375,7 @@ class BlockReader:
         for thread in self._threads:
             thread.join()
         for entry in self._table:
-            if entry.state != "failed":
+            if entry.state is not BlockState.FAILED:
                 self._table.drop(entry)
         self._sweep()
         self._source.close()

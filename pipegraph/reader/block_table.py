@@ -9,13 +9,34 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from enum import StrEnum
+from typing import Any
 
 from pipegraph.reader.block_sources import BlockSource
 from pipegraph.reader.schedule import ReadSchedule
 from pipegraph.storage import ShardFile
 
-State = Literal["waiting", "loading", "ready", "failed"]
+
+class BlockState(StrEnum):
+    """Where a block of the table stands."""
+
+    WAITING = "waiting"  # for its loading
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+
+
+NEXT = {
+    BlockState.WAITING: {BlockState.LOADING},
+    BlockState.LOADING: {
+        BlockState.READY,
+        BlockState.FAILED,
+        BlockState.WAITING,
+    },  # the last: it made room for another
+    BlockState.READY: set(),
+    BlockState.FAILED: set(),
+}
+"""The states that may follow each; from any of them an entry may leave the table."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,12 +64,16 @@ class BlockEntry:
     there: float = 0.0
     fresh: bool = True
     awaited: bool = False
-    state: State = "waiting"
+    state: BlockState = BlockState.WAITING
     pins: int = 0
     value: Any = None
     file: ShardFile | None = None
     error: Exception | None = None
     raised_at: set[tuple[int, Any]] = field(default_factory=set)
+
+    def become(self, state: BlockState) -> None:
+        assert state in NEXT[self.state], (self.state, state)
+        self.state = state
 
 
 class BlockTable:
@@ -95,14 +120,14 @@ class BlockTable:
 
         Alone any block may try.
         """
-        read = [e for e in self._entries.values() if e.state == "ready" and e.pins]
+        read = [e for e in self._entries.values() if e.state is BlockState.READY and e.pins]
         taken = sum(e.nbytes for e in (*self.loading, *read))
         return not self.loading or taken + entry.nbytes <= self._source.budget()
 
     def begin(self, entry: BlockEntry, schedule: ReadSchedule) -> None:
         """Its loading begins."""
         self.make_room(entry.nbytes, schedule)
-        entry.state = "loading"
+        entry.become(BlockState.LOADING)
         self.loading.append(entry)
         self.nbytes += entry.nbytes
 
@@ -118,7 +143,7 @@ class BlockTable:
         """Its loading was interrupted and starts again later."""
         self.loading.remove(entry)
         self.nbytes -= entry.nbytes
-        entry.state = "waiting"
+        entry.become(BlockState.WAITING)
 
     def loaded(self, entry: BlockEntry, schedule: ReadSchedule) -> None:
         """It is ready; its size may be known only now."""
@@ -127,12 +152,12 @@ class BlockTable:
         self.nbytes += nbytes - entry.nbytes
         entry.nbytes = nbytes
         self.make_room(0, schedule)
-        entry.state = "ready"
+        entry.become(BlockState.READY)
 
     def failed(self, entry: BlockEntry) -> None:
         """It could not be loaded; without an error, its loading was interrupted."""
         self.loading.remove(entry)
-        entry.state = "failed"
+        entry.become(BlockState.FAILED)
         self.nbytes -= entry.nbytes
         entry.nbytes = 0
         if entry.error is None:
@@ -143,7 +168,9 @@ class BlockTable:
 
         Blocks without a known next use go before all others, the least recently used first.
         """
-        spare = [entry for entry in self._entries.values() if entry.state == "ready" and not entry.pins]
+        spare = [
+            entry for entry in self._entries.values() if entry.state is BlockState.READY and not entry.pins
+        ]
         if self._source.keeps and schedule.scanned > schedule.tick:
             # What lies in the node cache is opened again at once, and while it is open it cannot be evicted, even
             # where the plan wants its place for another: what is not needed soon is closed.
@@ -162,7 +189,7 @@ class BlockTable:
     def drop(self, entry: BlockEntry) -> None:
         """Remove an entry and release its block."""
         del self._entries[entry.number]
-        if entry.state != "waiting":
+        if entry.state is not BlockState.WAITING:
             self.nbytes -= entry.nbytes
         if entry.file is not None:
             self.doomed.append(entry.file)
@@ -174,7 +201,8 @@ class BlockTable:
         needed = sum(
             entry.nbytes
             for entry in entries
-            if entry.state != "failed" and (entry.pins or entry.state != "ready" or _needed(entry, schedule))
+            if entry.state is not BlockState.FAILED
+            and (entry.pins or entry.state is not BlockState.READY or _needed(entry, schedule))
         )
         return self._source.budget() - needed
 

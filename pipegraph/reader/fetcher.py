@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 from pipegraph import concurrency
@@ -16,6 +17,14 @@ from pipegraph.storage.space import NO_ROOM
 from pipegraph.storage.stores import StoreStats
 
 _log = logging.getLogger("pipegraph.cache")
+
+
+class Place(Enum):
+    """Where fetched blocks go."""
+
+    MEMORY = 1
+    CACHE = 2
+    FULL = 3  # the cache, which had no room for the last block: it went to memory
 
 
 class Fetcher:
@@ -46,7 +55,7 @@ class Fetcher:
         self.memory = max(1, memory)
         self._count = count
         self._stopped = concurrency.Event()
-        self._spills = False
+        self._place = Place.MEMORY if cache is None else Place.CACHE
         self._counting, self._counted = concurrency.Lock(), StoreStats()
 
     @property
@@ -56,7 +65,7 @@ class Fetcher:
 
     def budget(self) -> int:
         """Bytes for blocks: this rank's share of the cache, else of memory."""
-        if self.handle is None or self._spills:
+        if self.handle is None or self._place is not Place.CACHE:
             return self.memory
         return max(1, self.handle.limit // local_ranks()[1])
 
@@ -75,12 +84,12 @@ class Fetcher:
         except StoreError:
             raise
         except OSError as error:  # no room, or the folder is gone: the block is read into memory
-            if error.errno not in NO_ROOM and not self._spills:
+            if error.errno not in NO_ROOM and self._place is Place.CACHE:
                 _log.warning("the node cache cannot be used, blocks are read into memory: %s", error)
-            self._spills = True
+            self._place = Place.FULL
             self._count("blocks without room in the cache", 1)
             raise
-        self._spills = False
+        self._place = Place.CACHE
         self._count("cache misses" if downloaded else "cache hits", 1)
         return file
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import asdict, dataclass
+from collections import Counter
 from typing import Any, Final
 
 from pipegraph import concurrency
@@ -14,27 +14,6 @@ WORST: Final = 8
 """Transitions that are kept one by one: those with the longest waits."""
 
 
-@dataclass(frozen=True, order=True)
-class BlockTransition:
-    """A worker entered a block or part.
-
-    Attributes:
-        waited_us: microseconds for which it was wanted and missing.
-        name: of the part, and the block in it.
-        epoch: in which it was entered.
-        step: of this rank, for which it was wanted; -1 where that is not known.
-        wanted_s: when a worker first found it missing, in seconds since the stage began to read.
-        there_s: the same, when it was ready.
-    """
-
-    waited_us: int
-    name: str
-    epoch: int
-    step: int
-    wanted_s: float
-    there_s: float
-
-
 class LateBlocks(Report):
     """How late each block of one stage came since its loader was made, in bounded memory. Thread-safe.
 
@@ -42,18 +21,17 @@ class LateBlocks(Report):
     """
 
     def __init__(self) -> None:
-        self._now = 0.0
+        self._began = 0.0
         self._lock = concurrency.Lock()
-        self._entered = self._late = self._cold_start = 0
-        self._waited_us = self._cold_start_us = 0
+        self._counts = Counter[str]()
         self._standing_s = self._elapsed_s = 0.0
         self._from: tuple[float, float] | None = None
         self._waits = Durations()
-        self._worst: list[tuple[int, int, BlockTransition]] = []
+        self._worst: list[tuple[int, int, dict[str, Any]]] = []
 
     def begin(self, now: float) -> None:
         """The stage begins to read: times count from here. Called once, before anything else."""
-        self._now = now
+        self._began = now
 
     def new_run(self) -> None:
         """The time up to the next transition does not count."""
@@ -74,32 +52,28 @@ class LateBlocks(Report):
         """A block is used for the first time since it was loaded.
 
         Args:
+            step: of this rank, for which it was wanted; -1 where that is not known.
             wanted: when a worker first found it missing; None if none did.
             there: when it was ready.
             standing: seconds in which at least one worker waited, since the stage began to read.
             cold_start: it belongs to the cold start of a run.
         """
-        waited_us = 0 if wanted is None else max(0, round((there - wanted) * 1e6))
+        us = 0 if wanted is None else max(0, round((there - wanted) * 1e6))
         with self._lock:
-            if cold_start:
-                self._cold_start += 1
-                self._cold_start_us += waited_us
-                self._from = (now, standing)
-                return
             before, stood = self._from or (now, standing)
-            self._from = (now, standing)
+            self._from = now, standing
+            if cold_start:
+                self._counts.update(cold_start=1, cold_start_waited_us=us)
+                return
             self._elapsed_s += max(0.0, now - before)
             self._standing_s += max(0.0, standing - stood)
-            self._entered += 1
-            self._waits.add(1_000 * waited_us)
-            if not waited_us or wanted is None:
-                return
-            self._late += 1
-            self._waited_us += waited_us
-            transition = BlockTransition(waited_us, name, epoch, step, wanted - self._now, there - self._now)
-            heapq.heappush(self._worst, (waited_us, self._late, transition))
-            if len(self._worst) > WORST:
-                heapq.heappop(self._worst)
+            self._waits.add(1_000 * us)
+            self._counts.update(entered=1, late=us > 0, waited_us=us)
+            if us and wanted is not None:
+                found = {"waited_us": us, "name": name, "epoch": epoch, "step": step}
+                found |= {"wanted_s": wanted - self._began, "there_s": there - self._began}
+                entry = (us, self._counts["late"], found)
+                self._worst = heapq.nlargest(WORST, [*self._worst, entry])
 
     def to_dict(self) -> dict[str, Any]:
         """The counts and waits, as plain numbers.
@@ -109,16 +83,12 @@ class LateBlocks(Report):
         one by one, longest first. The blocks of cold starts count apart.
         """
         with self._lock:
-            worst = [asdict(transition) for _, _, transition in sorted(self._worst, reverse=True)]
+            names = ("entered", "late", "waited_us", "cold_start", "cold_start_waited_us")
             return {
-                "entered": self._entered,
-                "late": self._late,
-                "waited_us": self._waited_us,
+                **{name: self._counts[name] for name in names},
                 "starved": self._standing_s / self._elapsed_s if self._elapsed_s else 0.0,
                 **{f"p{p}_us": round(1e6 * self._waits.quantile_s(p / 100)) for p in (50, 95, 99)},
-                "cold_start": self._cold_start,
-                "cold_start_waited_us": self._cold_start_us,
-                "worst": worst,
+                "worst": [found for _, _, found in self._worst],
             }
 
     def lines(self) -> list[str]:
@@ -156,7 +126,7 @@ class Standing:
         return now - self._since
 
     def total(self, now: float) -> float:
-        """Seconds in all, those under schedule included."""
+        """Seconds in all, those under way included."""
         return self._total + (now - self._since if self._waiting else 0.0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from pipegraph.errors import GraphError, MemoryLimitError
@@ -17,41 +18,32 @@ def test_a_divisor_of_the_lanes_reads_each_block_about_once():
     plan = lane_plan(LaneOrder(), BLOCKS, 16, 128_000_000)
     assert (plan.lanes, plan.lanes_per_rank, plan.ranks_per_lane, plan.blocks_held) == (240, 15, 1, 30)
     assert plan.bytes_held == 30 * 128_000_000
-    # A lane is 20 blocks, of which a rotated one reads the first again.
-    assert plan.read_amplification == pytest.approx(1.05, abs=0.001)
+    # A lane is 20 blocks, of which it may share the first with another lane, and reads it again at its end.
+    assert plan.read_amplification == pytest.approx(1.10, abs=0.001)
     assert plan.proposed_lanes is None
     assert (
-        str(plan) == "240 lanes for 16 ranks: 15 per rank, 30 blocks (3.8 GB) held, 1.05 reads of each block"
+        str(plan) == "240 lanes for 16 ranks: 15 per rank, 30 blocks (3.8 GB) held, 1.10 reads of each block"
     )
 
 
 def test_ranks_that_do_not_divide_the_lanes_read_blocks_several_times_and_are_told_so():
     plan = lane_plan(LaneOrder(), BLOCKS, 7, 10**8)
     assert (plan.lanes_per_rank, plan.ranks_per_lane) == (240, 7)
-    assert plan.read_amplification == pytest.approx(7 * 1.05, abs=0.01)
+    assert plan.read_amplification == pytest.approx(7 * 1.10, abs=0.01)
     assert plan.proposed_lanes == 168
     assert str(plan).endswith("; better: lanes=168")
 
 
-def test_the_read_amplification_counts_what_ranks_really_touch():
-    layout = [30, 50, 0, 20, 90, 10, 70, 40] * 4
-    order = LaneOrder(lanes=6, window=2)
-    world_size = 4
-    plan = lane_plan(order, layout, world_size, 1, seed=5)
-    ends = [sum(layout[: i + 1]) for i in range(len(layout))]
-    fetched = 0
-    for lane in range(6):
-        # One reader follows the lane's samples and fetches a block when its window changes.
-        samples = order.indices(layout, 5, 0)[lane::6]
-        blocks = [next(b for b, end in enumerate(ends) if sample < end) for sample in samples]
-        laned = order._epoch(layout, 5, 0)
-        number = {int(block): i for i, block in enumerate(laned.table.order)}
-        windows = [(number[b] - int(laned.first[lane])) // 2 for b in blocks]
-        reads = [w for i, w in enumerate(windows) if i == 0 or windows[i - 1] != w]
-        for window in reads:
-            in_window = {b for b in set(blocks) if (number[b] - int(laned.first[lane])) // 2 == window}
-            fetched += sum(layout[b] for b in in_window)
-    assert plan.read_amplification == pytest.approx(plan.ranks_per_lane * fetched / sum(layout))
+def test_the_reads_are_hardly_more_than_what_ranks_really_touch():
+    rng = np.random.default_rng(0)
+    for blocks, lanes in ((480, 6), (480, 60), (200, 100)):
+        layout = rng.integers(50, 150, blocks).tolist()
+        order = LaneOrder(lanes=lanes)
+        plan = lane_plan(order, layout, 1, 1)
+        place = np.searchsorted(np.cumsum(layout), order.indices(layout, 5, 0), side="right")
+        # One reader follows each lane's samples and fetches a block when it changes.
+        fetched = sum(1 + np.count_nonzero(np.diff(place[lane::lanes])) for lane in range(lanes))
+        assert fetched / blocks <= plan.read_amplification <= 1.05 * fetched / blocks
 
 
 @pytest.mark.parametrize("world_size", [1, 5, 7, 8, 16, 60, 64, 100, 512, 4_096])
