@@ -25,12 +25,7 @@ def run_profile(
     report: str | None = None,
     trace: str | None = None,
 ) -> None:
-    """Iterate ``graph`` over and over for ``seconds``, then print its profile.
-
-    Args:
-        step_s: seconds that a simulated training step takes for each chunk.
-        report, trace: files to write, an HTML report and a trace for Perfetto.
-    """
+    """Iterate ``graph`` over and over for ``seconds``, then print its profile."""
     with (
         graph.loader(output, epochs=None) as loader,
         record(loader, report=report, trace=trace, every=EVERY_S),
@@ -53,11 +48,7 @@ def run_tune(graph: Graph, seconds: float, output: str | None, step_s: float = 0
 
 
 def _run_for(loader: Loader, seconds: float, step_s: float, progress: ProgressLine) -> None:
-    """Iterate a loader over and over for ``seconds``, ``step_s`` of them for each chunk; closes it then.
-
-    Raises:
-        DataError: a whole epoch delivered nothing.
-    """
+    """Iterate a loader over and over for ``seconds``, ``step_s`` of them for each chunk; closes it then."""
     over = threading.Event()
 
     def stop() -> None:

@@ -16,12 +16,7 @@ PLAIN_STEPS = 4
 
 
 class ProgressLine:
-    """Tasks one after another; each counts to its total and shows samples per second.
-
-    Args:
-        title: shown once, before the first task.
-        quiet: show nothing.
-    """
+    """Tasks one after another; each counts to its total and shows samples per second."""
 
     def __init__(self, title: str, quiet: bool = False, console: Console | None = None) -> None:
         self.console = console or Console(quiet=quiet, highlight=False)

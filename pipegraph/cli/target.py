@@ -14,11 +14,7 @@ from pipegraph.graph import Graph
 
 
 def load_graph(target: str) -> Graph:
-    """The graph that ``train.py:graph`` names; a function without arguments is called for it.
-
-    Raises:
-        GraphError: the file cannot be found or run, or holds no such graph; says which it holds.
-    """
+    """The graph that ``train.py:graph`` names; a function without arguments is called for it."""
     found = load_object(target, Graph)
     if not isinstance(found, Graph):
         raise GraphError(

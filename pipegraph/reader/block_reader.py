@@ -34,13 +34,6 @@ class BlockReader:
     """The blocks of one stage, for all of its workers.
 
     Thread-safe.
-
-    Args:
-        source: where blocks come from; closed with the reader.
-        ahead: whether blocks are fetched before they are asked for.
-        count: adds to a named counter of the stage.
-        late_blocks: records each block that is entered, and how late it came.
-        clock: seconds that only grow.
     """
 
     def __init__(

@@ -13,11 +13,7 @@ from pipegraph.storage.formats import Format, format_of
 
 
 def chosen_columns(columns: Any, operator: str) -> tuple[str, ...] | None:
-    """The names of ``columns=``; None where it is.
-
-    Raises:
-        GraphError: it is a text, no names, or none at all.
-    """
+    """The names of ``columns=``; None where it is."""
     if columns is None:
         return None
     if isinstance(columns, str):
@@ -49,22 +45,13 @@ class Choice:
         return {name: _json(value) for name, value in chosen.items() if value is not None}
 
     def form(self, part: Part) -> Format:
-        """A part's format, reading what was chosen.
-
-        Raises:
-            GraphError: the part's format has no columns.
-        """
+        """A part's format, reading what was chosen."""
         form = format_of(part)
         return form.choosing(self.columns, self.filter, self.fill) if self else form
 
 
 class SameFields:
-    """Says where the fields of one part differ from those of the first. Thread-safe.
-
-    Args:
-        parts: in their order.
-        store: for remote ones.
-    """
+    """Says where the fields of one part differ from those of the first. Thread-safe."""
 
     def __init__(self, parts: Sequence[Part], choice: Choice, store: StoreClient | None) -> None:
         self._parts, self._choice, self._store = parts, choice, store
@@ -73,11 +60,7 @@ class SameFields:
         self._alike: set[int] = set()
 
     def check(self, number: int, file: ShardFile) -> None:
-        """Compare a part that is open; each is looked at once.
-
-        Raises:
-            ShardError: its fields, or their types, are others than those of the first part that can be read.
-        """
+        """Compare a part that is open; each is looked at once."""
         with self._lock:
             if number in self._alike:
                 return

@@ -19,7 +19,7 @@ from pipegraph.storage.stores import StoreStats
 _log = logging.getLogger("pipegraph.cache")
 
 
-class Place(Enum):
+class Destination(Enum):
     """Where fetched blocks go."""
 
     MEMORY = 1
@@ -28,18 +28,7 @@ class Place(Enum):
 
 
 class Fetcher:
-    """Fetches blocks for one reader; closing it ends only that reader's waits.
-
-    Args:
-        store: options, for remote parts.
-        remote: whether there are any.
-        cache: the node cache to open a handle on, or None.
-        memory: bytes that blocks held in memory may take.
-        count: adds to a named counter of the stage.
-
-    Attributes:
-        handle: this reader's own, on the node cache.
-    """
+    """Fetches blocks for one reader; closing it ends only that reader's waits."""
 
     def __init__(
         self,
@@ -55,7 +44,7 @@ class Fetcher:
         self.memory = max(1, memory)
         self._count = count
         self._stopped = concurrency.Event()
-        self._place = Place.MEMORY if cache is None else Place.CACHE
+        self._destination = Destination.MEMORY if cache is None else Destination.CACHE
         self._counting, self._counted = concurrency.Lock(), StoreStats()
 
     @property
@@ -65,7 +54,7 @@ class Fetcher:
 
     def budget(self) -> int:
         """Bytes for blocks: this rank's share of the cache, else of memory."""
-        if self.handle is None or self._place is not Place.CACHE:
+        if self.handle is None or self._destination is not Destination.CACHE:
             return self.memory
         return max(1, self.handle.limit // local_ranks()[1])
 
@@ -84,12 +73,12 @@ class Fetcher:
         except StoreError:
             raise
         except OSError as error:  # no room, or the folder is gone: the block is read into memory
-            if error.errno not in NO_ROOM and self._place is Place.CACHE:
+            if error.errno not in NO_ROOM and self._destination is Destination.CACHE:
                 _log.warning("the node cache cannot be used, blocks are read into memory: %s", error)
-            self._place = Place.FULL
+            self._destination = Destination.FULL
             self._count("blocks without room in the cache", 1)
             raise
-        self._place = Place.CACHE
+        self._destination = Destination.CACHE
         self._count("cache misses" if downloaded else "cache hits", 1)
         return file
 

@@ -133,11 +133,7 @@ class Listed(NamedTuple):
 def list_parts(
     parts: Any, options: Mapping[str, Any], missing: Missing = "error", stopping: Stopping | None = None
 ) -> Listed:
-    """The parts that are named, with the manifest that lies beside them and lists some of them.
-
-    Raises:
-        DataError: parts are missing.
-    """
+    """The parts that are named, with the manifest that lies beside them and lists some of them."""
     with store_for(parts, options, stopping) as store:
         found = expand_parts(parts, store=store, missing=missing)
         try:
@@ -254,11 +250,7 @@ def _warn_of_unused(why: object) -> None:
 
 
 def _chosen(manifest: Manifest, parts: Sequence[Part]) -> Manifest:
-    """The manifest's entries for these parts, at the places where they lie.
-
-    Raises:
-        DataError: a part is not in it, or has another size.
-    """
+    """The manifest's entries for these parts, at the places where they lie."""
     numbers, placed = [], []
     for part, number in zip(parts, numbers_in(manifest.parts, parts), strict=True):
         if number is None:

@@ -53,9 +53,6 @@ class NextUseIndex:
     """The next uses of cache entries, in steps, of the running epoch and the one behind it.
 
     One thread calls `follow`; `next_use` is thread-safe.
-
-    Args:
-        place: of a block's entries in the cache (`Cacheable.place`).
     """
 
     def __init__(

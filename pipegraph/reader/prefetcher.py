@@ -18,11 +18,7 @@ FETCHERS: Final = 16
 
 
 class PrefetchPlanner:
-    """Where training is, how fast it runs, how long loads take, and what to load next.
-
-    Attributes:
-        schedule: the running pass's steps.
-    """
+    """Where training is, how fast it runs, how long loads take, and what to load next."""
 
     def __init__(self, source: BlockSource, table: BlockTable, now: float) -> None:
         self._source, self._table = source, table

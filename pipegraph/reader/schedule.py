@@ -137,11 +137,7 @@ class ReadSchedule:
         return None
 
     def merge(self, uses: Uses, scanned: int, there: Container[int]) -> None:
-        """Take what was found by a draw, in ticks.
-
-        Args:
-            there: blocks that are loaded or on their schedule.
-        """
+        """Take what was found by a draw, in ticks."""
         self.scanned = scanned
         self._drawn.append(uses)
         known = {number for _, number in self.upcoming}

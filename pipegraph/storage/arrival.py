@@ -21,22 +21,14 @@ class _Arrival:
         self._sizes: dict[int, int] = {}  # of the pieces, by where they begin; under the lock
 
     def _note(self, offset: int, nbytes: int) -> None:
-        """A piece has come. Called with the lock held.
-
-        Raises:
-            DataError: it lies outside the range.
-        """
+        """A piece has come. Called with the lock held."""
         if offset < 0 or offset + nbytes > self._nbytes:
             raise DataError(f"download wrote bytes {offset}..{offset + nbytes} of an entry of {self._nbytes}")
         if nbytes:
             self._sizes[offset] = nbytes
 
     def mismatch(self) -> str | None:
-        """What is wrong with what came, or None; once every call of `write_at` has returned.
-
-        Raises:
-            DataError: pieces overlap in part.
-        """
+        """What is wrong with what came, or None; once every call of `write_at` has returned."""
         with self._lock:
             pieces = sorted(self._sizes.items())
         covered = 0
@@ -58,13 +50,7 @@ class _Arrival:
 
 
 class FileArrival(_Arrival):
-    """A sink that writes to an open file; the file stays the caller's. Thread-safe.
-
-    Args:
-        fd: of the file.
-        nbytes: how many bytes should come.
-        crc32c: of them all, if known.
-    """
+    """A sink that writes to an open file; the file stays the caller's. Thread-safe."""
 
     def __init__(self, fd: int, nbytes: int, crc32c: int | None) -> None:
         super().__init__(nbytes, crc32c)

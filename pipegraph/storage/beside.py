@@ -28,11 +28,7 @@ def manifest_beside(parts: Sequence[Part], name: str = MANIFEST) -> str | None:
 
 
 def load_beside(parts: Sequence[Part], store: StoreClient | None = None) -> tuple[str, Manifest] | None:
-    """The manifest that lies beside these parts and lists some of them, and its place.
-
-    Raises:
-        DataError: it is none, or of another version, or the store does not give it.
-    """
+    """The manifest that lies beside these parts and lists some of them, and its place."""
     refused = None
     for name in (MANIFEST, OLD_MANIFEST):
         path = manifest_beside(parts, name)

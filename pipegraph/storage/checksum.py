@@ -17,11 +17,7 @@ _PIECE_NBYTES: Final = 1 << 20
 
 @cache
 def crc32c_extend() -> Callable[[int, bytes], int]:
-    """``extend(crc, data) -> crc``.
-
-    Raises:
-        MissingExtraError: google-crc32c is not installed.
-    """
+    """``extend(crc, data) -> crc``."""
     try:
         extend: Callable[[int, bytes], int] = importlib.import_module("google_crc32c").extend
     except ImportError as error:

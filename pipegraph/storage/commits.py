@@ -58,10 +58,7 @@ class Commits:
     def add(self, name: str, uri: str, fd: int, partial: str, final_path: str) -> CachedFile:
         """Take over an exclusively locked file with an entry's checked bytes, and give it to be read.
 
-        Waits while `MAX_PENDING` are being written.
-
-        Raises:
-            LoaderClosedError: `close` was called; `fd` stays the caller's.
+        Waits while `MAX_PENDING` are being written. If it was closed, `fd` stays the caller's.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._pending) < MAX_PENDING)
@@ -87,11 +84,7 @@ class Commits:
             return frozenset(self._pending)
 
     def wait(self, name: str) -> None:
-        """Until the entry is not on its way any more.
-
-        Raises:
-            LoaderClosedError: `close` was called first.
-        """
+        """Until the entry is not on its way any more."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or name not in self._pending)
             if name in self._pending:

@@ -81,11 +81,7 @@ class Fate:
 
 @final
 class CachedFile(ShardFile):
-    """An entry that is open for reading, and cannot be evicted until it is closed.
-
-    Raises (from ``read_at``):
-        OSError: the disk refused the entry's bytes after it was opened.
-    """
+    """An entry that is open for reading, and cannot be evicted until it is closed."""
 
     def __init__(self, name: str, fd: int, fate: Fate | None = None) -> None:
         self._file = LocalFile.of(fd, name)

@@ -34,10 +34,7 @@ def eviction_order(
     replacement algorithms for a virtual-storage computer", 1966: with the future
     known, nothing hits more often); among those never used again the least
     recently used. An entry needed no later than the incoming one stays: making room
-    for a far prefetch at its cost would only move the miss forward.
-
-    Args:
-        incoming: steps until the entry that wants room is used; 0 if it is waited for.
+    for a far prefetch at its cost would only move the miss forward. ``incoming`` is 0 if it is waited for.
     """
     uses = [(next_use(e.name), e) for e in entries]
     may_go = [(use, e) for use, e in uses if use == math.inf or use > incoming]

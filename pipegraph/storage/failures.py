@@ -40,11 +40,7 @@ _METADATA = re.compile(r"169\.254\.169\.254|metadata\.google\.internal")
 
 
 def is_passing(error: Exception, generic: type[Exception]) -> bool:
-    """Whether the same request may well succeed later: server errors and broken connections.
-
-    Args:
-        generic: obstore's ``GenericError``.
-    """
+    """Whether the same request may well succeed later: server errors and broken connections."""
     if isinstance(error, Stalled | ClosedEarly | TimeoutError):
         return True
     if not isinstance(error, generic | ConnectionError):

@@ -67,12 +67,7 @@ class LockWaits:
         self._closed = False
 
     def shared(self, fd: int) -> None:
-        """Wait for the shared lock of `fd`.
-
-        Raises:
-            LoaderClosedError: `close` was called first; `fd` is then closed as soon
-                as the lock comes, and must not be used.
-        """
+        """Wait for the shared lock of `fd`; after a LoaderClosedError `fd` is closed as soon as the lock comes."""
         try:
             flock(fd, LOCK_SH | LOCK_NB)
             return

@@ -15,19 +15,7 @@ from .filelock import NO_LOCKS, try_exclusive
 
 
 class Journal(Closing):
-    """A file of JSON objects, one line each, under an exclusive lock that ends with its process.
-
-    Args:
-        path: made if missing.
-        refusal: what is said where another process has it.
-
-    Attributes:
-        records: those that are there; a line that a killed process was writing is cut short and left out.
-
-    Raises:
-        DataError: another process has it.
-        OSError (one of `NO_LOCKS`): its file system has no locks.
-    """
+    """A file of JSON objects, one line each, under an exclusive lock that ends with its process."""
 
     def __init__(self, path: str | os.PathLike[str], refusal: str) -> None:
         self._path = Path(path)
@@ -44,6 +32,7 @@ class Journal(Closing):
             self._file.close()
             raise
         self._file.seek(0)
+        # A line that a killed process was writing is cut short and left out.
         self.records: list[dict[str, Any]] = []
         for line in self._file.read().splitlines():
             with contextlib.suppress(ValueError, TypeError):

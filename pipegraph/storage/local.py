@@ -27,11 +27,7 @@ F = TypeVar("F", bound=ShardFile)
 
 
 class Reopenable(ShardFile, Generic[F]):
-    """A file that is opened again where it had to be closed to make room for others.
-
-    Args:
-        files: which of them are open.
-    """
+    """A file that is opened again where it had to be closed to make room for others."""
 
     def __init__(self, files: OpenFiles) -> None:
         self._files = files
@@ -53,11 +49,7 @@ class Reopenable(ShardFile, Generic[F]):
 
 
 class OpenFiles:
-    """Which of many files are open. Thread-safe.
-
-    Args:
-        max_open: files open at once, beside those that are being read from.
-    """
+    """Which of many files are open. Thread-safe."""
 
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
@@ -128,11 +120,7 @@ class LocalParts:
 
 
 class PartFile(Reopenable[LocalFile]):
-    """A local part.
-
-    Attributes:
-        identity: of the file when it was opened first.
-    """
+    """A local part."""
 
     def __init__(self, part: Part, parts: LocalParts) -> None:
         super().__init__(parts.parts)

@@ -14,11 +14,7 @@ from .stores import StoreClient, safe_url
 
 
 def identify(part: Part, store: StoreClient | None = None) -> Part:
-    """The part with its size and version; a store is asked where it has not said them yet.
-
-    Raises:
-        DataError: as `open_part`.
-    """
+    """The part with its size and version; a store is asked where it has not said them yet."""
     if not part.is_local:
         return _needed(part, store).identify(part)
     try:

@@ -126,9 +126,6 @@ def expand_braces(pattern: str) -> Iterator[str]:
     """Every name a pattern with ``{a..b}`` and ``{x,y}`` stands for.
 
     Zero padding follows the first bound: ``{001..10}`` counts ``001`` to ``010``.
-
-    Raises:
-        DataError: a range that runs backwards, other braces, or too many names.
     """
     pieces = _BRACES.split(pattern)
     literals, groups = pieces[0::2], [_alternatives(pattern, body) for body in pieces[1::2]]

@@ -21,15 +21,7 @@ _CHUNK_NBYTES: Final = 256 << 10
 
 
 class Requests:
-    """The requests of one client. All of its coroutines run in one event loop.
-
-    Args:
-        obstore: the module.
-        retry, hedge, grace_s: see `policy`.
-        range_nbytes: of a full range.
-        count: adds to a counter of ``StoreStats``.
-        versions: of all objects that are read.
-    """
+    """The requests of one client. All of its coroutines run in one event loop."""
 
     def __init__(
         self,

@@ -88,9 +88,6 @@ class LocalFile(ShardFile):
     ``pread`` and not ``mmap``: a file cut short under a map kills the process
     (SIGBUS) where ``pread`` gives an error, and it releases the interpreter
     lock while the disk works.
-
-    Attributes:
-        status: of the file when it was opened.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

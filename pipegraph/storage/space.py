@@ -23,15 +23,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Space:
-    """The folder of a `NodeCache`; any number of processes share it. Thread-safe.
-
-    Args:
-        folder: absolute; made if missing.
-        limit: bytes, for everything in it together.
-
-    Attributes:
-        evicted: entries that this object has removed to make room.
-    """
+    """The folder of a `NodeCache`; any number of processes share it. Thread-safe."""
 
     def __init__(self, folder: str, limit: int) -> None:
         self.folder, self.limit = folder, limit

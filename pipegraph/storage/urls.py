@@ -37,11 +37,7 @@ def _without_query(url: str) -> str:
 
 
 def endpoints(options: Mapping[str, Any]) -> list[str]:
-    """Where requests go, as options and the clouds' environment say: to plain HTTP only where someone asked for it.
-
-    Raises:
-        StoreError: it is no URL, which the client library does not survive.
-    """
+    """Where requests go, as options and the clouds' environment say: to plain HTTP only where someone asked for it."""
     clouds = {
         name: value for name, value in os.environ.items() if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))
     }

@@ -18,14 +18,11 @@ _CHANGED: Final = "changed "
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store says of an object: its size in bytes, and what identifies its version.
-
-    Args:
-        version: the etag, without quotes and the mark of weak ones, which stores write in one answer and leave out in
-            the next; where there is none the time of the last change in seconds, else an empty string.
-    """
+    """What a store says of an object: its size in bytes, and what identifies its version."""
 
     size: int
+    # The etag, without quotes and the mark of weak ones, which stores write in one answer and leave out in the next;
+    # where there is none the time of the last change in seconds, else an empty string.
     version: str
 
     @staticmethod
@@ -55,12 +52,7 @@ class Versions:
             self._join(part.uri, part.size, part.version)
 
     def answered(self, url: str, info: ObjectInfo) -> None:
-        """A store has said which object this is.
-
-        Raises:
-            DataError: it has another size than was expected, most often by a manifest.
-            StoreError: it is not the version that was there before.
-        """
+        """A store has said which object this is."""
         self._join(url, info.size, info.version)
 
     def _join(self, url: str, size: int | None, version: str | None) -> None:

@@ -71,11 +71,7 @@ def own_images(folder: str, samples: int) -> DataSet:
 
 
 def find_data(path: str) -> DataSet:
-    """What lies at ``path``.
-
-    Raises:
-        DataError: nothing that can be trained on; says what was looked for.
-    """
+    """What lies at ``path``."""
     if os.path.isdir(path) and not _holds_shards(path):
         source = ops.ListFiles(path)
         files = source.files()

@@ -128,11 +128,7 @@ class DemoJob:
         return done
 
     def _check_epochs(self, replaced: int) -> None:
-        """Every position of every epoch was delivered once, also in the one that was broken off.
-
-        Args:
-            replaced: files that could not be decoded, in whose place others came.
-        """
+        """Every position of every epoch was delivered once, also in the one that was broken off."""
         everything = np.arange(self.data.samples)
         for epoch, parts in self.seen.items():
             if not np.array_equal(np.sort(np.concatenate(parts)), everything):

@@ -17,11 +17,7 @@ VOCABULARY = 512
 
 
 def make_files(folder: str) -> list[str]:
-    """Draw the examples' files into ``folder``, the same bytes each time; returns a line for each kind.
-
-    Raises:
-        DataError: a file of that name exists.
-    """
+    """Draw the examples' files into ``folder``, the same bytes each time; returns a line for each kind."""
     root = Path(folder)
     if root.exists() and not root.is_dir():
         raise DataError(f"--make {folder!r}: a file of that name exists; name a folder")

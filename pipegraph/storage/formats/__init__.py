@@ -40,11 +40,7 @@ def known_suffixes(*, holds_samples: bool = False) -> tuple[str, ...]:
 
 
 def format_of(part: Part | str) -> Format:
-    """The format of a part, by the longest registered suffix of its name.
-
-    Raises:
-        DataError: no format has this suffix.
-    """
+    """The format of a part, by the longest registered suffix of its name."""
     name = (part if isinstance(part, Part) else Part(part)).name.lower()
     with _lock:
         suffix = max((s for s in _formats if name.endswith(s)), key=len, default=None)

@@ -59,16 +59,7 @@ class IpcMessage:
 
 
 def blocks_of_rows(file: ShardFile, start: int, stop: int, rows: int, block_nbytes: int) -> Iterator[Block]:
-    """Runs of whole batches of about ``block_nbytes``.
-
-    Args:
-        start, stop: where the Arrow file lies.
-        rows: how many there should be.
-
-    Raises:
-        ShardError: it is broken, or has another number of rows.
-        DataError: it has values that are not read here.
-    """
+    """Runs of whole batches of about ``block_nbytes``."""
     fields = _fields(file, start, stop)
     first = count = 0
     begin = end = -1
@@ -87,14 +78,7 @@ def blocks_of_rows(file: ShardFile, start: int, stop: int, rows: int, block_nbyt
 
 
 class ArrowRows(BlockSamples[Sample]):
-    """The rows of one block; each is read from its own bytes.
-
-    Args:
-        start, stop: where the Arrow file lies.
-
-    Raises:
-        ShardError, DataError: as `blocks_of_rows`.
-    """
+    """The rows of one block; each is read from its own bytes."""
 
     def __init__(self, file: ShardFile, start: int, stop: int, block: Block) -> None:
         self._name = file.name

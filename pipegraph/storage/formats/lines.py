@@ -71,11 +71,7 @@ class PackedJsonLinesFormat(Format):
 
 
 class _Lines(BlockSamples[Sample]):
-    """The lines of one block, parsed when asked for.
-
-    Attributes:
-        nbytes: of what says where they lie.
-    """
+    """The lines of one block, parsed when asked for."""
 
     def __init__(self, file: ShardFile, block: Block) -> None:
         self.file, self._start, self._stop = file, block.offset, block.offset + block.nbytes

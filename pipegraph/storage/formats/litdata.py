@@ -49,17 +49,11 @@ Decoder = Callable[[bytes], Any]
 
 @dataclass(frozen=True)
 class LitDataIndex:
-    """What an index says of the samples of its chunks.
+    """What an index says of the samples of its chunks."""
 
-    Args:
-        formats: of each leaf, in the order of the tree.
-        tree: names and places of the leaves: a leaf's number, a list or a dict of trees.
-        sized: whether each sample begins with the sizes of its leaves; token chunks have one leaf without.
-    """
-
-    formats: tuple[str, ...]
-    tree: Any
-    sized: bool
+    formats: tuple[str, ...]  # of each leaf, in the order of the tree
+    tree: Any  # names and places of the leaves: a leaf's number, a list or a dict of trees
+    sized: bool  # whether each sample begins with the sizes of its leaves; token chunks have one leaf without
 
 
 @final
@@ -156,12 +150,7 @@ def _load_index(place: str) -> Mapping[str, Any]:
 
 
 def layout_of(index: Mapping[str, Any], name: str) -> LitDataIndex:
-    """What an index says of the samples.
-
-    Raises:
-        ShardError: it is no index of LitData's.
-        DataError: chunks are encrypted.
-    """
+    """What an index says of the samples."""
     try:
         config = index["config"]
         formats = tuple(config["data_format"])

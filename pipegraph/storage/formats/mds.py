@@ -37,16 +37,11 @@ Decoder = Callable[[bytes], Any]
 
 @dataclass(frozen=True)
 class MdsColumns:
-    """What an MDS shard says of its samples.
-
-    Args:
-        names, encodings: of each column.
-        sizes: bytes of each column's values, None where they differ.
-    """
+    """What an MDS shard says of its samples."""
 
     names: tuple[str, ...]
     encodings: tuple[str, ...]
-    sizes: tuple[int | None, ...]
+    sizes: tuple[int | None, ...]  # bytes of each column's values, None where they differ
 
 
 @final
@@ -132,11 +127,7 @@ class MdsFormat(Format):
 
 
 def read_columns(file: ShardFile, offsets: Offsets) -> MdsColumns:
-    """The shard's description of its columns.
-
-    Raises:
-        ShardError: there is none, or it is none.
-    """
+    """The shard's description of its columns."""
     start = table_nbytes(len(offsets) - 1)
     nbytes = int(offsets[0]) - start
     if nbytes > _MAX_HEAD_NBYTES:

@@ -24,14 +24,7 @@ Decode = Callable[[bytes], Sample]
 
 
 def read_offsets(file: ShardFile, *, has_more: bool = False) -> Offsets:
-    """The offset of each sample and of the end, int64 (samples + 1,).
-
-    Args:
-        has_more: something else may come behind the samples.
-
-    Raises:
-        ShardError: the table does not fit the file, which may have been cut short.
-    """
+    """The offset of each sample and of the end, int64 (samples + 1,)."""
     if file.size < 8:
         raise ShardError(f"{file.name}: {file.size} bytes hold no table of samples")
     count = int.from_bytes(file.read_at(0, 4), "little")
@@ -68,12 +61,7 @@ def blocks_of(offsets: Offsets, block_nbytes: int) -> Iterator[Block]:
 
 
 class TableRows(BlockSamples[Sample]):
-    """The samples of one block; each is one ``read_at`` of its own bytes.
-
-    Attributes:
-        file: where they are read from.
-        nbytes: of what says where they lie.
-    """
+    """The samples of one block; each is one ``read_at`` of its own bytes."""
 
     def __init__(self, file: ShardFile, offsets: Offsets, block: Block, decode: Decode) -> None:
         stop = block.first + block.samples

@@ -14,12 +14,7 @@ from .unpacking import in_memory
 
 @final
 class PackedFormat(Format):
-    """Another format's parts, packed with gz or zst: a stream has no middle, so a part is one block.
-
-    Args:
-        inner: reads what is unpacked; its blocks are :class:`BlockSamples`.
-        suffixes: of the packed parts.
-    """
+    """Another format's parts, packed with gz or zst: a stream has no middle, so a part is one block."""
 
     needs_file = False
 

@@ -150,11 +150,7 @@ class ParquetFormat(Format):
     def _batches(
         self, reader: Any, file: ShardFile, groups: Sequence[int], *, stream: bool = False
     ) -> Iterator[Any]:
-        """The rows of some row groups, in batches of about `_BATCH_NBYTES` when they are decoded.
-
-        Args:
-            stream: they are turned to Python values at once; else they are held as they are.
-        """
+        """The rows of some row groups, in batches of about `_BATCH_NBYTES` when they are decoded."""
         columns = None if self.columns is None else list(dict.fromkeys((*self.columns, *self._asked)))
         sizes = [_group_size(reader, group, file.name) for group in groups]
         rows, encoded = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
@@ -246,11 +242,7 @@ class _Values:
 
 
 class _Rows(BlockSamples["Sample | None"]):
-    """Rows of Arrow batches, turned to Python when asked for.
-
-    Attributes:
-        nbytes: of the batches; what two of them share counts twice.
-    """
+    """Rows of Arrow batches, turned to Python when asked for."""
 
     def __init__(self, name: str, fill: Mapping[str, Any]) -> None:
         self._name, self._fill = name, fill

@@ -31,11 +31,7 @@ class RowGroup(NamedTuple):
 
 
 def row_groups(file: ShardFile) -> list[RowGroup]:
-    """The row groups in their order.
-
-    Raises:
-        ShardError: not a Parquet file, or a footer that contradicts itself or the file's size.
-    """
+    """The row groups in their order."""
     tail = file.read_at(max(0, file.size - 8), min(8, file.size))
     nbytes = int.from_bytes(tail[:4], "little")
     if tail[4:] != b"PAR1" or nbytes + 12 > file.size:

@@ -22,11 +22,7 @@ _MODES: Final = {
 
 
 def raw_image(data: bytes) -> Any:
-    """The pixels, (H, W) or (H, W, C), as ``numpy.asarray`` gives them of the image.
-
-    Raises:
-        ValueError: not such an image, or of a mode whose pixels are no numbers.
-    """
+    """The pixels, (H, W) or (H, W, C), as ``numpy.asarray`` gives them of the image."""
     if len(data) < 12:
         raise ValueError("an image without a head")
     width, height, length = np.frombuffer(data, "<u4", 3).tolist()

@@ -106,11 +106,7 @@ class _Window:
 
 
 def blocks_between(starts: Iterable[int], block_nbytes: int) -> Iterator[Block]:
-    """Runs of whole samples of about ``block_nbytes``.
-
-    Args:
-        starts: where each sample starts, and at last where the last one ends.
-    """
+    """Runs of whole samples of about ``block_nbytes``."""
     first = count = 0
     start = end = -1
     for next_start in starts:

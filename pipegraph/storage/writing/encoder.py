@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 from pipegraph.storage.formats.shard_format import Block
 from pipegraph.storage.manifest import PartIndex
 
-from .checksum_file import ChecksumFile
 from .field_kinds import Kinds
 
 Sample = Mapping[str, Any]
@@ -53,7 +52,7 @@ class Encoder(ABC):
         """The bytes that a sample adds to a shard, as far as that is known before the shard is finished."""
 
     @abstractmethod
-    def begin(self, file: ChecksumFile) -> None:
+    def begin(self, file: BinaryIO) -> None:
         """A new shard begins."""
 
     @abstractmethod

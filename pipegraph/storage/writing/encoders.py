@@ -15,11 +15,7 @@ _ENCODERS: Final = (TarEncoder, ParquetEncoder, MdsEncoder)
 
 
 def encoder_of(format: str) -> type[Encoder]:
-    """The encoder of a format.
-
-    Raises:
-        GraphError: there is no such format.
-    """
+    """The encoder of a format."""
     known: dict[str, type[Encoder]] = {each.format: each for each in _ENCODERS}
     if format not in known:
         raise GraphError(f"format must be one of {', '.join(known)}, got {format!r}")

@@ -54,11 +54,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def kinds_of(samples: Iterable[Mapping[str, Any]]) -> Kinds:
-    """The kinds of the fields of all these samples.
-
-    Raises:
-        DataError: samples have different fields, or a field has values of two kinds.
-    """
+    """The kinds of the fields of all these samples."""
     found: Kinds = {}
     for number, sample in enumerate(samples):
         kinds = {name: _kind_in(name, value) for name, value in sample.items()}
@@ -98,11 +94,7 @@ def _joined(one: str, other: str, field: str) -> str:
 
 
 def fitted(value: Any, kind: str, field: str) -> Any:
-    """The value as the plain type of its kind: an int, an array of the dtype, a JSON text ...; None stays None.
-
-    Raises:
-        DataError: it is of another kind.
-    """
+    """The value as the plain type of its kind: an int, an array of the dtype, a JSON text ...; None stays None."""
     if value is None:
         return None
     found = _kind_in(field, value)
@@ -127,11 +119,7 @@ def fitted(value: Any, kind: str, field: str) -> Any:
 
 
 def fitted_fields(sample: Mapping[str, Any], kinds: Kinds, number: int) -> Iterator[tuple[str, str, Any]]:
-    """Name, kind and value of each field, in the order of ``kinds``; without a key, sample ``number`` has that as one.
-
-    Raises:
-        DataError: a value is of another kind, or there is a field that ``kinds`` does not have.
-    """
+    """Name, kind and value of each field, in the order of ``kinds``; a sample without a key has its number as one."""
     odd = next((name for name in sample if name not in kinds), None)
     if odd is not None:
         raise DataError(f"sample {number} has the field {odd!r}, which those looked at first have not")

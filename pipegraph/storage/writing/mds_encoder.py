@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from pipegraph.storage.formats.mds import ARRAY_DTYPES, SCALARS
 from pipegraph.storage.formats.offset_table import table_nbytes
 from pipegraph.storage.manifest import PartIndex
 
-from .checksum_file import ChecksumFile
 from .encoder import Encoder, Sample
 from .field_kinds import Kinds, fitted_fields
 
@@ -54,7 +53,7 @@ class MdsEncoder(Encoder):
             "version": 2,
         }
         self._head = json.dumps(self.config, sort_keys=True).encode()
-        self._file: ChecksumFile
+        self._file: BinaryIO
         self._held: list[bytes] = []
 
     def encode(self, sample: Sample, number: int) -> bytes:
@@ -74,7 +73,7 @@ class MdsEncoder(Encoder):
     def size(self, encoded: bytes) -> int:
         return len(encoded) + 4
 
-    def begin(self, file: ChecksumFile) -> None:
+    def begin(self, file: BinaryIO) -> None:
         self._file, self._held, self.samples, self._nbytes = file, [], 0, 0
 
     def add(self, encoded: bytes) -> None:
@@ -88,8 +87,7 @@ class MdsEncoder(Encoder):
         start = table_nbytes(self.samples) + len(self._head)
         ends = start + np.cumsum([0, *map(len, self._held)])
         self._file.write(struct.pack("<I", self.samples) + ends.astype("<u4").tobytes() + self._head)
-        for data in self._held:
-            self._file.write(data)
+        self._file.writelines(self._held)
         self._held = []
 
     def index_json(self, shards: Iterable[PartIndex]) -> dict[str, Any]:

@@ -36,16 +36,7 @@ INDEX: Final = "index.json"
 
 
 class PackFolder(Closing):
-    """A folder under construction; one process at a time writes to it.
-
-    Args:
-        given: the source as the user named it, for the command that continues the pack.
-
-    Attributes:
-        finished: the shards that are done, by number.
-        complete: whether all of it was written before, with the same settings.
-        lock_fd: of the file whose lock keeps other processes out.
-    """
+    """A folder under construction; one process at a time writes to it."""
 
     def __init__(
         self, folder: str | os.PathLike[str], settings: dict[str, Any], given: str | None = None
@@ -88,11 +79,7 @@ class PackFolder(Closing):
         return True
 
     def manifest(self) -> Manifest:
-        """The manifest of a complete pack.
-
-        Raises:
-            DataError: shards are missing or have another size.
-        """
+        """The manifest of a complete pack."""
         path = old_if_there(self.folder, MANIFEST, OLD_MANIFEST)
         manifest = Manifest.load(path)
         for part in manifest.parts:

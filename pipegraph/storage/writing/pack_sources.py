@@ -59,13 +59,7 @@ class PackSource(ABC):
 
 
 class FilesSource(PackSource):
-    """Files: those of one sample share the path up to the first dot of the last component.
-
-    Args:
-        root: paths are relative to it, and make the keys.
-        paths: of the files.
-        labels: of each file, where there are any.
-    """
+    """Files: those of one sample share the path up to the first dot of the last component."""
 
     def __init__(self, root: str, paths: Sequence[str], labels: Sequence[int] | None = None) -> None:
         self.root = root
@@ -273,11 +267,7 @@ class PackedStream:
 
 
 def as_sample(item: Any) -> Sample:
-    """A dict of fields.
-
-    Raises:
-        DataError: an item that is neither a dict nor a tuple or list.
-    """
+    """A dict of fields."""
     if isinstance(item, Mapping):
         odd = next((name for name in item if not isinstance(name, str)), None)
         if odd is not None:
@@ -324,11 +314,7 @@ class _Encoded:
 
 
 def source_of(given: Any) -> PackSource | PackedStream:
-    """What a user has named, as something that can be packed; see ``pack_shards``.
-
-    Raises:
-        DataError: it cannot be, or is empty.
-    """
+    """What a user has named, as something that can be packed; see ``pack_shards``."""
     if callable(given) and not hasattr(type(given), "__iter__") and not hasattr(given, "__getitem__"):
         given = given()
     if isinstance(given, PackSource | PackedStream):

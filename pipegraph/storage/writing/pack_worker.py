@@ -55,12 +55,7 @@ _stop: Any = None
 
 
 def begin_worker(job: Job, stop: Any, parent: int | None) -> None:
-    """In each worker, before its first task.
-
-    Args:
-        stop: an event that ends the tasks.
-        parent: the process that forked this one.
-    """
+    """In each worker, before its first task."""
     global _job, _stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent ends the others
     # A parent that is killed must leave nobody who writes on.
@@ -82,11 +77,7 @@ def shard_in_worker(path: str, numbers: Int64Array) -> PartIndex:
 
 
 def write_part(job: Job, path: str, numbers: Int64Array, stop: Any = None) -> PartIndex:
-    """One shard of these samples.
-
-    Raises:
-        DataError: a sample cannot be read or written; a note names it.
-    """
+    """One shard of these samples."""
     source = job.source
     assert isinstance(source, PackSource)
     encoder = encoder_of(job.format)(job.kinds, job.nbytes)

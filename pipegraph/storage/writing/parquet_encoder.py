@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 
 from pipegraph.errors import DataError, MissingExtraError
 
-from .checksum_file import ChecksumFile
 from .encoder import Encoder, Sample
 from .field_kinds import Kinds, fitted_fields
 
@@ -62,7 +61,7 @@ class ParquetEncoder(Encoder):
     def size(self, encoded: list[Any]) -> int:
         return sum(map(_nbytes, encoded))
 
-    def begin(self, file: ChecksumFile) -> None:
+    def begin(self, file: BinaryIO) -> None:
         self._writer = self._parquet.ParquetWriter(file, self._schema, write_page_checksum=True)
         self._rows: list[list[Any]] = []
         self._held = self.samples = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from pipegraph.errors import DataError
 from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, MAX_FIELD_NBYTES, Block
 from pipegraph.storage.formats.tar import blocks_between, split_key
 
-from .checksum_file import ChecksumFile
 from .encoder import Encoder, Sample
 from .field_kinds import as_json, is_tensor, number_of
 
@@ -118,7 +117,7 @@ class TarEncoder(Encoder):
     def size(self, encoded: Encoded) -> int:
         return encoded[2]
 
-    def begin(self, file: ChecksumFile) -> None:
+    def begin(self, file: BinaryIO) -> None:
         self._file, self._at, self.samples = file, 0, 0
         self._starts: list[int] = []
         self._key: str | None = None
@@ -129,7 +128,7 @@ class TarEncoder(Encoder):
             raise DataError(f"two samples in a row have the key {key!r}: a tar would have them as one")
         self._key = key
         self._starts.append(self._at)
-        self._file.write_pieces(pieces, nbytes)
+        self._file.writelines(pieces)
         self._at += nbytes
         self.samples += 1
 
