@@ -63,7 +63,7 @@ class _ProcessBackend(StageBackend):
     call_cost = 10
     words = ("process", "processes")
     own_words = ("a process", "processes")
-    pool = "pipegraph.engine.process.pool:Processes"
+    pool = "pipegraph.engine.process.processes:Processes"
 
 
 class _RayBackend(StageBackend):

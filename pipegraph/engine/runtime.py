@@ -44,11 +44,11 @@ from pipegraph.engine.worker_threads import WorkerThreads, stack_of
 from pipegraph.errors import PipegraphWarning, StuckWorker, described, note
 from pipegraph.global_generators import enter_worker
 from pipegraph.measurements import Totals
-from pipegraph.planning.isolation import Elsewhere
+from pipegraph.planning.isolation import RemoteStages
 from pipegraph.planning.plan import Plan, StagePlan
 
 if TYPE_CHECKING:
-    from pipegraph.engine.process.pool import Pool
+    from pipegraph.engine.remote.pool import Pool
 
 GRACE_S = 5.0
 """Seconds that ``close`` waits for user code to return, and that a new pass waits before it logs for whom."""
@@ -222,7 +222,7 @@ class Runtime(LoaderContext):
         if not stage.remote:
             return copy.copy(stage.operator)
         if stage.backend.in_trainer:
-            from pipegraph.engine.process.pool import under_deadline
+            from pipegraph.engine.remote.pool import under_deadline
 
             return under_deadline(stage, self.context(stage.name, index))
         contexts = [self.context(each.name, index) for each in (stage, *stage.followers)]
@@ -241,7 +241,9 @@ class Runtime(LoaderContext):
         try:
             worker.operator.open(self.context(stage, worker.index))
         except BaseException as error:
-            if not isinstance(self.plan.stages[stage].operator, Elsewhere):  # its errors name their own stage
+            if not isinstance(
+                self.plan.stages[stage].operator, RemoteStages
+            ):  # its errors name their own stage
                 note(error, f"pipegraph: stage {stage!r}: worker {worker.index} could not be started")
             raise
         if self.tracer.ranges and not self.plan.stages[stage].remote:

@@ -26,10 +26,10 @@ from pipegraph import concurrency, forks
 from pipegraph.chunk import Chunk
 from pipegraph.closing import Closing
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.isolated import IsolatedRuntime
 from pipegraph.engine.kinds import kind_of
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
+from pipegraph.engine.sidecar.isolated import IsolatedRuntime
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.tracing import Events, Tracer
 from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning

@@ -19,7 +19,7 @@ BATCHES_HERE = 2
 """Batches that have crossed and wait for the trainer: one to be taken next, one on its way."""
 
 
-class Elsewhere(Source):
+class RemoteStages(Source):
     """Stands for all that runs in the sidecar, in the trainer's part of the plan."""
 
     kind = "sidecar"
@@ -32,7 +32,8 @@ class Isolation:
     Attributes:
         whole: the plan that was cut.
         above: what runs in the sidecar.
-        below: what runs in the trainer: an :class:`Elsewhere` under the name of the stage above the cut, and the rest.
+        below: what runs in the trainer: a :class:`RemoteStages` under the name of the stage above the cut, and the
+            rest.
     """
 
     whole: Plan
@@ -67,7 +68,7 @@ def isolate(plan: Plan, kind_of: KindOf) -> Isolation:
         if stage.name not in below and all(edge.stage in above for edge in stage.spec.upstream):
             above[stage.name] = replace(stage, memory="pageable")
     cut = plan.stages[edge.stage]
-    kept = {edge.stage: _elsewhere(cut, kind_of)}
+    kept = {edge.stage: _remote_stages(cut, kind_of)}
     for stage in reversed(below.values()):
         # Under the stage above the cut there is one queue here, whichever of its outputs is read.
         upstream = (Edge(edge.stage),) if stage.upstream[0] == edge else stage.upstream
@@ -99,8 +100,8 @@ def _check(plan: Plan, stage: StagePlan, mover: str) -> None:
         )
 
 
-def _elsewhere(stage: StagePlan, kind_of: KindOf) -> StagePlan:
-    operator = Elsewhere()
+def _remote_stages(stage: StagePlan, kind_of: KindOf) -> StagePlan:
+    operator = RemoteStages()
     capacity = BATCHES_HERE if stage.level == "batch" else min(stage.capacity, SAMPLES_PER_QUEUE)
     return StagePlan(
         StageSpec(stage.name, operator, (), capacity=capacity),

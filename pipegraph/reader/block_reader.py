@@ -17,7 +17,7 @@ from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.process.exceptions import copied
+from pipegraph.engine.remote.exceptions import copied
 from pipegraph.errors import LoaderClosedError
 from pipegraph.reader.block_sources import BlockSource
 from pipegraph.reader.block_table import BlockEntry, BlockState, BlockTable

@@ -9,9 +9,10 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import concurrency, operators as ops
-from pipegraph.engine.process import process_host, thread_host
-from pipegraph.engine.process.contract import Overdue
-from pipegraph.engine.process.thread_host import _Progress
+from pipegraph.engine.process import process_host
+from pipegraph.engine.remote import deadline_host
+from pipegraph.engine.remote.contract import Overdue
+from pipegraph.engine.remote.deadline_host import _Progress
 from pipegraph.errors import GraphError, StageTimeoutError, StuckWorker
 from pipegraph.testing.outcome import fingerprint
 
@@ -257,7 +258,7 @@ def test_the_time_in_which_the_whole_job_is_stopped_counts_for_no_row(monkeypatc
         def wait(self, timeout=None):
             return sleep(timeout)
 
-    helper = thread_host._Helper(None, SimpleNamespace(stage="work", worker=0))
+    helper = deadline_host._Helper(None, SimpleNamespace(stage="work", worker=0))
     helper._condition = Stopped()
     monkeypatch.setattr(_Progress, "left_s", lambda progress, timeout_s: timeout_s - now[0])
     with pytest.raises(TimeoutError):

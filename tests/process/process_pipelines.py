@@ -9,7 +9,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.engine.process import process_host
-from pipegraph.engine.process.worker import Page
+from pipegraph.engine.remote.worker import Page
 
 
 def pipeline(fn, items=range(20), workers=2, **options):

@@ -6,7 +6,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.engine.process.worker import PULL
+from pipegraph.engine.remote.worker import PULL
 
 BURSTS = [1, 1, 2, 5, 1, 3, PULL - 13, 1, PULL, 2, 3 * PULL + 1, 1, 4]
 

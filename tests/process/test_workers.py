@@ -21,9 +21,9 @@ from pipegraph import operators as ops
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Lineages
 from pipegraph.contracts import Context
-from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.segments import anonymous_file
-from pipegraph.engine.process.worker import PAGE, Page, ProcessWorker
+from pipegraph.engine.remote.exceptions import Carried
+from pipegraph.engine.remote.worker import PAGE, Page, ProcessWorker
 from pipegraph.errors import GraphError, StageTimeoutError, WorkerDiedError
 from pipegraph.testing.outcome import fingerprint
 from tests.process.process_pipelines import delivered, pipeline, tell_that_it_hangs

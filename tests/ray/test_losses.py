@@ -13,7 +13,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.contracts import Context
 from pipegraph.engine.actors.actor_host import ActorHost
-from pipegraph.engine.process.contract import Died
+from pipegraph.engine.remote.contract import Died
 from pipegraph.testing.outcome import DeliveredChunk, placed, run_pass
 
 QUICK_TO_NOTICE = {

@@ -15,7 +15,7 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.actors import actor_host
 from pipegraph.engine.actors.actor_host import ActorHost
 from pipegraph.engine.actors.parcel import Received
-from pipegraph.engine.process.contract import Died, Overdue
+from pipegraph.engine.remote.contract import Died, Overdue
 from pipegraph.engine.stage import ahead
 
 

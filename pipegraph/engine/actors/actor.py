@@ -14,9 +14,9 @@ from pipegraph import concurrency
 from pipegraph.contracts import Context
 from pipegraph.engine.actors.notes import note
 from pipegraph.engine.actors.parcel import Parcel, Received
-from pipegraph.engine.process.exceptions import Carried
-from pipegraph.engine.process.worker import NOTHING, OperatorCounts, ProcessWorker
 from pipegraph.engine.process.worker_life import opened_worker
+from pipegraph.engine.remote.exceptions import Carried
+from pipegraph.engine.remote.worker import NOTHING, OperatorCounts, ProcessWorker
 from pipegraph.global_generators import enter_worker, own_process
 
 

@@ -36,10 +36,9 @@ from pipegraph.engine.actors.connection import Connection
 from pipegraph.engine.actors.notes import forget, noted
 from pipegraph.engine.actors.parcel import Parcel, Received
 from pipegraph.engine.actors.room import needs, why_it_waits
-from pipegraph.engine.process.contract import Call, Died, Overdue, same_call
-from pipegraph.engine.process.exceptions import Carried
-from pipegraph.engine.process.process_host import GRACE_S, STARTS
-from pipegraph.engine.process.worker import NOTHING
+from pipegraph.engine.remote.contract import GRACE_S, STARTS, Call, Died, Overdue, same_call
+from pipegraph.engine.remote.exceptions import Carried
+from pipegraph.engine.remote.worker import NOTHING
 
 log = logging.getLogger("pipegraph")
 

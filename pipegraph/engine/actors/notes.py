@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from pipegraph.engine.process.worker import NOTHING
+from pipegraph.engine.remote.worker import NOTHING
 
 _NAMESPACE = b"pipegraph"
 

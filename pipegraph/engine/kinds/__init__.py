@@ -10,17 +10,17 @@ from pipegraph.engine.kinds.expand import ExpandKind
 from pipegraph.engine.kinds.fan_in import FanInKind
 from pipegraph.engine.kinds.map import MapKind
 from pipegraph.engine.kinds.regroup import RegroupKind
+from pipegraph.engine.kinds.remote_stages import RemoteStagesKind
 from pipegraph.engine.kinds.route import RouteKind
 from pipegraph.engine.kinds.rows import RowKind
 from pipegraph.engine.kinds.source import SourceKind
 from pipegraph.engine.kinds.stateful import StatefulKind
-from pipegraph.engine.stage.sidecar_loop import SidecarKind
 from pipegraph.errors import GraphError
 from pipegraph.planning.kind import StageKind
 
 KINDS: dict[str, StageKind] = {
     "source": SourceKind(),
-    "sidecar": SidecarKind(),
+    "sidecar": RemoteStagesKind(),
     "map": MapKind(),
     "rows": RowKind(),
     "expand": ExpandKind(),

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipegraph.bundle import DROPPED, UNNAMED, Bundle, named
 from pipegraph.chunk import Chunk
-from pipegraph.engine.process.contract import Call
+from pipegraph.engine.remote.contract import Call
 from pipegraph.engine.stage.ahead import Ahead
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun

@@ -20,7 +20,7 @@ from pipegraph.contracts import DrawnRows, History, Source, history_of
 from pipegraph.engine.activity import Activity, Cancelled
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.kinds.map import MapKind, MapUnit, Process, RunUnit, map_loop
-from pipegraph.engine.process.contract import Call
+from pipegraph.engine.remote.contract import Call
 from pipegraph.engine.stage.failure_policy import is_interrupt
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit

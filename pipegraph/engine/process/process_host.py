@@ -32,20 +32,23 @@ from pipegraph import concurrency, forks
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process import zygote
-from pipegraph.engine.process.contract import Call, Died, Overdue, exit_reason, same_call, stopped_s
-from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.segments import anonymous_file
 from pipegraph.engine.process.wire import Port, Unreadable
-from pipegraph.engine.process.worker import HURRY_MS, NOTHING, PAGE, Page
+from pipegraph.engine.remote.contract import (
+    GRACE_S,
+    STARTS,
+    Call,
+    Died,
+    Overdue,
+    exit_reason,
+    same_call,
+    stopped_s,
+)
+from pipegraph.engine.remote.exceptions import Carried
+from pipegraph.engine.remote.worker import HURRY_MS, NOTHING, PAGE, Page
 
 ENTRY = "pipegraph.engine.process.worker_life:main"
-
-GRACE_S = 3.0
-"""Seconds for a process to close its operator; less than the grace of the loader's own ``close``."""
-
-STARTS = 3
-"""How often to start a process that dies before it has opened the operator."""
 
 END_S = 1.0
 """Seconds to wait, after a process has closed its socket, for its exit status."""

@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 from pipegraph.contracts import Context
-from pipegraph.engine.process.composed import Composed
-from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import unseal
 from pipegraph.engine.process.wire import Port, Unreadable
-from pipegraph.engine.process.worker import ANSWERED, NOTHING, OperatorCounts, Page, ProcessWorker
+from pipegraph.engine.remote.composed import Composed
+from pipegraph.engine.remote.exceptions import Carried
+from pipegraph.engine.remote.worker import ANSWERED, NOTHING, OperatorCounts, Page, ProcessWorker
 from pipegraph.forks import end_stray
 from pipegraph.global_generators import enter_worker, own_process
 
@@ -43,10 +43,15 @@ def opened_worker(
     return ProcessWorker(page, operator, contexts[0], Carried, pack)
 
 
+def write_stacks(fd: int) -> None:
+    """Write Python's stack to a file, instead of a core dump, in a fault or when the trainer ends a hanging process."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.enable(fd)
+
+
 def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> None:
     """Main function, called in the process that the zygote forked, with the zygote's signal handlers."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    faulthandler.enable(stack_fd)  # for faults, and SIGABRT, with which the trainer ends a hanging process
+    write_stacks(stack_fd)
     port, page = Port(sock), Page(page_fd)
     try:
         spans, (context, pack, others, single) = port.receive()
@@ -57,25 +62,37 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
             operators, contexts = unseal(sealed_fd, spans), (context, *others)
             worker = opened_worker(page, operators, contexts, pack, single, counts, port.slab)
         except BaseException as error:
-            _answer(port, Carried(error), {})
+            answer(port, Carried(error), {}, cannot_be_sent)
             return
-        _answer(port, None, counts.take())
-        _serve(port, page, worker, counts, context.stage)
+        answer(port, None, counts.take(), cannot_be_sent)
+        worker.send = lambda made: answer(port, made, {}, cannot_be_sent)
+        signal.signal(signal.SIGURG, worker.hurry)  # which does nothing where nobody handles it
+        serve(port, page, worker, counts, context.stage, cannot_be_sent)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the trainer has died
 
 
-def _serve(port: Port, page: Page, worker: ProcessWorker, counts: OperatorCounts, stage: str) -> None:
+def serve(
+    port: Port,
+    page: Page,
+    worker: Any,
+    counts: OperatorCounts,
+    stage: str,
+    instead: Callable[[Any, Exception], Any],
+) -> None:
+    """Serve the trainer's calls of ``worker``'s methods, until ``close``.
+
+    Args:
+        instead: what to answer in place of a result that cannot be sent, and the error.
+    """
     name, process = "", os.getpid()
-    worker.send = lambda result: _answer(port, result, {})
-    signal.signal(signal.SIGURG, worker.hurry)  # which does nothing where nobody handles it
     while name != "close":
         page.enter(0, NOTHING)
         try:
             name, args = port.receive()
         except Unreadable as bad:
             bad.error.add_note("pipegraph: what the stage was given cannot be read in its process")
-            _answer(port, Carried(bad.error), {})
+            answer(port, Carried(bad.error), {}, cannot_be_sent)
             continue
         page.begin(0)
         call: Callable[..., Any] = getattr(worker, name)
@@ -86,15 +103,19 @@ def _serve(port: Port, page: Page, worker: ProcessWorker, counts: OperatorCounts
         del args
         end_stray(process, stage)
         if result is not ANSWERED:
-            _answer(port, result, counts.take())
+            answer(port, result, counts.take(), instead)
         del result
 
 
-def _answer(port: Port, result: Any, counts: dict[Any, int]) -> None:
+def answer(port: Port, result: Any, counts: dict[Any, int], instead: Callable[[Any, Exception], Any]) -> None:
     try:
         port.send((result, counts))
     except (BrokenPipeError, ConnectionResetError):
         raise
     except Exception as error:
-        error.add_note("pipegraph: what the function returned cannot be sent from its process")
-        port.send((Carried(error), counts))
+        port.send((instead(result, error), counts))
+
+
+def cannot_be_sent(result: Any, error: Exception) -> Carried:
+    error.add_note("pipegraph: what the function returned cannot be sent from its process")
+    return Carried(error)

@@ -13,7 +13,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.engine.process.contract import Call
+from pipegraph.engine.remote.contract import Call
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
 

@@ -15,7 +15,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Drawn, FanIn, History, Source
 from pipegraph.device.slabs import on_device
-from pipegraph.engine.process.exceptions import Carried
+from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.global_generators import Draws
 from pipegraph.loader.torch_dataloader.batch_progress import keeps_state
 from pipegraph.loader.torch_dataloader.dataset_worker import DatasetWorker, become_worker, own_copy

@@ -14,12 +14,13 @@ from typing import Any
 import pipegraph as pg
 from pipegraph import concurrency, operators as ops
 from pipegraph.contracts import Context
-from pipegraph.engine import sidecar_process
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.process import pool
-from pipegraph.engine.process.contract import Died
-from pipegraph.engine.process.exceptions import Carried
-from pipegraph.engine.process.worker import NOTHING, ProcessWorker
+from pipegraph.engine.process import processes
+from pipegraph.engine.remote.contract import Died
+from pipegraph.engine.remote.exceptions import Carried
+from pipegraph.engine.remote.pool import Pool
+from pipegraph.engine.remote.worker import NOTHING, ProcessWorker
+from pipegraph.engine.sidecar import isolated, serving
 from schedule_models.pipelines import Failing, LoaderModel, add_one, even, mapped, triple
 
 
@@ -161,31 +162,23 @@ class FakeHost:
             link.end()
 
 
-class FakeSidecar:
-    """The sidecar, with its two connections; the runtime in it is the real one."""
+class FakeSidecarHost:
+    """The host of the sidecar, with its two connections; the runtime in it is the real one."""
 
-    kind, group, pid = "source", 1, None
+    place, gave_up, pid, ahead = "process", "its process was ended", None, None
 
-    def __init__(self, plan: Any, facts: tuple[int, int, int, int]) -> None:
-        self._plan, self._facts = plan, facts
+    def __init__(self, pool: Any, plan: Any, facts: tuple[int, int, int, int], context: Context) -> None:
+        self._plan, self._facts, self._context = plan, facts, context
         self._serving: Any = None
         self._calls: Link | None = None
         self._control: Link | None = None
         self._asking = concurrency.Lock()
-        self.number = 0
 
-    def open(self, context: Context) -> None:
-        try:
-            self._open(context)
-        except BaseException:  # who was not opened is not closed by the runtime
-            self.close()
-            raise
-
-    def _open(self, context: Context) -> None:
-        with context.stopping.ending(self._stop):
+    def start(self) -> None:
+        with self._context.stopping.ending(self._stop):
             plan = pickle.loads(pickle.dumps(self._plan))
-            runtime = sidecar_process.HostRuntime(plan, self._facts, lambda nbytes: None)
-            self._serving = sidecar_process.Serving(runtime)
+            runtime = serving.HostRuntime(plan, self._facts, lambda nbytes: None)
+            self._serving = serving.Serving(runtime)
             self._control = Link(self._serve_control, "control")
             self._calls = Link(self._serve_call, "sidecar")
             self._calls.ask(("open", ()))
@@ -218,30 +211,30 @@ class FakeSidecar:
     def _stop(self) -> None:
         self._tell("stop")
 
+    def tell(self, *message: Any) -> Any:
+        with self._asking:
+            return self._tell(*message)
+
+    def ask(self, what: str, *args: Any) -> Any:
+        return self.tell("ask", what, *args)
+
     def close(self, grace_s: float = 1.0) -> None:
         calls, self._calls = self._calls, None
         control, self._control = self._control, None
         if calls is not None:
             calls.end()
-        if self._serving is not None:
-            self._serving.runtime.close()
-        if control is not None:
-            control.end()
+        try:
+            if self._serving is not None:
+                self._serving.runtime.close()
+        finally:  # a close that warns of a stuck worker raises here
+            if control is not None:
+                control.end()
 
-    def begin_run(self, epoch: int, history: Any) -> None:
-        pass
-
-    def start_run(self, *args: Any) -> None:
+    def call(self, name: str, *args: Any) -> Any:
         assert self._calls is not None
-        self._calls.ask(("start_run", (self.number, *args)))
-
-    def next(self, *args: Any) -> Any:
-        assert self._calls is not None
-        return self._calls.ask(("next", args))
+        return self._calls.ask((name, args))
 
     def cancel(self) -> None:
-        with self._asking:
-            self._tell("cancel", self.number)
         if self._calls is not None:
             self._calls.cancel()
 
@@ -249,12 +242,8 @@ class FakeSidecar:
         if self._calls is not None:
             self._calls.uncancel()
 
-    def ask(self, what: str, *args: Any) -> Any:
-        with self._asking:
-            return self._tell("ask", what, *args)
 
-
-class FakeProcesses(pool.Pool):
+class FakeProcesses(Pool):
     """In place of ``Processes``.
 
     Attributes:
@@ -280,9 +269,6 @@ class FakeProcesses(pool.Pool):
             return True
         return False
 
-    def sidecar(self, plan: Any, facts: tuple[int, int, int, int]) -> FakeSidecar:
-        return FakeSidecar(plan, facts)
-
     def close(self) -> None:
         pass
 
@@ -291,13 +277,15 @@ class ElsewhereModel(LoaderModel):
     """A loader whose worker processes are tasks."""
 
     def run(self) -> None:
-        real = pool.Processes
+        real, host = processes.Processes, isolated.make_host
         FakeProcesses.draw, FakeProcesses.deaths = self.draw, self.draw.choice([0, 1])
-        pool.Processes = FakeProcesses  # type: ignore[assignment, misc]
+        processes.Processes = FakeProcesses  # type: ignore[assignment, misc]
+        isolated.make_host = FakeSidecarHost
         try:
             super().run()
         finally:
-            pool.Processes = real  # type: ignore[misc]
+            isolated.make_host = host
+            processes.Processes = real  # type: ignore[misc]
 
 
 class ProcessStage(ElsewhereModel):

@@ -19,7 +19,7 @@ import torch
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Drawn
-from pipegraph.engine.process.exceptions import Carried
+from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.global_generators import Draws, drawing
 from pipegraph.tree import buffers
 
@@ -110,7 +110,7 @@ class OperatorCounts:
 
 
 class ProcessWorker:
-    """Serves the trainer's calls: the trainer calls these methods by name; see ``remote_operator``.
+    """Serves the trainer's calls: the trainer calls these methods by name; see ``base_proxy``.
 
     Args:
         page: records which row is in work.

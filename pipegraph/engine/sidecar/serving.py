@@ -6,9 +6,8 @@ serves the control connection: it cancels runs, even while the main thread waits
 
 from __future__ import annotations
 
-import faulthandler
+import io
 import pickle
-import resource
 import signal
 import socket
 from collections import deque
@@ -24,9 +23,11 @@ from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.process import zygote
-from pipegraph.engine.process.exceptions import Carried
 from pipegraph.engine.process.sealed import unseal
-from pipegraph.engine.process.wire import Port, Unreadable
+from pipegraph.engine.process.wire import Port, TreePickler
+from pipegraph.engine.process.worker_life import serve, write_stacks
+from pipegraph.engine.remote.exceptions import Carried
+from pipegraph.engine.remote.worker import OperatorCounts, Page
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.budgets import Quarantined
@@ -133,8 +134,6 @@ class Serving:
         self._number = 0
         self._cancelled = 0
         self._stopped = -1
-        self.unsent: deque[Any] = deque()
-        """Items taken from the run and not sent yet, because their answer could not be sent."""
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -150,7 +149,6 @@ class Serving:
         runtime = self.runtime
         runtime.end_run()
         runtime.log.clear()
-        self.unsent.clear()
         self._stopped = -1
         runtime.ledger = _ReportingLedger(runtime.log, base)
         run = runtime.start_run(epoch, horizon, resume)
@@ -178,13 +176,35 @@ class Serving:
         error = None
         items: list[Any] = []
         try:
-            items = [self.unsent.popleft()] if self.unsent else self._gather(run, run.terminal)
+            items = self._gather(run, run.terminal)
         except Cancelled:
             if run.error is not None:
                 error = Carried(run.error)
         if any(item.__class__ is EndOfEpoch for item in items):
             self._look_for_changes()
         return items, self._reports(), error
+
+    def instead(self, result: Any, error: Exception) -> Any:
+        """An answer in place of one that cannot be sent: the items before the one that cannot, and its failure."""
+        if not isinstance(result, tuple) or not result[0]:
+            return Carried(error)
+        items, reports, ended = result
+        sent: list[Any] = []
+        for item in items:
+            whole = [item.one(index) for index in range(item.count)] if isinstance(item, Bundle) else [item]
+            for one in whole:
+                try:
+                    TreePickler(io.BytesIO(), lambda buffer: False).dump(one)
+                except Exception as why:
+                    why.add_note(f"pipegraph: {one!r} cannot be sent from the process of isolate=True")
+                    failure: Any = Carried(why)
+                    return [*sent, Failure(failure, one.epoch)], reports, ended
+                sent.append(one)
+        return Carried(error)
+
+    def close(self) -> None:
+        """End the runtime."""
+        self.runtime.close()
 
     def _look_for_changes(self) -> None:
         """Report the sources whose data the stages behind them have changed in place."""
@@ -273,9 +293,8 @@ class Serving:
 def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, control_fd: int) -> None:
     """Main function of the sidecar, called in the process that the zygote forked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    faulthandler.enable(stack_fd)
-    port = _Port(sock)
+    write_stacks(stack_fd)
+    port, page = _Port(sock), Page(page_fd)
     borrowed: zygote.Zygote | None = None
     try:
         spans, facts = port.receive()
@@ -284,62 +303,19 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, contr
             if any(stage.backend.pool for stage in plan.running):
                 borrowed = zygote.borrow()  # before any thread starts
             serving = Serving(HostRuntime(plan, facts, port.slab))
-            concurrency.Thread(
-                target=serving.control, args=(Connection(control_fd),), name="control", daemon=True
-            ).start()
+            control = Connection(control_fd)
+            concurrency.Thread(target=serving.control, args=(control,), name="control", daemon=True).start()
             serving.runtime.open()
         except BaseException as error:
             port.send((Carried(error), {}))
             return
         try:
             port.send((None, {}))
-            _serve(port, serving)
+            serve(port, page, serving, OperatorCounts(), "", serving.instead)
         finally:
-            serving.runtime.close()
+            serving.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the trainer has died
     finally:
         if borrowed is not None:
             zygote.release(borrowed)
-
-
-def _serve(port: Port, serving: Serving) -> None:
-    while True:
-        try:
-            name, args = port.receive()
-        except Unreadable as bad:
-            port.send((Carried(bad.error), {}))
-            continue
-        if name == "close":
-            serving.runtime.close()
-            port.send((None, {}))
-            return
-        try:
-            result = getattr(serving, name)(*args)
-        except BaseException as error:
-            result = Carried(error)
-        del args
-        _answer(port, serving, result)
-        del result
-
-
-def _answer(port: Port, serving: Serving, result: Any) -> None:
-    try:
-        port.send((result, {}))
-        return
-    except (BrokenPipeError, ConnectionResetError):
-        raise
-    except Exception as error:
-        if not isinstance(result, tuple) or not result[0]:
-            port.send((Carried(error), {}))
-            return
-        items, reports, ended = result
-        if len(items) == 1 and isinstance(items[0], Bundle):
-            items = [items[0].one(index) for index in range(len(items[0].lineages))]
-        if len(items) > 1:  # one of them cannot be sent: send those before it
-            serving.unsent.extendleft(reversed(items[1:]))
-            items = items[:1]
-        else:
-            error.add_note(f"pipegraph: {items[0]!r} cannot be sent from the process of isolate=True")
-            items = [Failure(Carried(error), items[0].epoch)]  # type: ignore[arg-type]
-    _answer(port, serving, (items, reports, ended))

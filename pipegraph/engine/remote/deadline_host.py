@@ -22,9 +22,8 @@ from typing import Any
 from pipegraph import concurrency
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.process.contract import Call, Overdue, stopped_s
-from pipegraph.engine.process.process_host import GRACE_S
-from pipegraph.engine.process.worker import NOTHING, ProcessWorker
+from pipegraph.engine.remote.contract import GRACE_S, Call, Overdue, stopped_s
+from pipegraph.engine.remote.worker import NOTHING, ProcessWorker
 from pipegraph.errors import StuckWorker
 from pipegraph.global_generators import enter_worker
 

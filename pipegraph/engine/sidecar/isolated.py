@@ -12,17 +12,20 @@ from dataclasses import replace
 from typing import Any
 
 from pipegraph.engine.meter import Meter
-from pipegraph.engine.process.sidecar import Sidecar
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
+from pipegraph.engine.sidecar.sidecar import Sidecar, SidecarHost
 from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.measurements import Totals
-from pipegraph.planning.isolation import Elsewhere, Isolation
+from pipegraph.planning.isolation import Isolation, RemoteStages
 from pipegraph.planning.plan import StagePlan
 
 CROSSED, COPIED = 4, 2
 """The trainer's share of the memory limit is 1/4 if it only receives chunks, 1/2 if it also copies them."""
+
+
+make_host: Any = SidecarHost
 
 
 class IsolatedRun(Run):
@@ -88,7 +91,7 @@ class IsolatedRuntime(Runtime):
             name: replace(
                 stage, spec=replace(stage.spec, max_bytes=max(1, min(own_limit, memory_limit // CROSSED)))
             )
-            if isinstance(stage.operator, Elsewhere)
+            if isinstance(stage.operator, RemoteStages)
             else stage
             for name, stage in stages.items()
         }
@@ -104,11 +107,13 @@ class IsolatedRuntime(Runtime):
         self._first = (first[0].name if first else "", 0)  # the edge that crosses
 
     def make_operator(self, stage: StagePlan, index: int) -> Any:
-        if not isinstance(stage.operator, Elsewhere):
+        if not isinstance(stage.operator, RemoteStages):
             return super().make_operator(stage, index)
         facts = self._sidecar_limit, self.seed, self.rank, self.world_size
-        pool: Any = self._pools[stage.backend]  # of processes
-        self.sidecar = pool.sidecar(self.isolation.above, facts)
+        host = make_host(
+            self._pools[stage.backend], self.isolation.above, facts, self.context(stage.name, index)
+        )
+        self.sidecar = Sidecar(host, stage.operator, stage.name, None)
         return self.sidecar
 
     def _make_run(self, epoch: int, horizon: float, resume: Resume) -> Run:

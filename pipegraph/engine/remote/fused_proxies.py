@@ -14,9 +14,9 @@ from typing import Any
 from pipegraph.bundle import UNNAMED, Bundle, named
 from pipegraph.chunk import Chunk
 from pipegraph.engine.meter import Meter
-from pipegraph.engine.process.composed import Report
-from pipegraph.engine.process.contract import Call
-from pipegraph.engine.process.remote_kinds import RemoteMap, RemoteSource
+from pipegraph.engine.remote.composed import Report
+from pipegraph.engine.remote.contract import Call
+from pipegraph.engine.remote.proxies import RemoteMap, RemoteSource
 
 
 class RemoteRun(RemoteMap):

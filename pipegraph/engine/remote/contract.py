@@ -1,9 +1,9 @@
 """The interface of backends that run operators elsewhere: a :class:`Host` per worker, and the two ways it can fail.
 
-In the stage's thread a proxy (``remote_operator``) takes the operator's place and calls its host; on the other side a
+In the stage's thread a proxy (``base_proxy``) takes the operator's place and calls its host; on the other side a
 ``ProcessWorker`` has the operator and serves the calls. Everything else (tickets, order, memory account, policies,
 ledger, cursors, states) stays in the trainer and is not affected. Hosts are a process (``process_host``), a Ray actor
-(``actors.actor_host``) and a thread under a deadline (``thread_host``).
+(``actors.actor_host``) and a thread under a deadline (``deadline_host``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,12 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+GRACE_S = 3.0
+"""Seconds for a worker to close its operator; less than the grace of the loader's own ``close``."""
+
+STARTS = 3
+"""How often to start a worker that dies before it has opened the operator."""
 
 Call = tuple[Any, ...]
 """The name of a ``ProcessWorker``'s method, and its arguments."""

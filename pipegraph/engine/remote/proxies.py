@@ -1,4 +1,4 @@
-"""The proxy of each kind of remote operator; see ``remote_operator``."""
+"""The proxy of each kind of remote operator; see ``base_proxy``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator
-from pipegraph.engine.process.contract import Call, Died, Host, Overdue
-from pipegraph.engine.process.exceptions import Carried
-from pipegraph.engine.process.remote_operator import Deaths, Remote
+from pipegraph.engine.remote.base_proxy import Deaths, Remote
+from pipegraph.engine.remote.contract import Call, Died, Host, Overdue
+from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 
 
@@ -180,7 +180,7 @@ class RemoteSource(Remote):
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
         """``(position, item)`` from step ``start`` on; after a death the new process continues at the next step."""
-        from pipegraph.engine.process.worker import PULL
+        from pipegraph.engine.remote.worker import PULL
 
         step, deaths, begun = start, Deaths(), False
         while True:

@@ -14,7 +14,7 @@ from typing import Any
 from pipegraph.bundle import UNNAMED, Bundle, named
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Source
-from pipegraph.engine.process.worker import Made, Page
+from pipegraph.engine.remote.worker import Made, Page
 from pipegraph.global_generators import Draws
 
 Report = tuple[list[Any] | None, int, list[list[int]]]

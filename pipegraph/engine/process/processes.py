@@ -1,0 +1,76 @@
+"""The worker processes of one loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pipegraph.contracts import Context
+from pipegraph.engine.process import zygote
+from pipegraph.engine.process.process_host import ProcessHost
+from pipegraph.engine.process.sealed import Sealed
+from pipegraph.engine.remote.contract import Host
+from pipegraph.engine.remote.pool import Pool
+from pipegraph.errors import GraphError, WorkerDiedError
+from pipegraph.machine import lacking_for_processes
+from pipegraph.planning.plan import Plan, StagePlan
+
+
+class Processes(Pool):
+    """The worker processes of one loader. Made before the loader has threads, so that the zygote can be forked.
+
+    Raises:
+        GraphError: this system lacks what worker processes need.
+    """
+
+    def __init__(self, plan: Plan, fail: Callable[[WorkerDiedError], None]) -> None:
+        super().__init__(plan)
+        missing = lacking_for_processes()
+        if missing:
+            raise GraphError(
+                f"backend='process' needs Linux: this Python has no {', '.join(missing)}; use backend='thread'"
+            )
+        self._borrowed: zygote.Zygote | None = None
+
+    @property
+    def parent(self) -> zygote.Zygote:
+        """The zygote, borrowed only when the first operator has been pickled."""
+        if self._borrowed is None:
+            self._borrowed = zygote.borrow()
+        return self._borrowed
+
+    def _send(self, run: Sequence[StagePlan]) -> Sealed:
+        try:
+            return Sealed([each.operator for each in run], run[0].name)
+        except GraphError:
+            for each in run:  # find the one that cannot be pickled
+                Sealed([each.operator], each.name).close()
+            raise
+
+    def _host(self, stage: StagePlan, contexts: Sequence[Context], sent: Sealed) -> Host:
+        def count(member: int, name: str, n: int) -> None:
+            contexts[member].count(name, n)
+
+        given = contexts[0], self._packing(stage), contexts[1:], stage.spec.on_error != "raise"
+        return ProcessHost(self.parent, sent, contexts[0], given, stage.spec.timeout, count)
+
+    def seal(self, value: Any, operators: Sequence[tuple[str, Any]], instead: str) -> Sealed:
+        """Pickle a whole plan for a process.
+
+        Raises:
+            GraphError: one of its operators cannot be sent to another process.
+        """
+        try:
+            sealed = self._sent[""] = Sealed(value, "", instead)
+        except GraphError:
+            for name, operator in operators:
+                Sealed(operator, name, instead).close()
+            raise
+        return sealed
+
+    def close(self) -> None:
+        """Called after every worker has closed its own process."""
+        for sealed in self._sent.values():
+            sealed.close()
+        if self._borrowed is not None:
+            zygote.release(self._borrowed)

@@ -1,0 +1,69 @@
+"""Makes the proxies of a loader's remote stages, with their hosts."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pipegraph.contracts import Context
+from pipegraph.engine.remote.contract import Host
+from pipegraph.engine.remote.deadline_host import ThreadHost
+from pipegraph.engine.remote.fused_proxies import RemoteRun, SourceRun
+from pipegraph.engine.remote.proxies import remote
+from pipegraph.planning.plan import Plan, StagePlan
+
+
+def under_deadline(stage: StagePlan, context: Context) -> Any:
+    """A proxy for the operator of a thread worker whose items have a deadline."""
+    timeout_s = stage.spec.timeout
+    assert timeout_s is not None
+    host = ThreadHost(stage.operator, context, timeout_s)
+    return remote(copy.copy(stage.operator), host, stage.name, timeout_s)
+
+
+class Pool(ABC):
+    """Makes the proxies of the stages of a plan that are remote by one backend."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._sent: dict[str, Any] = {}
+
+    def operator(self, stage: StagePlan, contexts: Sequence[Context]) -> Any:
+        """A proxy for the operator of one worker; ``contexts`` are the stage's and its followers'.
+
+        Raises:
+            GraphError: the operator cannot be sent to another process.
+        """
+        operator, alone = stage.operator, not stage.followers
+        # Stages with equal ``sent_as`` share one pickled operator.
+        name = f"={operator.sent_as}" if operator.sent_as and alone else stage.name
+        if name not in self._sent:
+            self._sent[name] = self._send((stage, *stage.followers))
+        host = self._host(stage, contexts, self._sent[name])
+        if alone:
+            return remote(copy.copy(operator), host, stage.name, stage.spec.timeout)
+        kind = SourceRun if stage.source is not None else RemoteRun
+        return kind(host, copy.copy(operator), stage.name, stage.spec.timeout)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Called after every worker has closed its own host."""
+
+    @abstractmethod
+    def _send(self, run: Sequence[StagePlan]) -> Any:
+        """The pickled operators of fused stages, once for all workers; raises GraphError if they cannot be pickled."""
+
+    @abstractmethod
+    def _host(self, stage: StagePlan, contexts: Sequence[Context], sent: Any) -> Host:
+        """The host of one worker's operators."""
+
+    def _packing(self, stage: StagePlan) -> Callable[[list[Any]], Any] | None:
+        """The function with which the ``Batch`` right after a stage packs rows; None if there is none."""
+        below = [self._plan.stages[name] for name, _, _ in self._plan.consumers(stage.name)]
+        if stage.bundle is None or stage.bundle != below[0].name:
+            return None
+        packs: Any = below[0].operator
+        found: Callable[[list[Any]], Any] | None = packs.packing()
+        return found
