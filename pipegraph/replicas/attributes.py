@@ -52,8 +52,8 @@ class Attributes:
             if not seen.current():
                 self._seen[number] = _Seen(self._first[number])
 
-    def follow(self, everything: bool = False) -> None:
-        """Before a call: give the others what has changed since the last one, or everything.
+    def follow(self, everything: bool = False) -> bool:
+        """Before a call: give the others what has changed since the last one, or everything; whether anything has.
 
         Raises:
             ReplicaError: an attribute cannot be copied; names it.
@@ -64,7 +64,7 @@ class Attributes:
             if everything or not seen.current()
         ]
         if not changed:
-            return
+            return False
         for others, device in zip(self._others, self._devices[1:], strict=True):
             memo: dict[int, Any] = {}
             for mine, its in zip(self._first, others, strict=True):
@@ -79,6 +79,7 @@ class Attributes:
                 self._give(number, names, others[number], device, memo)
         for number, _ in changed:
             self._seen[number] = _Seen(self._first[number])
+        return True
 
     def _give(
         self, number: int, names: set[str], module: Module, device: torch.device, memo: dict[int, Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from pipegraph.device import Slot
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas.attributes import Attributes, copied
+from pipegraph.replicas.attributes import APART, Attributes, copied
 from pipegraph.replicas.coalesce import broadcast_coalesced
 from pipegraph.replicas.replicate import refuse_mixed_script
 
@@ -257,8 +257,19 @@ class Replicas:
         """
         return self._written != [(p._version, p.data_ptr()) for p in self.parameters[0]]
 
-    def copy_buffers(self, everything: bool = False) -> None:
-        """The first replica's changed buffers to the others, as *new* tensors: graphs may still use the old."""
+    def held(self, replica: int, attributes: bool) -> Iterator[dict[str, Any]]:
+        """The buffers of a replica, module by module, or its attributes and these."""
+        for module in self._submodules[replica]:
+            yield module._buffers
+            if attributes:
+                yield {name: value for name, value in vars(module).items() if name not in APART}
+
+    def copy_buffers(self, everything: bool = False) -> bool:
+        """The first replica's changed buffers to the others, as *new* tensors: graphs may still use the old.
+
+        Returns:
+            Whether there were any.
+        """
         owners = [
             (index, name, buffer)
             for index, module in enumerate(self._submodules[0])
@@ -286,6 +297,7 @@ class Replicas:
                 for index, name, buffer in changed:
                     others[index]._buffers[name] = table[id(buffer)]
         self.note_buffers()
+        return bool(changed)
 
     def note_buffers(self) -> None:
         """Remember the first replica's buffers as given to the others.

@@ -59,7 +59,7 @@ class CallerState:
             autocast=tuple(
                 (kind, torch.get_autocast_dtype(kind))
                 for kind in sorted(device_types | {"cpu"})
-                if torch.is_autocast_enabled(kind)
+                if _autocasts(kind)
             ),
             autocast_cache=torch.is_autocast_cache_enabled(),
             default_device=next(
@@ -84,13 +84,21 @@ class CallerState:
             return work()
 
 
+def _autocasts(kind: str) -> bool:
+    """Whether autocast is on for a type of device; some know none."""
+    try:
+        return torch.is_autocast_enabled(kind)
+    except RuntimeError:
+        return False
+
+
 @contextmanager
 def no_autocast() -> Iterator[None]:
     """The calling thread without the autocast that it may be under."""
     built = torch.accelerator.current_accelerator()
     with ExitStack() as stack:
         for kind in ["cpu"] if built is None else ["cpu", built.type]:
-            if torch.is_autocast_enabled(kind):
+            if _autocasts(kind):
                 manager: Any = torch.autocast(kind, enabled=False)
                 stack.enter_context(manager)
         yield

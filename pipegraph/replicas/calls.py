@@ -56,7 +56,6 @@ class Calls:
 
     Attributes:
         count: calls so far.
-        joint_backward: one autograd call for all replicas, as the threads of one GPU's slots would make it.
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class Calls:
         self._exchange = exchange
         self._seed = torch.initial_seed()
         self.count = 0
-        self.joint_backward = False
         runner.seed_devices(self._seed)
         if deterministic:
             runner.stop_watching()
@@ -86,7 +84,7 @@ class Calls:
         """Call each replica with its arguments."""
 
         def call(replica: int) -> Any:
-            args, kwargs = feed.fetch[replica]()
+            args, kwargs = self._fetched(feed, replica)
             return self._each[replica](*args, **kwargs)
 
         return self._forward(call, feed)[0]
@@ -104,7 +102,7 @@ class Calls:
         """Forward, losses and backward of all replicas; the whole loss, and the outputs if asked for."""
 
         def call(replica: int) -> Any:
-            part = feed.fetch[replica]()
+            part = self._fetched(feed, replica)
             made = forward(self._each[replica], part)
             return made, loss(made, part)
 
@@ -115,15 +113,17 @@ class Calls:
         del made, values
         if scaler is not None:
             scaled = {r: scaler.scale(share) for r, share in scaled.items()}
-        if reducer is not None and not self.joint_backward:
+        if reducer is not None:
             for replica, share in scaled.items():
                 reducer.watch(replica, share)
         with no_autocast():
-            if self.joint_backward:
-                torch.autograd.backward(list(scaled.values()))
-            else:
-                self._runner.run({r: share.backward for r, share in scaled.items()}, serial)
+            self._runner.run({r: share.backward for r, share in scaled.items()}, serial)
         return total, kept
+
+    def _fetched(self, feed: ReplicaFeed, replica: int) -> Any:
+        part = feed.fetch[replica]()
+        self._runner.reads(replica, part)
+        return part
 
     def _forward(self, call: Callable[[int], Any], feed: ReplicaFeed) -> tuple[dict[int, Any], bool]:
         """Call each replica that has a part; also whether this call's replicas go one after another."""

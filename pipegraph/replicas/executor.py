@@ -111,6 +111,7 @@ class ReplicaExecutor(Closing):
                 self._reducer.join()
             self._runner.close()
             raise
+        self._note_readers(attributes=True)
         self._end = weakref.finalize(self, _end, self._reducer, self._runner.threads, self._usage)
 
     def _wire(self, owners: list[int] | None) -> None:
@@ -245,9 +246,12 @@ class ReplicaExecutor(Closing):
         replicas.check_tree()
         if self._ranks is not None and replicas.modules[0].training and self._usage.syncing:
             self._ranks.take_first_ranks(list(replicas.modules[0].buffers()))
-        if len(replicas.modules) > 1:
-            replicas.copy_buffers()  # before attributes, which may hold them too
-        replicas.attributes.follow()
+        written = (
+            len(replicas.modules) > 1 and replicas.copy_buffers()
+        )  # before attributes, which may hold them too
+        followed = replicas.attributes.follow()
+        if written or followed:
+            self._note_readers(followed)
         replicas.copy_flags()
         # With an optimizer, the replicas' own steps keep them equal; without, nobody else does.
         if len(replicas.modules) > 1 and (self._optimizers is None or replicas.parameters_written()):
@@ -349,6 +353,14 @@ class ReplicaExecutor(Closing):
             self._replicas.copy_parameters()
             self._replicas.copy_buffers(everything=True)
             self._replicas.attributes.follow(everything=True)
+            self._note_readers(attributes=True)
+
+    def _note_readers(self, attributes: bool) -> None:
+        """Replicas with a stream of their own read the buffers, and attributes, that the caller's stream has copied."""
+        for replica in range(len(self._runner.slots)):
+            if self._runner.has_stream(replica):
+                for held in self._replicas.held(replica, attributes):
+                    self._runner.reads(replica, held)
 
     def _settle(self) -> None:
         if self._exchange is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,8 @@ from pipegraph.errors import ReplicaError, StateError
 from pipegraph.replicas.attributes import copied
 
 Factory = Callable[[Any], Any]
+
+_CPU = torch.device("cpu")
 
 
 class OneOptimizer:
@@ -224,7 +225,7 @@ class OneOptimizer:
         """Load the checked state of one optimizer into all; every replica gets tensors of its own."""
         self._touched = True  # until all have it, the next step gives all what the first has
         for replica, optimizer in enumerate(self.each):
-            optimizer.load_state_dict(copy.deepcopy(self._part_of(state, replica)))
+            optimizer.load_state_dict(copied(self._part_of(state, replica), _CPU, _CPU, {}))
         if self._owners is None:
             self.groups = self.each[0].param_groups
         self.settings_from_step()

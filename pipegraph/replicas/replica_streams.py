@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pipegraph.device import Backend, Slot, Stream, backend_for
+from pipegraph.device.own_moves import tensors_within
 from pipegraph.errors import PipegraphWarning
 
 T = TypeVar("T")
@@ -19,8 +20,8 @@ class ReplicaStreams:
     """Streams of the replicas, tied to the caller's streams at the edges of each phase.
 
     The first slot of a device works on the caller's own current stream there,
-    so one slot per device needs no events at all. Further slots of a GPU have streams of their own.
-    On the CPU every thread is its own stream.
+    so one slot per device needs no events at all. Further slots of an accelerator have streams of their own, where its
+    allocator can be notified of what these read. On the CPU every thread is its own stream.
     """
 
     def __init__(self, slots: Sequence[Slot]) -> None:
@@ -29,7 +30,7 @@ class ReplicaStreams:
         warn_if_unequal(list(self.backends.values()))
         self._own: list[Stream | None] = [
             self.backends[slot.device].stream(slot, f"replica-{slot.index}")
-            if slot.index > 0 and slot.device.type != "cpu"
+            if slot.index > 0 and slot.device.type != "cpu" and self.backends[slot.device].records
             else None
             for slot in slots
         ]
@@ -50,6 +51,17 @@ class ReplicaStreams:
                 return work()
 
         return run
+
+    def has_stream(self, replica: int) -> bool:
+        """Whether a replica works on a stream of its own."""
+        return self._own[replica] is not None
+
+    def reads(self, replica: int, held: Any) -> None:
+        """A replica's stream reads the caller's tensors: freed in a backward, they are not given away before."""
+        if (stream := self._own[replica]) is not None:
+            backend = self.backends[self.slots[replica].device]
+            for tensor in tensors_within(held, backend.device):
+                backend.read_on(tensor, stream)
 
     def join(self, replicas: Sequence[int]) -> None:
         """Make the caller's streams wait for the replicas' own."""

@@ -28,6 +28,7 @@ class ReplicaRunner:
         self.threads = (
             ReplicaThreads(self._names, width, [slot.device for slot in slots]) if len(slots) > 1 else None
         )
+        self.reads, self.has_stream = self._streams.reads, self._streams.has_stream
         self._watched = sorted({slot.device for slot in slots if slot.index > 0}, key=str)
 
     def seed_devices(self, seed: int) -> None:

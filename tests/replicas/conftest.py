@@ -1,4 +1,4 @@
-"""Shared by the replica tests: executors that are closed, in both backward modes, and a reference loop."""
+"""Shared by the replica tests: executors that are closed, and comparisons."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerators import places
 from torch import nn
 
 from pipegraph.replicas import ReplicaExecutor
@@ -30,12 +31,8 @@ def make_executor() -> Iterator[MakeExecutor]:
     before = set(threading.enumerate())
     made: list[ReplicaExecutor] = []
 
-    def make(
-        model: nn.Module, slots: int | list[Any] = 2, mode: str = "threads", **options: Any
-    ) -> ReplicaExecutor:
-        devices = ["cpu"] * slots if isinstance(slots, int) else slots
-        executor = ReplicaExecutor(model, devices, **options)
-        executor._calls.joint_backward = mode == "joint"
+    def make(model: nn.Module, slots: int | list[Any] = 2, **options: Any) -> ReplicaExecutor:
+        executor = ReplicaExecutor(model, places(slots) if isinstance(slots, int) else slots, **options)
         made.append(executor)
         return executor
 
@@ -43,16 +40,6 @@ def make_executor() -> Iterator[MakeExecutor]:
     for executor in made:
         executor.close()
     assert set(threading.enumerate()) <= before
-
-
-@pytest.fixture(params=["threads", "joint"])
-def mode(request: pytest.FixtureRequest) -> str:
-    """One backward per replica thread, or one backward call for all: there one thread serves all hooks.
-
-    On the CPU the first runs every hook in its own thread and would never
-    catch a hook that waits; the second has the one engine thread that a GPU has.
-    """
-    return str(request.param)
 
 
 def assert_replicas_equal(executor: ReplicaExecutor) -> None:

@@ -76,11 +76,11 @@ def there(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("optimizer", "shard"), [(sgd, False), (adamw, True)])
 def test_training_equals_one_device(
-    make_executor: MakeExecutor, mode: str, places: list[str], optimizer: Any, shard: bool
+    make_executor: MakeExecutor, places: list[str], optimizer: Any, shard: bool
 ) -> None:
     alone = model()
     theirs = optimizer(alone.parameters())
-    executor = make_executor(model(), places, mode, optimizer=optimizer, shard_optimizer=shard)
+    executor = make_executor(model(), places, optimizer=optimizer, shard_optimizer=shard)
     for step in range(8):
         theirs.zero_grad()
         loss = mean_loss(on_x(alone, there(batch(step))), there(batch(step)))
@@ -92,14 +92,14 @@ def test_training_equals_one_device(
     assert_close(executor, alone)
 
 
-def test_accumulation_clipping_and_pairs(make_executor: MakeExecutor, mode: str, places: list[str]) -> None:
+def test_accumulation_clipping_and_pairs(make_executor: MakeExecutor, places: list[str]) -> None:
     def pair(outputs: torch.Tensor, part: Any) -> tuple[torch.Tensor, torch.Tensor]:
         kept = part["y"] != 3
         return cross_entropy(outputs, part["y"], ignore_index=3, reduction="sum"), kept.sum()
 
     alone = model()
     theirs = sgd(alone.parameters())
-    executor = make_executor(model(), places, mode, optimizer=sgd)
+    executor = make_executor(model(), places, optimizer=sgd)
     for step in (0, 1, 3) * 2:
         given = there(batch(step))
         for _ in range(2):
@@ -115,7 +115,7 @@ def test_accumulation_clipping_and_pairs(make_executor: MakeExecutor, mode: str,
 
 
 def test_delayed_streams_leave_every_step_right(
-    make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch, mode: str, places: list[str]
+    make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch, places: list[str]
 ) -> None:
     """Spinning kernels hold up sums and copies; a missing wait would read old gradients."""
     inner = ReduceStreams._observed
@@ -130,7 +130,7 @@ def test_delayed_streams_leave_every_step_right(
     monkeypatch.setattr(ReduceStreams, "_observed", delayed)
     alone = model()
     theirs = sgd(alone.parameters())
-    executor = make_executor(model(), places, mode, optimizer=sgd)
+    executor = make_executor(model(), places, optimizer=sgd)
     for step in range(8):
         theirs.zero_grad()
         mean_loss(on_x(alone, there(batch(step))), there(batch(step))).backward()
@@ -140,7 +140,7 @@ def test_delayed_streams_leave_every_step_right(
 
 
 def test_one_wait_removed_under_delayed_streams_is_found(
-    make_executor: MakeExecutor, missing_wait: pytest.MonkeyPatch, mode: str
+    make_executor: MakeExecutor, missing_wait: pytest.MonkeyPatch
 ) -> None:
     missing_wait.setattr(ReduceStreams, "await_filled", lambda *_: None)
     inner = ReduceStreams._observed
@@ -155,7 +155,7 @@ def test_one_wait_removed_under_delayed_streams_is_found(
     missing_wait.setattr(ReduceStreams, "_observed", delayed)
     alone = model()
     theirs = sgd(alone.parameters())
-    executor = make_executor(model(), [here()] * 2, mode, optimizer=sgd)
+    executor = make_executor(model(), [here()] * 2, optimizer=sgd)
     for step in (0, 1, 3):
         theirs.zero_grad()
         mean_loss(on_x(alone, there(batch(step))), there(batch(step))).backward()
@@ -165,8 +165,8 @@ def test_one_wait_removed_under_delayed_streams_is_found(
         assert_close(executor, alone)
 
 
-def test_a_batch_scattered_on_copy_streams(make_executor: MakeExecutor, mode: str, places: list[str]) -> None:
-    executor, other = (make_executor(model(), places, mode, optimizer=sgd) for _ in range(2))
+def test_a_batch_scattered_on_copy_streams(make_executor: MakeExecutor, places: list[str]) -> None:
+    executor, other = (make_executor(model(), places, optimizer=sgd) for _ in range(2))
     backends = {slot.device: backend_for(slot.device) for slot in slots_on(places)}
     streams = [backends[slot.device].stream(slot, "copy") for slot in slots_on(places)]
     for step in (0, 1, 3):
@@ -223,12 +223,10 @@ class Complex(nn.Module):
 
 
 @pytest.mark.parametrize("shard", [False, True])
-def test_complex_parameters_are_summed(
-    make_executor: MakeExecutor, mode: str, places: list[str], shard: bool
-) -> None:
+def test_complex_parameters_are_summed(make_executor: MakeExecutor, places: list[str], shard: bool) -> None:
     alone = Complex().to(here())
     theirs = sgd(alone.parameters())
-    executor = make_executor(Complex().to(here()), places, mode, optimizer=sgd, shard_optimizer=shard)
+    executor = make_executor(Complex().to(here()), places, optimizer=sgd, shard_optimizer=shard)
     for step in (0, 1, 3):
         theirs.zero_grad()
         mean_loss(on_x(alone, there(batch(step))), there(batch(step))).backward()
@@ -255,8 +253,8 @@ def test_a_batch_that_a_side_stream_makes_is_waited_for(
     assert torch.equal(outputs, expected)
 
 
-def test_autocast_and_the_scaler(make_executor: MakeExecutor, mode: str, accelerator: torch.device) -> None:
-    executor = make_executor(model().float(), [here()] * 2, mode, optimizer=sgd)
+def test_autocast_and_the_scaler(make_executor: MakeExecutor, accelerator: torch.device) -> None:
+    executor = make_executor(model().float(), [here()] * 2, optimizer=sgd)
     scaler = torch.amp.GradScaler(accelerator.type, init_scale=2.0**30)
     stepped = []
     for step in range(20):
@@ -268,10 +266,8 @@ def test_autocast_and_the_scaler(make_executor: MakeExecutor, mode: str, acceler
     assert scaler.get_scale() < 2.0**30
 
 
-def test_a_failing_replica_names_its_slot_and_the_executor_continues(
-    make_executor: MakeExecutor, mode: str
-) -> None:
-    executor = make_executor(model(), [here()] * 2, mode, optimizer=sgd)
+def test_a_failing_replica_names_its_slot_and_the_executor_continues(make_executor: MakeExecutor) -> None:
+    executor = make_executor(model(), [here()] * 2, optimizer=sgd)
 
     def fail(outputs: torch.Tensor, part: Any) -> torch.Tensor:
         if len(part["x"]) == 4:

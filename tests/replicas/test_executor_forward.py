@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerators import drawn, places
 from chaos import Chaos
 from torch import nn
 
@@ -20,6 +21,8 @@ from pipegraph.replicas.replica_streams import warn_if_unequal
 
 from .conftest import MakeExecutor
 
+pytestmark = pytest.mark.usefixtures("place")
+
 
 def mlp() -> nn.Sequential:
     torch.manual_seed(0)
@@ -27,7 +30,7 @@ def mlp() -> nn.Sequential:
 
 
 def data(rows: int = 7) -> torch.Tensor:
-    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    return drawn(rows, 4)
 
 
 class Arguments(nn.Module):
@@ -87,7 +90,7 @@ def test_a_scattered_batch_is_the_only_argument(make_executor: MakeExecutor) -> 
     executor = make_executor(mlp(), 2)
     x = data(5)
     torch.testing.assert_close(
-        executor(Scattered(x.split(3), ["cpu", "cpu"])), executor.module(x), rtol=1e-12, atol=0
+        executor(Scattered(x.split(3), places(2))), executor.module(x), rtol=1e-12, atol=0
     )
 
 
@@ -198,28 +201,30 @@ def test_parameters_are_found_in_every_replica(make_executor: MakeExecutor) -> N
 
 def test_parameters_elsewhere_are_named() -> None:
     model = nn.ModuleDict({"a": nn.Linear(1, 1), "b": nn.Linear(1, 1, device="meta")})
-    with pytest.raises(ReplicaError, match=r"'b.weight' is on meta, .* first device, cpu: model.to\('cpu'\)"):
-        ReplicaExecutor(model, ["cpu", "cpu"])
+    with pytest.raises(
+        ReplicaError, match=r"'b.weight' is on meta, .* first device, (\S+): model.to\('\1'\)"
+    ):
+        ReplicaExecutor(model, places(2))
 
 
 def test_what_cannot_be_copied_is_named() -> None:
     model = nn.ModuleDict({"inner": nn.Linear(1, 1)})
     model["inner"].lock = threading.Lock()
     with pytest.raises(ReplicaError, match=r"attribute 'inner.lock' of type lock .*cannot pickle"):
-        ReplicaExecutor(model, ["cpu", "cpu"])
+        ReplicaExecutor(model, places(2))
 
 
 def test_tensor_hooks_lazy_and_in_place_compiled_modules_are_refused() -> None:
     hooked = mlp()
     hooked[0].weight.register_hook(lambda grad: grad)
     with pytest.raises(ReplicaError, match=r"parameter '0.weight' has tensor hooks"):
-        ReplicaExecutor(hooked, ["cpu", "cpu"])
+        ReplicaExecutor(hooked, places(2))
     with pytest.raises(ReplicaError, match="not initialised"):
-        ReplicaExecutor(nn.LazyLinear(3), ["cpu"])
+        ReplicaExecutor(nn.LazyLinear(3), places(1))
     compiled = mlp()
     compiled[0].compile(backend="eager")
     with pytest.raises(ReplicaError, match="module '0' was compiled in place"):
-        ReplicaExecutor(compiled, ["cpu", "cpu"])
+        ReplicaExecutor(compiled, places(2))
     with pytest.raises(ReplicaError, match="devices is empty"):
         ReplicaExecutor(mlp(), [])
 
@@ -294,7 +299,7 @@ def test_an_executor_is_used_by_one_caller_at_a_time(make_executor: MakeExecutor
 def test_closing_ends_threads_takes_the_hooks_off_and_keeps_the_model() -> None:
     before = set(threading.enumerate())
     model = mlp()
-    with ReplicaExecutor(model, ["cpu"] * 3, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)) as executor:
+    with ReplicaExecutor(model, places(3), optimizer=lambda p: torch.optim.SGD(p, lr=0.1)) as executor:
         executor.step(data(), lambda out, part: out.sum())
         assert "ready, 1 calls" in repr(executor)
     assert set(threading.enumerate()) <= before
@@ -305,11 +310,11 @@ def test_closing_ends_threads_takes_the_hooks_off_and_keeps_the_model() -> None:
     model(data()).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     copy.deepcopy(model)
-    ReplicaExecutor(model, ["cpu"] * 2).close()
+    ReplicaExecutor(model, places(2)).close()
 
 
 def test_an_executor_nobody_holds_ends_its_threads() -> None:
-    executor = ReplicaExecutor(mlp(), ["cpu"] * 2, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    executor = ReplicaExecutor(mlp(), places(2), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
     executor.step(data(), lambda out, part: out.sum())
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("pipegraph-")]
     gone = weakref.ref(executor)

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from accelerators import drawn, places
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy
 
 from pipegraph.device import Scattered
 from pipegraph.errors import PipegraphWarning, ReplicaError, StateError
 from pipegraph.replicas import ReplicaExecutor, Whole, compiled
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
+
+pytestmark = pytest.mark.usefixtures("place")
 
 
 def sgd(params: Any) -> torch.optim.Optimizer:
@@ -29,7 +32,7 @@ def mlp(seed: int = 0, dtype: torch.dtype = torch.double) -> nn.Sequential:
 
 
 def data(rows: int = 6, seed: int = 0, dtype: torch.dtype = torch.double) -> torch.Tensor:
-    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    return drawn(rows, 4, seed=seed, dtype=dtype)
 
 
 def square(outputs: torch.Tensor, part: Any) -> torch.Tensor:
@@ -45,10 +48,8 @@ def train_alone(model: nn.Module, steps: int, optimizer: torch.optim.Optimizer |
     return model
 
 
-def test_gradients_are_none_after_a_step_and_the_result_is_detached(
-    make_executor: MakeExecutor, mode: str
-) -> None:
-    executor = make_executor(mlp(), 2, mode, optimizer=sgd)
+def test_gradients_are_none_after_a_step_and_the_result_is_detached(make_executor: MakeExecutor) -> None:
+    executor = make_executor(mlp(), 2, optimizer=sgd)
     result = executor.step(data(), square, outputs=True)
     assert all(parameter.grad is None for given in executor._replicas.parameters for parameter in given)
     assert result.loss.dim() == 0
@@ -59,11 +60,11 @@ def test_gradients_are_none_after_a_step_and_the_result_is_detached(
     assert result.grad_norm is None
 
 
-def test_a_scheduler_on_the_first_optimizer_drives_all(make_executor: MakeExecutor, mode: str) -> None:
+def test_a_scheduler_on_the_first_optimizer_drives_all(make_executor: MakeExecutor) -> None:
     alone = mlp()
     optimizer = sgd(alone.parameters())
     theirs = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-    executor = make_executor(mlp(), 3, mode, optimizer=sgd)
+    executor = make_executor(mlp(), 3, optimizer=sgd)
     ours = torch.optim.lr_scheduler.StepLR(executor.optimizer, 2, 0.5)
     for step in range(8):
         optimizer.zero_grad()
@@ -90,7 +91,7 @@ def test_tensor_learning_rates_are_copied_by_value(make_executor: MakeExecutor) 
 
 
 @pytest.mark.parametrize("shard", [False, True])
-def test_groups_by_name_from_the_module(make_executor: MakeExecutor, mode: str, shard: bool) -> None:
+def test_groups_by_name_from_the_module(make_executor: MakeExecutor, shard: bool) -> None:
     def by_name(module: nn.Module) -> torch.optim.Optimizer:
         biases = [p for name, p in module.named_parameters() if name.endswith("bias")]
         weights = [p for name, p in module.named_parameters() if not name.endswith("bias")]
@@ -98,20 +99,20 @@ def test_groups_by_name_from_the_module(make_executor: MakeExecutor, mode: str, 
 
     alone = mlp()
     train_alone(alone, 5, by_name(alone))
-    executor = make_executor(mlp(), 3, mode, optimizer=by_name, shard_optimizer=shard)
+    executor = make_executor(mlp(), 3, optimizer=by_name, shard_optimizer=shard)
     for step in range(5):
         executor.step(data(seed=step), square)
     assert_close(executor, alone)
 
 
-def test_the_scaler_scales_checks_once_and_updates_once(make_executor: MakeExecutor, mode: str) -> None:
+def test_the_scaler_scales_checks_once_and_updates_once(make_executor: MakeExecutor) -> None:
     alone, scaler_alone = (
         mlp(dtype=torch.float32),
-        torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3),
+        torch.amp.GradScaler(torch.get_default_device().type, init_scale=1024.0, growth_interval=3),
     )
     optimizer = sgd(alone.parameters())
-    executor = make_executor(mlp(dtype=torch.float32), 2, mode, optimizer=sgd)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    executor = make_executor(mlp(dtype=torch.float32), 2, optimizer=sgd)
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=1024.0, growth_interval=3)
     for step in range(10):
         x = data(seed=step, dtype=torch.float32)
         if step == 4:
@@ -132,16 +133,16 @@ def test_the_scaler_scales_checks_once_and_updates_once(make_executor: MakeExecu
     assert_close(executor, alone, 1e-5)
 
 
-def test_autocast_of_the_caller_holds_in_every_replica(make_executor: MakeExecutor, mode: str) -> None:
+def test_autocast_of_the_caller_holds_in_every_replica(make_executor: MakeExecutor) -> None:
     seen: set[torch.dtype] = set()
 
     def loss(outputs: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         seen.add(outputs.dtype)
         return outputs.float().pow(2).mean()
 
-    executor = make_executor(mlp(dtype=torch.float32), 2, mode, optimizer=sgd)
+    executor = make_executor(mlp(dtype=torch.float32), 2, optimizer=sgd)
     for step in range(3):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16):
             executor.step(data(seed=step, dtype=torch.float32), loss)
         assert_replicas_equal(executor)
     assert seen == {torch.bfloat16}
@@ -165,16 +166,18 @@ class Odd(nn.Module):
         return y + self.rare(y) if bool((x == 0).any()) else y
 
 
-def test_sparse_frozen_shared_unused_and_sometimes_used(make_executor: MakeExecutor, mode: str) -> None:
+def test_sparse_frozen_shared_unused_and_sometimes_used(make_executor: MakeExecutor) -> None:
     def plain(params: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(params, lr=0.1)
 
     alone = Odd()
     optimizer = plain(alone.parameters())
-    executor = make_executor(Odd(), 3, mode, optimizer=plain)
+    executor = make_executor(
+        Odd(), places(1) * 3, optimizer=plain
+    )  # torch has sparse tensors on a first device only
     generator = torch.Generator().manual_seed(0)
     for step in range(12):
-        x = torch.randint(1, 10, (7,), generator=generator)
+        x = torch.randint(1, 10, (7,), generator=generator, device="cpu").to(torch.get_default_device())
         if step % 3 == 1:
             x[6] = 0  # only the last replica uses `rare`
         # The branch is chosen per batch on one device, per part here: so per row, without gradient to the rest.
@@ -188,19 +191,19 @@ def test_sparse_frozen_shared_unused_and_sometimes_used(make_executor: MakeExecu
     assert executor.module.table.weight.grad is None
 
 
-def test_an_unused_parameter_is_not_moved_by_weight_decay(make_executor: MakeExecutor, mode: str) -> None:
+def test_an_unused_parameter_is_not_moved_by_weight_decay(make_executor: MakeExecutor) -> None:
     model = Odd()
     model.table = nn.Embedding(10, 4, dtype=torch.double)
     before = copy.deepcopy(model.unused.weight)
-    executor = make_executor(model, 2, mode, optimizer=lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.5))
+    executor = make_executor(model, 2, optimizer=lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.5))
     for _ in range(3):
         executor.step(torch.arange(1, 7), square)
     assert torch.equal(before, model.unused.weight)
 
 
-def test_freezing_and_thawing_between_steps(make_executor: MakeExecutor, mode: str) -> None:
+def test_freezing_and_thawing_between_steps(make_executor: MakeExecutor) -> None:
     alone, optimizer = mlp(), None
-    executor = make_executor(mlp(), 2, mode, optimizer=sgd)
+    executor = make_executor(mlp(), 2, optimizer=sgd)
     optimizer = sgd(alone.parameters())
     for step in range(9):
         for model in (alone, executor.module):
@@ -291,13 +294,11 @@ def test_train_and_eval_reach_every_replica(make_executor: MakeExecutor) -> None
         assert not torch.equal(executor(x), executor.eval().module(x))
 
 
-def test_batch_norm_statistics_are_the_first_replicas_and_reach_all(
-    make_executor: MakeExecutor, mode: str
-) -> None:
+def test_batch_norm_statistics_are_the_first_replicas_and_reach_all(make_executor: MakeExecutor) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
     alone = copy.deepcopy(model)
-    executor = make_executor(model, 2, mode, optimizer=sgd)
+    executor = make_executor(model, 2, optimizer=sgd)
     for step in range(3):
         executor.step(data(seed=step), square)
         alone(data(seed=step)[:3])  # the first replica sees the first half
@@ -353,23 +354,23 @@ def test_captions_and_keys_are_cut_by_rows_and_whole_values_are_not(make_executo
     assert seen == {0: (["a", "b", "c"], 9), 3: (["d", "e"], 9)}
 
 
-def test_a_scattered_batch_is_taken_as_it_is(make_executor: MakeExecutor, mode: str) -> None:
-    executor, other = (make_executor(mlp(), 2, mode, optimizer=sgd) for _ in range(2))
+def test_a_scattered_batch_is_taken_as_it_is(make_executor: MakeExecutor) -> None:
+    executor, other = (make_executor(mlp(), 2, optimizer=sgd) for _ in range(2))
     for step in range(3):
         x = data(7, seed=step)
-        loss = executor.step(Scattered(x.split([4, 3]), ["cpu", "cpu"]), square).loss
+        loss = executor.step(Scattered(x.split([4, 3]), places(2)), square).loss
         assert torch.equal(loss, other.step(x, square).loss)
     for mine, its in zip(executor.module.parameters(), other.module.parameters(), strict=True):
         assert torch.equal(mine, its)
-    with pytest.raises(ReplicaError, match=r"scattered over \['cpu', 'cpu', 'cpu'\]"):
-        executor.step(Scattered(data(6).split(2), ["cpu"] * 3), square)
+    with pytest.raises(ReplicaError, match=r"scattered over \['(\w+)\S*, '\1"):
+        executor.step(Scattered(data(6).split(2), places(3)), square)
 
 
-def test_a_step_keeps_nothing_of_its_batch(make_executor: MakeExecutor, mode: str) -> None:
+def test_a_step_keeps_nothing_of_its_batch(make_executor: MakeExecutor) -> None:
     import gc
     import weakref
 
-    executor = make_executor(mlp(), 2, mode, optimizer=sgd)
+    executor = make_executor(mlp(), 2, optimizer=sgd)
     x = data()
     held = weakref.ref(x.untyped_storage())
     watched = weakref.ref(x)
@@ -402,8 +403,8 @@ def test_each_replica_has_its_share_of_the_cores(make_executor: MakeExecutor) ->
     assert torch.get_num_threads() == 4
 
 
-def test_wrong_losses_are_refused_by_name(make_executor: MakeExecutor, mode: str) -> None:
-    executor = make_executor(mlp(), 2, mode, optimizer=sgd)
+def test_wrong_losses_are_refused_by_name(make_executor: MakeExecutor) -> None:
+    executor = make_executor(mlp(), 2, optimizer=sgd)
     with pytest.raises(ReplicaError, match=r"0-dim tensor .* got shape \(3, 2\)"):
         executor.step(data(), lambda out, part: out)
     with pytest.raises(ReplicaError, match="got float"):
@@ -421,22 +422,20 @@ def test_wrong_losses_are_refused_by_name(make_executor: MakeExecutor, mode: str
 
 def test_optimizers_that_cannot_step_over_replicas_are_refused(make_executor: MakeExecutor) -> None:
     with pytest.raises(ReplicaError, match="LBFGS needs a closure"):
-        ReplicaExecutor(mlp(), ["cpu"], optimizer=torch.optim.LBFGS)
+        ReplicaExecutor(mlp(), places(1), optimizer=torch.optim.LBFGS)
     other = mlp()
     with pytest.raises(ReplicaError, match="must use the parameters it is given"):
-        ReplicaExecutor(mlp(), ["cpu"] * 2, optimizer=lambda params: sgd(other.parameters()))
+        ReplicaExecutor(mlp(), places(2), optimizer=lambda params: sgd(other.parameters()))
     with pytest.raises(ReplicaError, match=r"step\(\) needs optimizer="):
         make_executor(mlp(), 2).step(data(), square)
     with pytest.raises(ReplicaError, match="shard_optimizer=True"):
-        ReplicaExecutor(mlp(), ["cpu"] * 2, shard_optimizer=True)
+        ReplicaExecutor(mlp(), places(2), shard_optimizer=True)
     executor = make_executor(mlp(), 2, optimizer=sgd)
     with pytest.raises(ReplicaError, match="make all parameter groups in optimizer="):
         executor.optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
 
 
-def test_compiled_replicas_train_the_same_with_gradients_in_buckets(
-    make_executor: MakeExecutor, mode: str
-) -> None:
+def test_compiled_replicas_train_the_same_with_gradients_in_buckets(make_executor: MakeExecutor) -> None:
     class TwoInputs(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -447,7 +446,7 @@ def test_compiled_replicas_train_the_same_with_gradients_in_buckets(
 
     alone = TwoInputs()
     train_alone(alone, 4)
-    executor = make_executor(TwoInputs(), 2, mode, optimizer=sgd, compile={"backend": "aot_eager"})
+    executor = make_executor(TwoInputs(), 2, optimizer=sgd, compile={"backend": "aot_eager"})
     for step in range(4):
         executor.step(data(seed=step), square)
         assert_replicas_equal(executor)
@@ -494,10 +493,10 @@ def test_batches_may_be_nested_tuples(make_executor: MakeExecutor) -> None:
     executor = make_executor(mlp(), 2, optimizer=sgd)
     x = data()
     y, target = torch.zeros(6, dtype=torch.long), torch.ones(6, 2, dtype=torch.double)
-    expected = cross_entropy(executor.module(x), y) + mse_loss(executor.module(x), target)
+    expected = cross_entropy(executor.module(x), y) + (executor.module(x) - target).pow(2).mean()
     result = executor.step(
         (x, (y, target)),
-        lambda out, part: cross_entropy(out, part[1][0]) + mse_loss(out, part[1][1]),
+        lambda out, part: cross_entropy(out, part[1][0]) + (out - part[1][1]).pow(2).mean(),
         lambda module, part: module(part[0]),
     )
     assert result.loss.item() == pytest.approx(expected.item(), rel=1e-12)

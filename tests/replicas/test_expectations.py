@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerators import drawn, on_the_cpu, places
 from torch import nn
 
 import pipegraph as pg
@@ -30,6 +31,8 @@ from pipegraph.replicas.reduce_streams import ReduceStreams
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
 
+pytestmark = pytest.mark.usefixtures("place")
+
 
 def mlp(dtype: torch.dtype = torch.double) -> nn.Sequential:
     torch.manual_seed(0)
@@ -37,7 +40,7 @@ def mlp(dtype: torch.dtype = torch.double) -> nn.Sequential:
 
 
 def data(rows: int = 6, dtype: torch.dtype = torch.double) -> torch.Tensor:
-    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    return drawn(rows, 4, dtype=dtype)
 
 
 def sgd(params: Any) -> torch.optim.Optimizer:
@@ -56,7 +59,7 @@ def test_a_whole_value_and_arrays_pass_through_the_terminal_scatter(make_executo
     batches = graph.add(ops.FromSequence([{"x": torch.ones(4), "n": i} for i in range(5)])).then(ops.Batch(5))
     batches.then(
         lambda batch: {**batch, "w": Whole(torch.ones(9)), "ids": np.arange(5), "names": list("abcde")}
-    ).then(ops.Scatter(["cpu", "cpu"]))
+    ).then(ops.Scatter(places(2)))
     with graph.loader() as loader:
         (scattered,) = loader
     assert [len(part["w"]) for part in scattered] == [9, 9]
@@ -82,7 +85,7 @@ def test_a_scattered_batch_with_a_whole_value_of_another_length_is_stepped_with(
 ) -> None:
     graph = pg.Graph("train")
     batches = graph.add(ops.FromSequence([{"x": row} for row in data(5)])).then(ops.Batch(5))
-    batches.then(lambda batch: {**batch, "w": Whole(torch.ones(9))}).then(ops.Scatter(["cpu", "cpu"]))
+    batches.then(lambda batch: {**batch, "w": Whole(torch.ones(9))}).then(ops.Scatter(places(2)))
     executor, plain = (make_executor(mlp(), 2, optimizer=sgd) for _ in range(2))
     with graph.loader() as loader:
         for batch in loader:
@@ -95,7 +98,7 @@ def test_a_scattered_batch_with_a_whole_value_of_another_length_is_stepped_with(
 def test_a_run_continues_with_another_number_of_slots() -> None:
     def graph(slots: int) -> pg.Graph:
         made = pg.Graph("train")
-        made.add(ops.FromSequence(list(range(8)))).then(ops.Batch(2)).then(ops.Scatter(["cpu"] * slots))
+        made.add(ops.FromSequence(list(range(8)))).then(ops.Batch(2)).then(ops.Scatter(places(slots)))
         return made
 
     with graph(2).loader() as loader:
@@ -170,7 +173,7 @@ def test_dataclasses_and_equal_numbers_and_strings_are_gathered() -> None:
 
 def test_sparse_and_dense_gradients_are_added() -> None:
     for first, second in ((torch.eye(3).to_sparse(), torch.eye(3)), (torch.eye(3), torch.eye(3).to_sparse())):
-        (total,) = reduce_add_coalesced([[first], [second]], "cpu")
+        (total,) = reduce_add_coalesced([[first], [second]], torch.get_default_device())
         assert torch.equal(total, 2 * torch.eye(3))
 
 
@@ -188,16 +191,22 @@ def test_a_state_of_a_compiled_submodule_is_loaded(make_executor: MakeExecutor) 
     assert torch.equal(executor.state_dict()["model"]["inner.0.weight"], expected["inner.0.weight"])
 
 
-def test_adagrad_with_a_sharded_state_is_saved_and_loaded(make_executor: MakeExecutor) -> None:
+def test_adagrad_with_a_sharded_state_is_saved_and_loaded(
+    make_executor: MakeExecutor, place: torch.device
+) -> None:
+    torch.set_default_device(
+        None
+    )  # on which it would make its counts of steps, also those of the second device
+
     def adagrad(params: Any) -> torch.optim.Optimizer:
         return torch.optim.Adagrad(params, lr=0.1)
 
-    alone = mlp()
+    alone = mlp().to(place)
     optimizer = adagrad(alone.parameters())
-    executor = make_executor(mlp(), 3, optimizer=adagrad, shard_optimizer=True)
+    executor = make_executor(mlp().to(place), [place] * 3, optimizer=adagrad, shard_optimizer=True)
     for _ in range(3):
         optimizer.zero_grad()
-        square(alone(data()), None).backward()
+        square(alone(data().to(place)), None).backward()
         optimizer.step()
         executor.step(data(), square)
         executor.load_state_dict(executor.state_dict())
@@ -292,7 +301,7 @@ def test_a_failing_constructor_leaves_no_thread(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(exchange.Exchange, "__init__", broken)
     with pytest.raises(RuntimeError, match="no stream"):
-        ReplicaExecutor(mlp(), ["cpu"] * 2, optimizer=sgd, shard_optimizer=True)
+        ReplicaExecutor(mlp(), places(2), optimizer=sgd, shard_optimizer=True)
     assert set(threading.enumerate()) <= before
 
 
@@ -300,7 +309,7 @@ def test_a_failure_after_unscaling_leaves_the_scaler_usable(
     make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = make_executor(mlp(torch.float32), 2, optimizer=sgd)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=4.0)
     x = data(dtype=torch.float32)
     with monkeypatch.context() as patched:
 
@@ -327,6 +336,7 @@ def test_frozen_parameters_are_not_exchanged(make_executor: MakeExecutor) -> Non
     assert executor._exchange._stepped == [2, 3]
 
 
+@on_the_cpu
 def test_a_bucket_waits_once_per_replica_whatever_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """161 parameters on 8 slots: as many waits as for one."""
 
@@ -337,7 +347,7 @@ def test_a_bucket_waits_once_per_replica_whatever_its_parameters(monkeypatch: py
 
         return waiting
 
-    slots, waits = slots_on(["cpu"] * 8), {}
+    slots, waits = slots_on(places(8)), {}
     for count in (1, 161):
         with CpuBackend() as backend:
             compute = [backend.stream(slot, f"compute-{slot.index}") for slot in slots]
@@ -363,9 +373,10 @@ def test_a_bucket_waits_once_per_replica_whatever_its_parameters(monkeypatch: py
     assert waits[161] == waits[1] < 200
 
 
+@on_the_cpu
 def test_side_streams_wait_for_the_zeroes_of_a_new_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller's stream makes them; a side stream writes an idle replica's bucket and has waited for no hook."""
-    slots, waits = slots_on(["cpu"] * 2), []
+    slots, waits = slots_on(places(2)), []
     with CpuBackend() as backend:
         caller = backend.stream(slots[0], "caller")
         streams = ReduceStreams(slots, {torch.device("cpu"): backend}, scattered_sums=False, ranks=None)
@@ -383,6 +394,7 @@ def test_side_streams_wait_for_the_zeroes_of_a_new_bucket(monkeypatch: pytest.Mo
         assert len(recorded) == 2
 
 
+@on_the_cpu
 def test_a_part_made_on_another_gpu_is_copied_by_the_caller() -> None:
     elsewhere = {"x": [torch.empty(2, device="meta")], "w": Whole(torch.empty(2, device="meta"))}
     cuda = torch.device("cuda", 1)
@@ -433,7 +445,7 @@ def test_a_module_that_has_stored_attention_maps_is_built_with_copies_of_them() 
 
     model = Storing()
     model(data())
-    with ReplicaExecutor(model, ["cpu"] * 2) as executor:
+    with ReplicaExecutor(model, places(2)) as executor:
         executor(data())
         other: Any = executor._replicas.modules[1]
         assert torch.equal(other.maps[0], model.maps[0])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerators import drawn
 from torch import nn
 
 import pipegraph
@@ -28,7 +29,7 @@ def mlp() -> nn.Sequential:
 
 
 def data(seed: int = 0, rows: int = 7) -> torch.Tensor:
-    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.double)
+    return drawn(rows, 4, seed=seed)
 
 
 def sgd(params: Any) -> torch.optim.Optimizer:

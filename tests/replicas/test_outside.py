@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerators import drawn, on_the_cpu, places
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.utils import prune
@@ -20,6 +21,8 @@ from pipegraph.replicas import ReplicaExecutor
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
 
+pytestmark = pytest.mark.usefixtures("place")
+
 
 def mlp() -> nn.Sequential:
     torch.manual_seed(0)
@@ -27,7 +30,7 @@ def mlp() -> nn.Sequential:
 
 
 def data(rows: int = 7) -> torch.Tensor:
-    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    return drawn(rows, 4)
 
 
 def sgd(params: Any) -> torch.optim.Optimizer:
@@ -56,7 +59,7 @@ def test_a_penalty_on_the_gradient_of_inputs_reaches_all_replicas(make_executor:
 def test_a_loss_on_activations_that_a_hook_has_stored_reaches_all_replicas(
     make_executor: MakeExecutor,
 ) -> None:
-    alone, executor = mlp(), make_executor(mlp(), 3)
+    alone, executor = mlp(), make_executor(mlp(), places(2))
     stored: list[torch.Tensor] = []
     for model in (alone, executor.module):
         model[1].register_forward_hook(lambda module, given, out: stored.append(out))
@@ -207,7 +210,7 @@ def test_a_converted_model_is_refused(make_executor: MakeExecutor) -> None:
 
 @pytest.mark.parametrize("how", ["close", "collect"])
 def test_a_backward_after_the_end_is_an_error_and_does_not_hang(how: str) -> None:
-    executor = ReplicaExecutor(mlp(), ["cpu"] * 2)
+    executor = ReplicaExecutor(mlp(), places(2))
     out = executor(data())
     if how == "close":
         executor.close()
@@ -293,6 +296,7 @@ executor.close()
 """
 
 
+@on_the_cpu
 def test_a_forked_child_is_refused_and_its_model_is_a_plain_one(programs: Any) -> None:
     """In a process of its own: with an accelerator torch refuses a backward in a forked child."""
     ended = programs.run(FORKED)
@@ -395,9 +399,9 @@ def test_a_scattered_batch_of_captions_alone_gives_a_mean(make_executor: MakeExe
 
     captions = ["a", "bb", "ccc", "dddd", "eeeee"]
     executor = make_executor(Lengths(), 2, optimizer=sgd)
-    batch = Scattered([captions[:3], captions[3:]], ["cpu", "cpu"])
+    batch = Scattered([captions[:3], captions[3:]], places(2))
     assert executor.step(batch, lambda outputs, part: outputs.mean()).loss.item() == 3.0
-    odd = Scattered([{"a": [1, 2], "b": [1]}, {"a": [1], "b": [1]}], ["cpu", "cpu"])
+    odd = Scattered([{"a": [1, 2], "b": [1]}, {"a": [1], "b": [1]}], places(2))
     with pytest.raises(ReplicaError, match="how many rows"):
         executor.step(odd, lambda outputs, part: outputs.mean(), lambda module, part: module(["a"]))
 
@@ -421,7 +425,7 @@ def test_what_is_changed_in_place_inside_an_attribute_is_followed(make_executor:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             scale = self.recent[0] * self.slotted.factor * self.named[0, 0][0]
-            return x * self.weight * torch.from_numpy(self.array) * scale + self.shift
+            return x * self.weight * torch.from_numpy(self.array).to(x.device) * scale + self.shift
 
     model = Holding()
     model.named[0, 0] = [1.0]
@@ -430,10 +434,11 @@ def test_what_is_changed_in_place_inside_an_attribute_is_followed(make_executor:
         lambda: model.array.fill(2.0),
         lambda: model.recent.append(3.0),
         lambda: setattr(model.slotted, "factor", 5.0),
-        lambda: model.shift.data.fill_(7.0),
-        lambda: model.shift.numpy().fill(8.0),
+        lambda: model.shift.fill_(7.0),
         lambda: model.named[0, 0].append(model.named[0, 0].pop() + 1),
     ]
+    if x.device.type == "cpu":  # the bytes of other memory are not looked at
+        changes += [lambda: model.shift.data.fill_(8.0), lambda: model.shift.numpy().fill(9.0)]
     for change in changes:
         change()
         assert torch.equal(executor(x), model(x))
@@ -481,7 +486,7 @@ def test_buffers_that_require_grad_are_refused(make_executor: MakeExecutor) -> N
             return x * self.scale
 
     with pytest.raises(ReplicaError, match="buffer 'scale' requires grad"):
-        ReplicaExecutor(Net(True), ["cpu"] * 2)
+        ReplicaExecutor(Net(True), places(2))
     executor = make_executor(Net(False), 2)
     executor.module.scale.requires_grad_()
     with pytest.raises(
@@ -513,7 +518,7 @@ def test_a_model_with_gradients_is_refused_where_the_executor_steps(make_executo
     model = mlp()
     model(data()).sum().backward()
     with pytest.raises(ReplicaError, match=r"'0.weight' holds a gradient, .* call zero_grad\(\)"):
-        ReplicaExecutor(model, ["cpu"] * 2, optimizer=sgd)
+        ReplicaExecutor(model, places(2), optimizer=sgd)
     model.zero_grad()
     make_executor(model, 2, optimizer=sgd)
 
@@ -536,7 +541,8 @@ def test_a_parameter_taken_out_of_its_group_is_taken_out_for_all(
         executor._settle()
         assert_close(executor, alone)
         for given in executor._replicas.parameters[1:]:
-            assert all(map(torch.equal, given, executor.module.parameters()))
+            for mine, its in zip(given, executor.module.parameters(), strict=True):
+                assert torch.equal(mine.cpu(), its.cpu())
     executor.optimizer.param_groups[0]["params"].append(nn.Parameter(torch.zeros(1)))
     with pytest.raises(ReplicaError, match="param_groups were given a parameter that optimizer= did not"):
         executor.step(data(), loss_of)
@@ -548,7 +554,7 @@ def test_an_embedding_that_renormalises_itself_is_refused(make_executor: MakeExe
     with pytest.raises(ReplicaError, match="embedding 'at the top' has max_norm=1.0"):
         executor(torch.arange(4))
     with pytest.raises(ReplicaError, match=r"embedding '0' has max_norm=1.0: .* set max_norm to None"):
-        ReplicaExecutor(nn.Sequential(nn.Embedding(4, 2, max_norm=1.0)), ["cpu"] * 2)
+        ReplicaExecutor(nn.Sequential(nn.Embedding(4, 2, max_norm=1.0)), places(2))
 
 
 def test_a_later_pruning_is_refused_by_name(make_executor: MakeExecutor) -> None:

@@ -7,14 +7,16 @@ import threading
 
 import pytest
 import torch
+from accelerators import places
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas import parallel_apply
 
-CPUS = ["cpu", "cpu"]
 colour: contextvars.ContextVar[str] = contextvars.ContextVar("colour", default="none")
+
+pytestmark = pytest.mark.usefixtures("place")
 
 
 def test_outputs_come_in_order_from_threads_of_their_own() -> None:
@@ -24,21 +26,26 @@ def test_outputs_come_in_order_from_threads_of_their_own() -> None:
         names.append(threading.current_thread().name)
         return x * scale
 
-    assert parallel_apply([work, work], [(1,), 2], [{"scale": 10}, {}], CPUS) == [10, 2]
+    assert parallel_apply([work, work], [(1,), 2], [{"scale": 10}, {}], places(2)) == [10, 2]
     assert sorted(names) == ["pipegraph-replica-0", "pipegraph-replica-1"]
 
 
 def test_replicas_really_run_at_the_same_time() -> None:
     barrier = threading.Barrier(2)
-    assert sorted(parallel_apply([barrier.wait, barrier.wait], [(), ()], devices=CPUS)) == [0, 1]
+    assert sorted(parallel_apply([barrier.wait, barrier.wait], [(), ()], devices=places(2))) == [0, 1]
+
+
+def kind() -> str:
+    here = torch.get_default_device().type
+    return "cpu" if here == "meta" else here
 
 
 def seen_state() -> tuple[object, ...]:
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None,
+        torch.is_autocast_enabled(kind()),
+        torch.get_autocast_dtype(kind()) if torch.is_autocast_enabled(kind()) else None,
         torch.is_autocast_cache_enabled(),
         torch.empty(0).device,
         colour.get(),
@@ -46,7 +53,7 @@ def seen_state() -> tuple[object, ...]:
 
 
 def states() -> list[tuple[object, ...]]:
-    return parallel_apply([seen_state, seen_state], [(), ()], devices=CPUS)
+    return parallel_apply([seen_state, seen_state], [(), ()], devices=places(2))
 
 
 def test_threads_see_the_callers_grad_and_inference_mode() -> None:
@@ -60,19 +67,20 @@ def test_threads_see_the_callers_grad_and_inference_mode() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("cache", [True, False])
 def test_threads_see_the_callers_autocast_with_its_dtype_and_cache(dtype: torch.dtype, cache: bool) -> None:
-    with torch.autocast("cpu", dtype=dtype, cache_enabled=cache):
+    with torch.autocast(torch.get_default_device().type, dtype=dtype, cache_enabled=cache):
         assert states() == [seen_state()] * 2
-        products = parallel_apply([nn.Linear(4, 4)] * 2, [torch.randn(2, 4)] * 2, devices=CPUS)
+        products = parallel_apply([nn.Linear(4, 4)] * 2, [torch.randn(2, 4)] * 2, devices=places(2))
         assert {product.dtype for product in products} == {dtype}
-    with torch.autocast("cpu"), torch.autocast("cpu", enabled=False):
+    with torch.autocast(kind()), torch.autocast(kind(), enabled=False):
         assert states() == [seen_state()] * 2
 
 
 def test_threads_see_the_callers_default_device_and_context_variables() -> None:
     token = colour.set("blue")
     try:
+        here = places(2)
         with torch.device("meta"):
-            assert states() == [seen_state()] * 2
+            assert parallel_apply([seen_state] * 2, [(), ()], devices=here) == [seen_state()] * 2
         assert states()[0][-1] == "blue"
     finally:
         colour.reset(token)
@@ -99,8 +107,8 @@ def test_the_first_failing_replica_is_raised_with_its_own_type_and_place() -> No
         raise KeyError(f"code {code}")
 
     with pytest.raises(KeyError, match="code 1") as caught:
-        parallel_apply([len, fail, fail], [("",), (1,), (2,)], devices=["cpu"] * 3)
-    assert caught.value.__notes__ == ["in replica 1 on cpu"]
+        parallel_apply([len, fail, fail], [("",), (1,), (2,)], devices=places(3))
+    assert caught.value.__notes__ == [f"in replica 1 on {places(3)[1]}"]
     assert "fail" in [entry.name for entry in caught.traceback]
 
 
@@ -115,4 +123,4 @@ def test_unequal_lengths_are_an_error() -> None:
 
 def test_a_new_thread_takes_its_share_of_the_cores() -> None:
     torch.set_num_threads(4)
-    assert parallel_apply([torch.get_num_threads] * 2, [(), ()], devices=CPUS) == [2, 2]
+    assert parallel_apply([torch.get_num_threads] * 2, [(), ()], devices=places(2)) == [2, 2]

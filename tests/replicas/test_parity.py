@@ -14,6 +14,8 @@ from pipegraph.replicas import replica_seed
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
 
+pytestmark = pytest.mark.usefixtures("place")
+
 Batch = dict[str, torch.Tensor]
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=1e-3),
@@ -48,12 +50,12 @@ class Net(nn.Module):
 
 def batches(steps: int, rows: tuple[int, ...] = (12, 9, 1, 13, 2, 7)) -> Iterator[Batch]:
     """Uneven and tiny ones included."""
-    generator = torch.Generator().manual_seed(5)
+    generator, here = torch.Generator().manual_seed(5), torch.get_default_device()
     for step in range(steps):
         count = rows[step % len(rows)]
         yield {
-            "x": torch.randn(count, 6, generator=generator, dtype=torch.double),
-            "y": torch.randint(0, 4, (count,), generator=generator),
+            "x": torch.randn(count, 6, generator=generator, dtype=torch.double, device="cpu").to(here),
+            "y": torch.randint(0, 4, (count,), generator=generator, device="cpu").to(here),
         }
 
 
@@ -70,12 +72,10 @@ def mean_loss(outputs: torch.Tensor, part: Batch) -> torch.Tensor:
     ("slots", "shard"), [*((slots, False) for slots in (1, 2, 3, 4, 7)), (2, True), (3, True)]
 )
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_steps_equal_one_device(
-    make_executor: MakeExecutor, mode: str, slots: int, name: str, shard: bool
-) -> None:
+def test_steps_equal_one_device(make_executor: MakeExecutor, slots: int, name: str, shard: bool) -> None:
     alone = Net()
     optimizer = OPTIMIZERS[name](alone.parameters())
-    executor = make_executor(Net(), slots, mode, optimizer=OPTIMIZERS[name], shard_optimizer=shard)
+    executor = make_executor(Net(), slots, optimizer=OPTIMIZERS[name], shard_optimizer=shard)
     for batch in batches(12):  # each size twice
         optimizer.zero_grad()
         loss = mean_loss(on_x(alone, batch), batch)
@@ -88,19 +88,17 @@ def test_steps_equal_one_device(
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 7])
-def test_class_weights_and_ignored_rows_through_a_pair(
-    make_executor: MakeExecutor, mode: str, slots: int
-) -> None:
+def test_class_weights_and_ignored_rows_through_a_pair(make_executor: MakeExecutor, slots: int) -> None:
     weights = torch.tensor([0.1, 5.0, 1.0, 2.0], dtype=torch.double)
 
     def pair(outputs: torch.Tensor, part: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        total = cross_entropy(outputs, part["y"], weights, ignore_index=3, reduction="sum")
+        total = cross_entropy(outputs, part["y"], weights.to(outputs.device), ignore_index=3, reduction="sum")
         kept = part["y"][part["y"] != 3]
-        return total, weights[kept].sum()
+        return total, weights.to(kept.device)[kept].sum()
 
     alone = Net()
     optimizer = SGD(alone.parameters())
-    executor = make_executor(Net(), slots, mode, optimizer=SGD)
+    executor = make_executor(Net(), slots, optimizer=SGD)
     for step, batch in enumerate(batches(30, rows=(12, 9, 13, 7))):
         if step % 3 == 0:
             batch["y"][: len(batch["y"]) // 2] = 3  # the first parts have nothing but ignored rows
@@ -124,10 +122,10 @@ def test_rows_alone_as_weights_would_be_wrong() -> None:
     assert torch.isnan(by_rows)
 
 
-def test_sums_add_up(make_executor: MakeExecutor, mode: str) -> None:
+def test_sums_add_up(make_executor: MakeExecutor) -> None:
     alone = Net()
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.001)
-    executor = make_executor(Net(), 3, mode, optimizer=lambda params: torch.optim.SGD(params, lr=0.001))
+    executor = make_executor(Net(), 3, optimizer=lambda params: torch.optim.SGD(params, lr=0.001))
     for batch in batches(10):
         optimizer.zero_grad()
         loss = cross_entropy(on_x(alone, batch), batch["y"], reduction="sum")
@@ -141,13 +139,11 @@ def test_sums_add_up(make_executor: MakeExecutor, mode: str) -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
-def test_accumulation_equals_accumulation_on_one_device(
-    make_executor: MakeExecutor, mode: str, slots: int
-) -> None:
+def test_accumulation_equals_accumulation_on_one_device(make_executor: MakeExecutor, slots: int) -> None:
     """Three batches to a step, the last of them so small that some replicas have no rows when it is reduced."""
     alone = Net()
     optimizer = SGD(alone.parameters())
-    executor = make_executor(Net(), slots, mode, optimizer=SGD)
+    executor = make_executor(Net(), slots, optimizer=SGD)
 
     def third(outputs: torch.Tensor, part: Batch) -> torch.Tensor:
         return mean_loss(outputs, part) / 3
@@ -166,12 +162,10 @@ def test_accumulation_equals_accumulation_on_one_device(
 
 
 @pytest.mark.parametrize("shard", [False, True])
-def test_clipping_uses_the_norm_of_the_whole_gradient(
-    make_executor: MakeExecutor, mode: str, shard: bool
-) -> None:
+def test_clipping_uses_the_norm_of_the_whole_gradient(make_executor: MakeExecutor, shard: bool) -> None:
     alone = Net()
     optimizer = SGD(alone.parameters())
-    executor = make_executor(Net(), 3, mode, optimizer=SGD, shard_optimizer=shard)
+    executor = make_executor(Net(), 3, optimizer=SGD, shard_optimizer=shard)
     for batch in batches(20):
         optimizer.zero_grad()
         mean_loss(on_x(alone, batch), batch).backward()
@@ -185,13 +179,11 @@ def test_clipping_uses_the_norm_of_the_whole_gradient(
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_dropout_in_deterministic_mode_equals_a_serial_loop(
-    make_executor: MakeExecutor, mode: str, slots: int
-) -> None:
+def test_dropout_in_deterministic_mode_equals_a_serial_loop(make_executor: MakeExecutor, slots: int) -> None:
     torch.manual_seed(21)
     alone = Net(dropout=0.4)
     optimizer = SGD(alone.parameters())
-    executor = make_executor(Net(dropout=0.4), slots, mode, optimizer=SGD, deterministic=True)
+    executor = make_executor(Net(dropout=0.4), slots, optimizer=SGD, deterministic=True)
     seed = torch.initial_seed()
     before = torch.get_rng_state()
     for step, batch in enumerate(batches(20)):
@@ -210,7 +202,7 @@ def test_dropout_in_deterministic_mode_equals_a_serial_loop(
     assert_close(executor, alone)
 
 
-def test_a_gradient_penalty_inside_the_loss(make_executor: MakeExecutor, mode: str) -> None:
+def test_a_gradient_penalty_inside_the_loss(make_executor: MakeExecutor) -> None:
     def penalised(module: Any, part: Batch) -> torch.Tensor:
         x = part["x"].clone().requires_grad_()
         out = module(x)
@@ -219,7 +211,7 @@ def test_a_gradient_penalty_inside_the_loss(make_executor: MakeExecutor, mode: s
 
     alone = Net()
     optimizer = SGD(alone.parameters())
-    executor = make_executor(Net(), 3, mode, optimizer=SGD)
+    executor = make_executor(Net(), 3, optimizer=SGD)
     for batch in batches(10):
         optimizer.zero_grad()
         penalised(alone, batch).backward()
@@ -229,7 +221,7 @@ def test_a_gradient_penalty_inside_the_loss(make_executor: MakeExecutor, mode: s
     assert_close(executor, alone)
 
 
-def test_attention_with_adamw_and_a_large_eps(make_executor: MakeExecutor, mode: str) -> None:
+def test_attention_with_adamw_and_a_large_eps(make_executor: MakeExecutor) -> None:
     """An attention's key bias has a true gradient of zero: Adam would divide rounding noise by a small eps."""
 
     def make() -> nn.Module:
@@ -238,10 +230,12 @@ def test_attention_with_adamw_and_a_large_eps(make_executor: MakeExecutor, mode:
 
     alone = make()
     optimizer = OPTIMIZERS["adamw"](alone.parameters())
-    executor = make_executor(make(), 3, mode, optimizer=OPTIMIZERS["adamw"])
+    executor = make_executor(make(), 3, optimizer=OPTIMIZERS["adamw"])
     generator = torch.Generator().manual_seed(1)
     for rows in (7, 4, 1, 6) * 4:
-        x = torch.randn(rows, 5, 8, generator=generator, dtype=torch.double)
+        x = torch.randn(rows, 5, 8, generator=generator, dtype=torch.double, device="cpu").to(
+            torch.get_default_device()
+        )
         optimizer.zero_grad()
         alone(x).pow(2).mean().backward()
         optimizer.step()

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from accelerators import drawn, on_the_accelerator, places
 from torch import nn
 
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas import ReplicaExecutor, replica_threads
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
+
+pytestmark = pytest.mark.usefixtures("place")
 
 
 class BrokenError(Exception):
@@ -40,7 +43,7 @@ def sgd(params: Any) -> torch.optim.Optimizer:
 
 
 def data(seed: int = 0, bad: int | None = None) -> torch.Tensor:
-    x = torch.randn(9, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.double)
+    x = drawn(9, 4, seed=seed)
     if bad is not None:
         x[bad * 3, 0] = 99
     return x
@@ -63,12 +66,12 @@ def assert_usable(executor: ReplicaExecutor, steps: int) -> None:
 
 
 @pytest.mark.parametrize("replica", [0, 1, 2])
-def test_a_failing_forward(make_executor: MakeExecutor, mode: str, replica: int) -> None:
-    executor = make_executor(Net(), 3, mode, optimizer=sgd)
+def test_a_failing_forward(make_executor: MakeExecutor, replica: int) -> None:
+    executor = make_executor(Net(), 3, optimizer=sgd)
     for step in range(6):
         with pytest.raises(BrokenError, match="forward") as caught:
             executor.step(data(bad=replica), square)
-        assert caught.value.__notes__ == [f"in replica {replica} on cpu#{replica}"]
+        assert caught.value.__notes__ == [f"in replica {replica} on {executor._runner.slots[replica]}"]
         assert "forward" in [entry.name for entry in caught.traceback]
         executor.step(data(step), square)
     assert_usable(executor, 6)
@@ -80,30 +83,30 @@ def test_the_lowest_failing_replica_speaks(make_executor: MakeExecutor) -> None:
     x[3, 0] = 99
     with pytest.raises(BrokenError) as caught:
         executor(x)
-    assert caught.value.__notes__ == ["in replica 1 on cpu#1"]
+    assert caught.value.__notes__ == [f"in replica 1 on {executor._runner.slots[1]}"]
 
 
-def test_a_failing_loss(make_executor: MakeExecutor, mode: str) -> None:
+def test_a_failing_loss(make_executor: MakeExecutor) -> None:
     def loss(outputs: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         if bool((part == 77).any()):
             raise BrokenError("loss")
         return square(outputs, part)
 
-    executor = make_executor(Net(), 3, mode, optimizer=sgd)
+    executor = make_executor(Net(), 3, optimizer=sgd)
     for step in range(6):
         x = data(step)
         x[8, 0] = 77
         with pytest.raises(BrokenError, match="loss") as caught:
             executor.step(x, loss)
-        assert caught.value.__notes__ == ["in replica 2 on cpu#2"]
+        assert caught.value.__notes__ == [f"in replica 2 on {executor._runner.slots[2]}"]
         executor.step(data(step), loss)
     assert_usable(executor, 6)
 
 
 @pytest.mark.parametrize("where", ["first", "last"])
-def test_a_failing_hook_in_backward(make_executor: MakeExecutor, mode: str, where: str) -> None:
+def test_a_failing_hook_in_backward(make_executor: MakeExecutor, place: torch.device, where: str) -> None:
     """After the first bucket was reduced, or before."""
-    executor = make_executor(Net(), 3, mode, optimizer=sgd)
+    executor = make_executor(Net(), 3, optimizer=sgd)
     replica: Any = executor._replicas.modules[2]
     layer = replica.net[2 if where == "first" else 0]
 
@@ -114,17 +117,15 @@ def test_a_failing_hook_in_backward(make_executor: MakeExecutor, mode: str, wher
         handle = layer.weight.register_post_accumulate_grad_hook(fail)
         with pytest.raises(BrokenError, match="hook") as caught:
             executor.step(data(seed=50), square)
-        if mode == "threads":
-            assert caught.value.__notes__ == ["in replica 2 on cpu#2"]
+        if place.type == "cpu":
+            assert caught.value.__notes__ == [f"in replica 2 on {executor._runner.slots[2]}"]
         handle.remove()
         executor.step(data(step), square)
     assert_usable(executor, 6)
 
 
-def test_a_failure_in_a_later_micro_batch_drops_what_was_accumulated(
-    make_executor: MakeExecutor, mode: str
-) -> None:
-    executor = make_executor(Net(), 3, mode, optimizer=sgd)
+def test_a_failure_in_a_later_micro_batch_drops_what_was_accumulated(make_executor: MakeExecutor) -> None:
+    executor = make_executor(Net(), 3, optimizer=sgd)
     with executor.no_sync():
         executor.step(data(seed=50), square)
     with pytest.raises(BrokenError):
@@ -134,18 +135,18 @@ def test_a_failure_in_a_later_micro_batch_drops_what_was_accumulated(
     assert_usable(executor, 3)
 
 
-@pytest.mark.parametrize("place", ["forward", "backward"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
 def test_ctrl_c_waits_for_the_replicas_and_leaves_the_executor_usable(
-    make_executor: MakeExecutor, mode: str, place: str
+    make_executor: MakeExecutor, where: str
 ) -> None:
-    executor = make_executor(Net(), 3, mode, optimizer=sgd)
+    executor = make_executor(Net(), 3, optimizer=sgd)
 
     def interrupt(*_: Any) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     module: Any = executor._replicas.modules[1]
     for step in range(4):
-        if place == "forward":
+        if where == "forward":
             handle = module.net[1].register_forward_hook(interrupt)
         else:
             handle = module.net[0].weight.register_post_accumulate_grad_hook(interrupt)
@@ -159,7 +160,7 @@ def test_ctrl_c_waits_for_the_replicas_and_leaves_the_executor_usable(
 
 
 def test_a_second_ctrl_c_closes_the_executor_and_returns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = ReplicaExecutor(Net(), ["cpu"] * 2, optimizer=sgd)
+    executor = ReplicaExecutor(Net(), places(2), optimizer=sgd)
     gate = threading.Event()
     module: Any = executor._replicas.modules[1]
     module.net[1].register_forward_hook(lambda *_: gate.wait() and None)
@@ -195,8 +196,8 @@ def test_a_failing_optimizer_step_closes_the_executor_clearly(make_executor: Mak
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.*create_graph")
-def test_create_graph_is_refused_by_name(make_executor: MakeExecutor, mode: str) -> None:
-    executor = make_executor(Net(), 2, mode, optimizer=sgd)
+def test_create_graph_is_refused_by_name(make_executor: MakeExecutor) -> None:
+    executor = make_executor(Net(), 2, optimizer=sgd)
 
     def own_backward(outputs: torch.Tensor, part: Any) -> torch.Tensor:
         loss = square(outputs, part)
@@ -227,16 +228,18 @@ class Checkpointed(nn.Module):
         return self.late(y)  # type: ignore[no-any-return]
 
 
+@on_the_accelerator
+@pytest.mark.usefixtures("missing_wait")  # autograd adds to a bucket that was summed, and is told so
 def test_reentrant_checkpoints_of_a_block_used_twice_are_found_out(make_executor: MakeExecutor) -> None:
-    executor = make_executor(Checkpointed(True), 2, "joint", optimizer=sgd)
+    executor = make_executor(Checkpointed(True), 2, optimizer=sgd)
     with pytest.raises(ReplicaError, match=r"'block.\w+' got a second gradient .* use_reentrant=False"):
         executor.step(data(), square)
 
 
-def test_checkpoints_of_a_block_used_twice_work(make_executor: MakeExecutor, mode: str) -> None:
+def test_checkpoints_of_a_block_used_twice_work(make_executor: MakeExecutor) -> None:
     alone = Checkpointed(False)
     optimizer = sgd(alone.parameters())
-    executor = make_executor(Checkpointed(False), 2, mode, optimizer=sgd)
+    executor = make_executor(Checkpointed(False), 2, optimizer=sgd)
     for step in range(3):
         optimizer.zero_grad()
         square(alone(data(step)), None).backward()
@@ -245,10 +248,8 @@ def test_checkpoints_of_a_block_used_twice_work(make_executor: MakeExecutor, mod
     assert_close(executor, alone)
 
 
-def test_a_failing_side_stream_is_raised_and_leaves_the_executor_usable(
-    make_executor: MakeExecutor, mode: str
-) -> None:
-    executor = make_executor(Net(), 3, mode, optimizer=sgd)
+def test_a_failing_side_stream_is_raised_and_leaves_the_executor_usable(make_executor: MakeExecutor) -> None:
+    executor = make_executor(Net(), 3, optimizer=sgd)
     reducer = executor._reducer
     assert reducer is not None
 

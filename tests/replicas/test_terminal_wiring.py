@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerators import places
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -13,6 +14,8 @@ import pipegraph as pg
 from pipegraph import operators as ops
 
 from .conftest import MakeExecutor, assert_close
+
+pytestmark = pytest.mark.usefixtures("place")
 
 ROWS = 50
 
@@ -36,7 +39,7 @@ def sgd(params: Any) -> torch.optim.Optimizer:
 def test_training_from_a_graph_equals_a_plain_loop(
     make_executor: MakeExecutor, slots: int, copy: bool
 ) -> None:
-    devices = ["cpu"] * slots
+    devices = places(slots)
     graph = pg.Graph("train", seed=3)
     batches = graph.add(ops.FromSequence(list(range(ROWS)))).then(sample).then(ops.Batch(16))
     batches.then(ops.Scatter(devices, copy=copy))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import simulated_device
@@ -23,12 +26,24 @@ def here() -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The device is there before the first test: autograd counts the devices of a process at its first backward."""
-    wanted = any(
-        "simulated" in getattr(item, "fixturenames", ()) or "accelerator" in getattr(item, "fixturenames", ())
-        for item in items
-    )
-    if wanted and simulated_device.why_not() is None:
+    for item in items:
+        if {"simulated", "accelerator"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("accelerator")
+    if any(item.get_closest_marker("accelerator") for item in items) and simulated_device.why_not() is None:
         simulated_device.native()
+        if (
+            trace := threading.gettrace()
+        ) is not None:  # the lines that autograd's own threads run are counted too
+            for index in range(simulated_device.native().DEVICES):
+                _in_autograds_thread(f"{simulated_device.NAME}:{index}", partial(sys.settrace, trace))
+
+
+def _in_autograds_thread(device: str, work: Callable[[], object]) -> None:
+    """Call ``work`` once in the thread that makes the backwards of a device."""
+    with simulated_device.in_use():
+        leaf = torch.ones((), device=device, requires_grad=True)
+        leaf.register_hook(lambda grad: work() and None)  # type: ignore[no-untyped-call]
+        (leaf * 1).backward()  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture
@@ -58,6 +73,41 @@ def accelerator(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     yield torch.device(simulated_device.NAME, 0)
     if "missing_wait" not in request.fixturenames:
         watch.check()
+
+
+@pytest.fixture(params=["cpu", pytest.param("accelerator", marks=pytest.mark.accelerator)])
+def place(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """The CPU, then the accelerator: where modules and tensors are made unless a test says otherwise."""
+    if request.param == "cpu":
+        yield torch.device("cpu")
+        return
+    device: torch.device = request.getfixturevalue("accelerator")
+    torch.set_default_device(device)
+    yield device
+    torch.set_default_device(None)
+
+
+on_the_cpu = pytest.mark.parametrize("place", ["cpu"], indirect=True)
+"""For a test, among others with `place`, of what the CPU alone has."""
+
+on_the_accelerator = pytest.mark.parametrize(
+    "place", [pytest.param("accelerator", marks=pytest.mark.accelerator)], indirect=True
+)
+
+
+def places(count: int) -> list[str]:
+    """That many slots at the test's place: of more than two the last is on a second accelerator, if there is one."""
+    kind = torch.get_default_device().type
+    if kind == "cpu":
+        return ["cpu"] * count
+    last = min(1, torch.accelerator.device_count() - 1) if count > 2 else 0
+    return [f"{kind}:0"] * (count - 1) + [f"{kind}:{last}"]
+
+
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.double) -> torch.Tensor:
+    """The same random numbers at every place."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=dtype, device="cpu").to(torch.get_default_device())
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/Generator.h>
 
-#include "operators.h"
+#include "sparse.h"
 
 namespace {
 
@@ -33,10 +33,28 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_reshape_alias", reshape_alias);
   library.impl("resize_", simulated::resize_);
   library.impl("set_.source_Storage_storage_offset", set_storage);
+  library.impl("set_.source_Storage", set_whole_storage);
   library.impl("record_stream", simulated::record_stream);
   library.impl("_fused_sdp_choice", mathematical_attention);
   library.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   library.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
+}
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_sparse>()); }
+
+TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, library) {
+  library.impl("_sparse_coo_tensor_with_dims_and_tensors", TORCH_FN(at::native::new_with_dims_and_tensor_sparse_symint));
+  library.impl("_sparse_coo_tensor_with_dims", TORCH_FN(at::native::new_with_dims_sparse));
+  library.impl("_indices", TORCH_FN(at::native::_indices_sparse));
+  library.impl("_values", TORCH_FN(at::native::_values_sparse));
+  library.impl("indices", TORCH_FN(at::native::indices_sparse));
+  library.impl("values", TORCH_FN(at::native::values_sparse));
+  library.impl("_nnz", TORCH_FN(at::native::_nnz_sparse));
+  library.impl("sparse_dim", TORCH_FN(at::native::sparse_dim_sparse));
+  library.impl("dense_dim", TORCH_FN(at::native::dense_dim_sparse));
+  library.impl("is_coalesced", TORCH_FN(at::native::is_coalesced_sparse));
+  library.impl("_coalesced_", TORCH_FN(at::native::_coalesced_sparse_));
+  library.impl("clone", torch::CppFunction::makeFromBoxedFunction<&run_sparse>());
 }
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) { library.fallback(torch::CppFunction::makeFallthrough()); }

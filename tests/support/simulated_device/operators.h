@@ -152,6 +152,11 @@ inline Tensor& set_storage(Tensor& t, c10::Storage storage, int64_t offset, c10:
   return t;
 }
 
+inline Tensor& set_whole_storage(Tensor& t, c10::Storage storage) {
+  auto rows = static_cast<int64_t>(storage.nbytes() / t.itemsize());
+  return set_storage(t, std::move(storage), 0, {rows}, {});
+}
+
 inline void record_stream(Tensor& t, c10::Stream stream) { device_memory.recordStream(t.storage().data_ptr(), stream); }
 
 inline Tensor reshape_alias(const Tensor& t, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
@@ -162,6 +167,8 @@ inline int64_t mathematical_attention(const Tensor&, const Tensor&, const Tensor
                                       bool, std::optional<double>, bool) {
   return 0;
 }
+
+Tensor moved(const Tensor& t, c10::Device device);  // in sparse.h
 
 // One call of an operator: its arguments, and where they lie.
 struct Call {
@@ -250,6 +257,10 @@ struct Call {
   // The tensor of this device that a result is, or views, or becomes; a new one is noted in `fresh`.
   Tensor result(const Tensor& t, const std::vector<Tensor>& arguments, std::vector<std::pair<Tensor, bool>>& fresh) {
     if (!t.defined()) return t;
+    if (t.is_sparse()) {
+      fresh.push_back({Tensor(), false});
+      return moved(t, c10::Device(TYPE, static_cast<c10::DeviceIndex>(device)));
+    }
     for (size_t i = 0; i < arguments.size(); i++) {
       if (!arguments[i].is_same(t)) continue;
       bool grown = given[i].sizes() != t.sizes();
@@ -344,6 +355,7 @@ inline std::optional<Stack> results_in_meta(Call& call) {
   try {
     OnTheHost host;
     call.op.callBoxed(values);
+    for (auto& value : values) if (value.isTensor() && value.toTensor().is_sparse()) return std::nullopt;
     return values;
   } catch (const c10::NotImplementedError&) {
     Locked locked(mutex);
