@@ -39,7 +39,8 @@ def make_executor() -> Iterator[MakeExecutor]:
     yield make
     for executor in made:
         executor.close()
-    assert set(threading.enumerate()) <= before
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if thread.name.startswith("pipegraph")]
 
 
 def assert_replicas_equal(executor: ReplicaExecutor) -> None:
