@@ -12,9 +12,8 @@ from .indexing import IndexProgress as IndexProgress, build_manifest as build_ma
 from .local import LocalParts as LocalParts
 from .manifest import Manifest as Manifest
 from .node_cache import NodeCache as NodeCache
-from .object_file import RemoteFile as RemoteFile
+from .object_file import RemoteFile as RemoteFile, open_part as open_part
 from .open_blocks import open_block as open_block
-from .opening import open_part as open_part
 from .parts import Part as Part, expand_parts as expand_parts
 from .retries import Backoff as Backoff
 from .shard_files import (

@@ -19,7 +19,7 @@ from .filelock import NO_LOCKS
 from .formats import Format, format_of
 from .journal import Journal
 from .manifest import Manifest, PartIndex
-from .opening import open_part
+from .object_file import open_part
 from .parts import Part, PartsLike, expand_parts, file_version, is_url
 from .shard_files import ShardFile
 from .stores import StoreClient

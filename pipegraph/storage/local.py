@@ -12,7 +12,7 @@ from pipegraph.machine import open_files_limit
 from pipegraph.storage.formats.shard_format import Block
 
 from .checksum import file_crc32c
-from .opening import open_part
+from .object_file import open_part
 from .parts import Part
 from .shard_files import LocalFile, ShardFile
 

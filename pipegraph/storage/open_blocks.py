@@ -14,7 +14,7 @@ from .arrival import MemoryArrival
 from .entries import Cacheable, CachedFile, Download, Sink
 from .local import LocalParts, PartFile, Reopenable
 from .node_cache import DOWNLOADS
-from .opening import identify, open_part
+from .object_file import identify, open_part
 from .parts import Part
 from .shard_files import OverlayFile, ShardFile
 from .stores import StoreClient, safe_url

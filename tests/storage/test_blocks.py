@@ -20,8 +20,8 @@ from pipegraph.storage.formats import Sample, format_of
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.manifest import Manifest
 from pipegraph.storage.node_cache import DOWNLOADS, NodeCache
+from pipegraph.storage.object_file import identify
 from pipegraph.storage.open_blocks import cacheable, open_block
-from pipegraph.storage.opening import identify
 from pipegraph.storage.parts import Part
 from pipegraph.storage.stores import StoreClient
 

@@ -259,7 +259,7 @@ def test_text_that_is_no_manifest_is_refused() -> None:
 
 
 def test_a_part_whose_size_changed_is_refused(shards: Path, tmp_path: Path) -> None:
-    from pipegraph.storage.opening import open_part
+    from pipegraph.storage.object_file import open_part
 
     manifest = build(shards)
     with (shards / "train-0.tar").open("ab") as out:

@@ -14,8 +14,7 @@ from pipegraph.storage.formats import format_of
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.manifest import Manifest
 from pipegraph.storage.node_cache import Cacheable, NodeCache
-from pipegraph.storage.object_file import RemoteFile
-from pipegraph.storage.opening import open_part
+from pipegraph.storage.object_file import RemoteFile, open_part
 from pipegraph.storage.parts import Part
 from pipegraph.storage.retries import Backoff
 from pipegraph.storage.stores import StoreClient

@@ -12,7 +12,7 @@ import pytest
 from pipegraph.errors import DataError, StoreError
 from pipegraph.storage import NodeCache, StoreClient, expand_parts, open_block, open_part
 from pipegraph.storage.formats import Block
-from pipegraph.storage.opening import identify
+from pipegraph.storage.object_file import identify
 from pipegraph.storage.parts import Part
 from pipegraph.storage.versions import ObjectInfo
 

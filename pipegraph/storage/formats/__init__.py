@@ -15,10 +15,10 @@ from .arrays import NpyFormat, NpzFormat, TokenFormat as TokenFormat
 from .lines import JsonLinesFormat, PackedJsonLinesFormat
 from .litdata import LitDataFormat as LitDataFormat
 from .mds import MdsFormat
-from .packed import PackedFormat
 from .parquet import ParquetFormat
 from .shard_format import Block as Block, Format as Format, Sample as Sample
 from .tar import TarFormat
+from .unpacking import PackedFormat
 
 _PACKED_TAR = re.compile(r"\.(tar\.\w+|tgz|tbz2?|txz|tzst)$")
 

@@ -18,8 +18,7 @@ from pipegraph.errors import DataError, LoaderClosedError, ShardError
 from pipegraph.forks import lock_free_after_fork
 from pipegraph.storage.shard_files import ShardFile
 
-from .block_samples import BlockSamples
-from .shard_format import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample
+from .shard_format import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, BlockSamples, Format, Sample
 
 # NumPy's own bound for headers of files that are not trusted is 10 kB.
 _MAX_HEADER_NBYTES: Final = 1 << 16

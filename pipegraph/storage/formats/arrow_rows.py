@@ -22,8 +22,7 @@ from pipegraph.errors import DataError, MissingExtraError, PipegraphError, Shard
 from pipegraph.storage.shard_files import ShardFile
 
 from .arrowvalues import arrow_errors
-from .block_samples import BlockSamples
-from .shard_format import Block, Sample
+from .shard_format import Block, BlockSamples, Sample
 
 _FILE: Final = b"ARROW1\0\0"
 _SCHEMA, _BATCH = 1, 3

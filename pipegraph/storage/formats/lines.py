@@ -10,8 +10,7 @@ from typing import Final, final
 from pipegraph.errors import ShardError
 from pipegraph.storage.shard_files import ShardFile
 
-from .block_samples import BlockSamples
-from .shard_format import BLOCK_NBYTES, Block, Format, Sample
+from .shard_format import BLOCK_NBYTES, Block, Format, PlacedRows, Sample
 from .unpacking import CHUNK_NBYTES, in_memory, unpacked
 
 # A line is held in memory whole; without this a bomb of one endless line grows
@@ -44,7 +43,7 @@ class JsonLinesFormat(Format):
             yield Block(start, end - start, first, count - first)
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
-        return _Lines(file, block)
+        return _rows(file, block)
 
 
 @final
@@ -64,32 +63,21 @@ class PackedJsonLinesFormat(Format):
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         whole = in_memory(file, self.take_room)
-        lines = _Lines(whole, Block(0, whole.size, 0, block.samples))
+        lines = _rows(whole, Block(0, whole.size, 0, block.samples))
         lines.nbytes += whole.size
         self.take_room(lines.nbytes, file.name)
         return lines
 
 
-class _Lines(BlockSamples[Sample]):
+def _rows(file: ShardFile, block: Block) -> PlacedRows:
     """The lines of one block, parsed when asked for."""
-
-    def __init__(self, file: ShardFile, block: Block) -> None:
-        self.file, self._start, self._stop = file, block.offset, block.offset + block.nbytes
-        self._offsets = array("I" if block.nbytes < 2**32 else "Q")
-        for offset, _ in _lines(_pieces(file, self._start, self._stop), file.name):
-            self._offsets.append(offset)
-        self.nbytes = len(self._offsets) * self._offsets.itemsize
-        block.check(f"{file.name}: the block at byte {block.offset}", len(self), "lines")
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    def sample(self, index: int) -> Sample:
-        offset = self._start + self._offsets[index]
-        stop = self._stop if index + 1 == len(self) else self._start + self._offsets[index + 1]
-        # Up to the next line that is not empty.
-        line = self.file.read_at(offset, stop - offset).strip()
-        return _parse(line, self.file.name, offset)
+    stop = block.offset + block.nbytes
+    places = array("Q", (offset for offset, _ in _lines(_pieces(file, block.offset, stop), file.name)))
+    block.check(f"{file.name}: the block at byte {block.offset}", len(places), "lines")
+    places.append(block.nbytes)
+    return PlacedRows(
+        file, block.offset, places, lambda line, offset: _parse(line.strip(), file.name, offset)
+    )
 
 
 def _parse(line: bytes, name: str, offset: int) -> Sample:

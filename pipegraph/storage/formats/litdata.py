@@ -24,7 +24,7 @@ from pipegraph.storage.parts import file_version, is_url
 from pipegraph.storage.shard_files import ShardFile
 
 from .arrow_rows import ArrowRows, blocks_of_rows
-from .offset_table import Offsets, TableRows, blocks_of, read_offsets
+from .offset_table import Decode, Offsets, blocks_of, read_offsets, table_rows
 from .raw_images import raw_image
 from .shard_format import BLOCK_NBYTES, Block, Format, Sample
 
@@ -90,7 +90,7 @@ class LitDataFormat(Format):
         offsets, arrow = _contents(file)
         if arrow:
             return ArrowRows(file, *arrow, block)
-        return TableRows(file, offsets, block, _decoder(layout, file.name))
+        return table_rows(file, offsets, block, _decoder(layout, file.name))
 
     def _layout_for(self, file: ShardFile) -> LitDataIndex:
         if self._layout is not None:
@@ -202,11 +202,11 @@ def _tree(spec: Any, numbers: Iterator[int], depth: int) -> Any:
     raise ValueError(f"a tree with a {kind!r}")
 
 
-def _decoder(layout: LitDataIndex, name: str) -> Callable[[bytes], Sample]:
+def _decoder(layout: LitDataIndex, name: str) -> Decode:
     decoders = [_leaf_decoder(form, name) for form in layout.formats]
     head = 4 * len(decoders)
 
-    def decode(data: bytes) -> Sample:
+    def decode(data: bytes, at: int) -> Sample:
         if layout.sized and len(data) < head:
             raise ShardError(f"{name}: a sample of {len(data)} bytes holds no {len(decoders)} sizes")
         sizes = np.frombuffer(data, "<u4", len(decoders)).tolist() if layout.sized else [len(data)]

@@ -18,7 +18,7 @@ import numpy as np
 from pipegraph.errors import DataError, GraphError, ShardError
 from pipegraph.storage.shard_files import ShardFile
 
-from .offset_table import Offsets, TableRows, blocks_of, read_offsets, table_nbytes
+from .offset_table import Decode, Offsets, blocks_of, read_offsets, table_nbytes, table_rows
 from .raw_images import raw_image
 from .shard_format import BLOCK_NBYTES, Block, Format, Sample
 
@@ -79,7 +79,7 @@ class MdsFormat(Format):
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         offsets = read_offsets(file)
-        return TableRows(file, offsets, block, self._decoder(read_columns(file, offsets), file.name))
+        return table_rows(file, offsets, block, self._decoder(read_columns(file, offsets), file.name))
 
     def fields(self, file: ShardFile) -> Mapping[str, str]:
         columns = read_columns(file, read_offsets(file))
@@ -94,7 +94,7 @@ class MdsFormat(Format):
             )
         return columns.names if self.columns is None else self.columns
 
-    def _decoder(self, columns: MdsColumns, name: str) -> Callable[[bytes], Sample]:
+    def _decoder(self, columns: MdsColumns, name: str) -> Decode:
         chosen = frozenset(self._chosen(columns, name))
         decoders: list[tuple[str, int | None, Decoder | None]] = [
             (column, size, _value_decoder(encoding, column, name) if column in chosen else None)
@@ -102,7 +102,7 @@ class MdsFormat(Format):
         ]
         head = 4 * columns.sizes.count(None)
 
-        def decode(data: bytes) -> Sample:
+        def decode(data: bytes, at: int) -> Sample:
             if len(data) < head:
                 raise ShardError(f"{name}: a sample of {len(data)} bytes holds no {head // 4} sizes")
             lengths = iter(np.frombuffer(data, "<u4", head // 4).tolist())

@@ -6,7 +6,6 @@ start of the file.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -15,12 +14,11 @@ import numpy.typing as npt
 from pipegraph.errors import ShardError
 from pipegraph.storage.shard_files import ShardFile
 
-from .block_samples import BlockSamples
-from .shard_format import Block, Sample
+from .shard_format import Block, PlacedRows, Sample
 
 Offsets = npt.NDArray[np.int64]
-Decode = Callable[[bytes], Sample]
-"""The bytes of one sample to the sample."""
+Decode = Callable[[bytes, int], Sample]
+"""The bytes of one sample, and where they lie, to the sample."""
 
 
 def read_offsets(file: ShardFile, *, has_more: bool = False) -> Offsets:
@@ -60,32 +58,12 @@ def blocks_of(offsets: Offsets, block_nbytes: int) -> Iterator[Block]:
         first = stop
 
 
-class TableRows(BlockSamples[Sample]):
-    """The samples of one block; each is one ``read_at`` of its own bytes."""
-
-    def __init__(self, file: ShardFile, offsets: Offsets, block: Block, decode: Decode) -> None:
-        stop = block.first + block.samples
-        if stop >= len(offsets) or (block.offset, block.offset + block.nbytes) != (
-            offsets[block.first],
-            offsets[stop],
-        ):
-            raise ShardError(
-                f"{file.name}: the block at byte {block.offset} is not where the shard has these samples; make the "
-                "index anew"
-            )
-        self.file, self._decode = file, decode
-        self._offsets = offsets[block.first : stop + 1].copy()
-        self.nbytes = self._offsets.nbytes
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def run(self, start: int, stop: int) -> list[Sample]:
-        ends = self._offsets[start : stop + 1].tolist()
-        base = ends[0]
-        data = self.file.read_at(base, ends[-1] - base)  # one read
-        return [self._decode(data[a - base : b - base]) for a, b in itertools.pairwise(ends)]
-
-    def sample(self, index: int) -> Sample:
-        start = int(self._offsets[index])
-        return self._decode(self.file.read_at(start, int(self._offsets[index + 1]) - start))
+def table_rows(file: ShardFile, offsets: Offsets, block: Block, decode: Decode) -> PlacedRows:
+    """The samples of one block."""
+    found = offsets[block.first : block.first + block.samples + 1]
+    if len(found) <= block.samples or (block.offset, block.offset + block.nbytes) != (found[0], found[-1]):
+        raise ShardError(
+            f"{file.name}: the block at byte {block.offset} is not where the shard has these samples; make the "
+            "index anew"
+        )
+    return PlacedRows(file, block.offset, found - block.offset, decode)

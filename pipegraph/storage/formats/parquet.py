@@ -13,9 +13,8 @@ from pipegraph.errors import DataError, GraphError, MissingExtraError, Pipegraph
 from pipegraph.storage.shard_files import ShardFile
 
 from .arrowvalues import arrow_errors, converter, filling, kind_of
-from .block_samples import BlockSamples
 from .parquetfooter import row_groups
-from .shard_format import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample
+from .shard_format import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, BlockSamples, Format, Sample
 
 _BATCH_NBYTES: Final = 1 << 22
 """About what a batch of rows may decode to; what is held is counted batch by batch."""

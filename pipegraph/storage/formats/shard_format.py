@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar, overload
+
+import numpy as np
 
 from pipegraph.errors import GraphError, ShardError
 from pipegraph.storage.shard_files import ShardFile
 
-from .block_samples import BlockSamples
-
 Sample = dict[str, Any]
+Row = TypeVar("Row")
 
 # One range of a store: as much throughput as with larger blocks, and a first batch, which needs a block of
 # each lane, many times earlier. Measured in benchmarks/reader_block_size.py.
@@ -53,6 +55,73 @@ class Block:
 
 Room = Callable[[int], None]
 """Called with the bytes held so far; waits until there is room for them, and raises where there never is."""
+
+
+class BlockSamples(Sequence[Row]):
+    """The samples of one block, each made when it is asked for. A format says how many, and how one is made."""
+
+    nbytes: int = -1
+    """What it holds in memory beside the file; -1 where that is what its format says."""
+
+    @abstractmethod
+    def sample(self, index: int) -> Row:
+        """One sample, 0 <= ``index`` < ``len``.
+
+        Raises:
+            ShardError: it is broken; names file and place.
+        """
+
+    def run(self, start: int, stop: int) -> list[Row]:
+        """Samples that lie one behind the other, at least one; in one read where a format can."""
+        return [self.sample(index) for index in range(start, stop)]
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        count = len(self)
+        if isinstance(index, slice):
+            start, stop, step = index.indices(count)
+            if step == 1 and start < stop:
+                return self.run(start, stop)
+            return [self.sample(each) for each in range(start, stop, step)]
+        if not -count <= index < count:
+            raise IndexError(f"block of {count} samples has no sample {index}")
+        return self.sample(index % count)
+
+
+class PlacedRows(BlockSamples[Sample]):
+    """Samples that lie one behind the other, each decoded from its own bytes.
+
+    Args:
+        start: where the first one begins.
+        places: where each begins, from there on, and at last where the last one ends.
+        decode: the bytes of a sample, and where they lie, to the sample.
+    """
+
+    def __init__(
+        self, file: ShardFile, start: int, places: Any, decode: Callable[[bytes, int], Sample]
+    ) -> None:
+        self.file, self._start, self._decode = file, start, decode
+        self._places = np.array(places, np.uint32 if places[-1] < 1 << 32 else np.int64)
+        self.nbytes = self._places.nbytes
+
+    def __len__(self) -> int:
+        return len(self._places) - 1
+
+    def sample(self, index: int) -> Sample:
+        return self.run(index, index + 1)[0]
+
+    def run(self, start: int, stop: int) -> list[Sample]:
+        places = self._places[start : stop + 1].tolist()
+        base, first = self._start + places[0], places[0]
+        data = self.file.read_at(base, places[-1] - first)  # one read
+        if len(places) == 2:
+            return [self._decode(data, base)]
+        return [
+            self._decode(data[a - first : b - first], self._start + a) for a, b in itertools.pairwise(places)
+        ]
 
 
 class Format(ABC):

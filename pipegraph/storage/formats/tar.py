@@ -16,8 +16,7 @@ from typing import Final, final
 from pipegraph.errors import ShardError
 from pipegraph.storage.shard_files import ShardFile
 
-from .block_samples import BlockSamples
-from .shard_format import BLOCK_NBYTES, MAX_FIELD_NBYTES, Block, Format, Sample
+from .shard_format import BLOCK_NBYTES, MAX_FIELD_NBYTES, Block, BlockSamples, Format, Sample
 from .tarheader import Member, members
 
 # A sample with more fields than this is taken for an attack: a million tiny

@@ -1,4 +1,4 @@
-"""Decompresses gz and zst streams piece by piece."""
+"""Compressed parts: gz and zst streams piece by piece, and formats with random access unpacked into memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import importlib
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, final
 
 from pipegraph.errors import MissingExtraError, ShardError, StoreError
 from pipegraph.storage.shard_files import BytesFile, ShardFile
+
+from .shard_format import BLOCK_NBYTES, Block, BlockSamples, Format, Sample
 
 CHUNK_NBYTES: Final = 1 << 20
 _ZSTD_MAGIC: Final = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
@@ -72,3 +74,35 @@ def _unzstd(file: ShardFile) -> Iterator[bytes]:
         raise ShardError(f"{file.name}: broken zst stream: {error}") from error
     if frame is not None:
         raise ShardError(f"{file.name}: broken zst stream: it ends inside a frame")
+
+
+@final
+class PackedFormat(Format):
+    """Another format's parts, packed with gz or zst: a stream has no middle, so a part is one block."""
+
+    needs_file = False
+
+    def __init__(self, inner: Format, suffixes: tuple[str, ...]) -> None:
+        self.inner, self.suffixes, self.holds_samples = inner, suffixes, inner.holds_samples
+
+    def choosing(self, columns: Sequence[str] | None, filter: Any, fill: Any = None) -> PackedFormat:
+        return PackedFormat(self.inner.choosing(columns, filter, fill), self.suffixes)
+
+    def samples(self, file: ShardFile) -> Iterator[Sample]:
+        return self.inner.samples(in_memory(file, self.take_room))
+
+    def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
+        whole = in_memory(file, self.take_room)
+        count = sum(block.samples for block in self.inner.index(whole, whole.size))
+        if count:
+            yield Block(0, file.size, 0, count)
+
+    def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
+        whole = in_memory(file, self.take_room)
+        found = next(iter(self.inner.index(whole, whole.size)), None)
+        block.check(f"{file.name}: it", found.samples if found else 0)
+        assert found is not None
+        rows = self.inner.read(whole, found)
+        assert isinstance(rows, BlockSamples)
+        rows.nbytes += whole.size
+        return rows
