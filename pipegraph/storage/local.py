@@ -13,15 +13,11 @@ from pipegraph.storage.formats.shard_format import Block
 
 from .checksum import file_crc32c
 from .object_file import open_part
-from .parts import Part
+from .parts import Part, file_version, written_again
 from .shard_files import LocalFile, ShardFile
 
 LOOK_EVERY = 16
 """Reads between two looks at whether an open file was written over: a look costs as much as a small read."""
-
-Identity = tuple[int, int, int, int]
-"""Device, inode, size and modification time in ns: a file that differs in one of them was changed."""
-
 
 F = TypeVar("F", bound=ShardFile)
 
@@ -91,7 +87,7 @@ class LocalParts:
         limit = max_open or max(4, open_files_limit() // 8)
         self.parts, self.entries = OpenFiles(limit), OpenFiles(limit)
         self._lock = concurrency.Lock()  # guards the table of checksums
-        self._verified: dict[tuple[str, int, int, int], tuple[Identity, int]] = {}
+        self._verified: dict[tuple[str, int, int, int], str] = {}
 
     def open(self, part: Part) -> PartFile:
         """A part for reading; the caller closes it.
@@ -107,7 +103,7 @@ class LocalParts:
         What was found right is not read again for as long as the file is the same.
         """
         what = (file.name, block.offset, block.nbytes, crc32c)
-        now = file.identity, file.changed_ns()
+        now = file.version()
         with self._lock:
             if self._verified.get(what) == now:
                 return None
@@ -120,45 +116,39 @@ class LocalParts:
 
 
 class PartFile(Reopenable[LocalFile]):
-    """A local part."""
+    """A local part; it must stay the file that it was when it was opened first."""
 
     def __init__(self, part: Part, parts: LocalParts) -> None:
         super().__init__(parts.parts)
         self._part = part
         self._reads = 0  # several threads count: a lost one only moves the next look
         opened = _opened(part)
-        self.name, self.size, self.identity = opened.name, opened.size, identity_of(opened)
+        self.name, self.size, self._first = opened.name, opened.size, file_version(opened.status)
         parts.parts.admit(self, opened)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         file = self.opened()
         data = file.read_at(offset, nbytes)
         self._reads += 1
-        if not self._reads % LOOK_EVERY and identity_of(file) != self.identity:
-            raise self._changed()
+        if not self._reads % LOOK_EVERY:
+            self._check(os.fstat(file.fileno()))
         return data
 
-    def changed_ns(self) -> int:
-        """When anything of the file was changed last, which a program cannot set back as it can the time of a write."""
-        return os.fstat(self.opened().fileno()).st_ctime_ns
+    def version(self) -> str:
+        """Of the file as it is now; its last part no program can set back."""
+        return file_version(os.fstat(self.opened().fileno()))
 
     def _open_again(self) -> LocalFile:
         opened = _opened(self._part)
-        if identity_of(opened) != self.identity:
-            raise self._changed()
+        self._check(opened.status)
         return opened
 
-    def _changed(self) -> ShardError:
-        return ShardError(f"{self.name}: the file was changed while it was read; index the parts again")
+    def _check(self, status: os.stat_result) -> None:
+        if status.st_size != self.size or written_again(self._first, status):
+            raise ShardError(f"{self.name}: the file was changed while it was read; index the parts again")
 
 
 def _opened(part: Part) -> LocalFile:
     file = open_part(part)
     assert isinstance(file, LocalFile)
     return file
-
-
-def identity_of(file: LocalFile) -> Identity:
-    """Of an open file."""
-    status = os.fstat(file.fileno())
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
