@@ -12,8 +12,9 @@ import torch
 
 from pipegraph.batches import noted, resolved, take_row
 from pipegraph.bundle import Bundle, joined, samples_of
+from pipegraph.capabilities import BundleRegroup, Keyed, LengthByRanks, Planned, UserFunctions
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Operator, Regroup, Source
+from pipegraph.contracts import Context, Fact, Operator, Regroup, Source
 from pipegraph.errors import DataError, GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
@@ -26,7 +27,7 @@ from pipegraph.tree import map_leaves, own_memory
 
 
 @final
-class Batch(Regroup):
+class Batch(Regroup, BundleRegroup, LengthByRanks, Planned, UserFunctions):
     """Group consecutive samples.
 
     Args:
@@ -51,10 +52,9 @@ class Batch(Regroup):
             ``pad``, or one that costs more than ``limit``.
     """
 
+    facts = Fact.TRUSTED | Fact.INDEPENDENT
     gives = "batch"
     needs = "sample"
-    elastic = True
-    consecutive = True
 
     @names_ours
     def __init__(
@@ -100,8 +100,10 @@ class Batch(Regroup):
         named = pad if isinstance(pad, Mapping) else {}
         self._rules = ByField({**named, **fields}, None if named else pad) if fields else pad
         self.cost, self.limit, self.pad = cost, limit, pad
-        self.bundles = self.in_step = self.own_numbers = cost is None
-        self.collects = cost is None and self._rules is None and collate is None
+        self.facts |= Fact.SEEDS_ITSELF if cost is None else Fact.OUT_OF_STEP
+        if cost is None and self._rules is None and collate is None:
+            self.facts |= Fact.COLUMNS
+        self.lacks = () if cost is None else (BundleRegroup,)
         self._transposes = collate is torch.utils.data.default_collate
         self._group_of: Callable[[Any], Any] | None = None
         self._group: Any = None
@@ -124,8 +126,8 @@ class Batch(Regroup):
         return [each for each in (self.collate, *self._fields.values(), self.cost) if each is not None]
 
     def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
-        above = upstream[0]
-        if self.cost is None or not isinstance(above, Regroup) or above.group_of is None:
+        above = upstream[0].can(Keyed)
+        if self.cost is None or above is None:
             return self
         bound = copy.copy(self)
         bound._group_of = above.group_of
@@ -259,10 +261,9 @@ class MicroBatches(Regroup):
         GraphError: ``count`` is below 1.
     """
 
+    facts = Fact.TRUSTED | Fact.INDEPENDENT
     gives = "batches"
     needs = "batch"
-    elastic = True
-    consecutive = True
 
     def __init__(self, count: int, drop_last: bool = False) -> None:
         self.count = integer(count, "MicroBatches: count")
@@ -303,12 +304,11 @@ class Unbatch(Operator):
     every sample.
     """
 
-    own_numbers = True
+    facts = Fact.SEEDS_ITSELF | Fact.INDEPENDENT
     kind = "expand"
     needs = "batch"
     gives = "sample"
     one_to_one = False
-    elastic = True
 
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
         count = len(chunk.row_lineages)

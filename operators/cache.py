@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, final
 
 from pipegraph import concurrency
+from pipegraph.capabilities import Memo
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Memo
+from pipegraph.contracts import Context, Fact
 from pipegraph.engine.stage.cache_wiring import Hit
 from pipegraph.errors import DataError, GraphError, PipegraphWarning, shown
 from pipegraph.forks import lock_free_after_fork
@@ -150,9 +151,8 @@ class Cache(Memo):
     A folder that cannot be written to is a warning, and nothing is kept.
     """
 
-    own_numbers = True
-    default_name = "cache"
-    portable = False
+    facts = Fact.SEEDS_ITSELF | Fact.IN_TRAINER
+    name = "cache"
     needs = "sample"
 
     def __init__(self, where: str | os.PathLike[str], limit: int | str) -> None:

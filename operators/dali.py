@@ -34,7 +34,7 @@ class Dali(Operator):
         MissingExtraError: when a worker opens it: DALI is not installed.
     """
 
-    default_name = "dali"
+    name = "dali"
     needs = "batch"
     depends_on = "item|random"
 

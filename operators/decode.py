@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from pipegraph.batches import resolved, select_rows, with_row
+from pipegraph.capabilities import Fuses, Planned, RowOperator
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Operator, RowOperator, Source
+from pipegraph.contracts import Context, Fact, Operator, Source
 from pipegraph.errors import DataError, GraphError, note
 from pipegraph.integers import integer
 from pipegraph.operators.batch_slabs import StageSlabs
@@ -40,7 +41,7 @@ _pixels = Scratch()
 
 
 @final
-class DecodeImage(RowOperator):
+class DecodeImage(RowOperator, Fuses, Planned):
     """Encoded bytes to ``"image"`` (or ``output``): a uint8 tensor, HWC on a sample and NHWC on a batch.
 
     On a batch of encoded samples (``Batch`` before it) the workers decode the rows in parallel, each into its slot
@@ -75,8 +76,8 @@ class DecodeImage(RowOperator):
         DataError: while it runs: a sample without the field, or a mask of another size than its image.
     """
 
-    default_name = "decode"
-    slabs = True
+    facts = Fact.SLABS
+    name = "decode"
 
     def __init__(
         self,

@@ -9,7 +9,8 @@ from typing import Any, final
 
 import numpy as np
 
-from pipegraph.contracts import Context, History, Source
+from pipegraph.capabilities import BundleItems, Resumable, UserData, UserFunctions
+from pipegraph.contracts import Context, Fact, History, Source
 from pipegraph.errors import GraphError, PipegraphError
 from pipegraph.fingerprints import HandedOut, length_of
 from pipegraph.foreign_arguments import names_ours
@@ -21,7 +22,7 @@ from pipegraph.parameters import function_name
 
 
 @final
-class FromIterable(Source):
+class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
     """The items of an iterable, or those of what a callable returns, anew for each epoch.
 
     A callable with a parameter ``epoch`` gets it. An iterator (which can be read once) serves one
@@ -42,10 +43,8 @@ class FromIterable(Source):
         GraphError: it is neither iterable nor callable, or is iterated with ``async for``.
     """
 
-    own_numbers = True
-    default_name = "fromiterable"
-    begins_at_start = True
-    bundles = True
+    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED
+    name = "fromiterable"
 
     @names_ours
     def __init__(self, iterable: Iterable[Any] | Callable[..., Iterable[Any]], shard: bool = True) -> None:
@@ -63,8 +62,10 @@ class FromIterable(Source):
             )
         self.iterable: Any = iterable
         self.shard = shard
-        self.elastic = shard
-        self.never_waits = type(iterable) in (list, range, tuple)
+        if not shard:
+            self.facts |= Fact.ONE_WORLD_SIZE
+        if type(iterable) in (list, range, tuple):
+            self.facts |= Fact.IN_MEMORY
         self.reads_ahead = type(iterable) in (range, tuple)  # nobody changes these
         self._history: tuple[int, History] = (0, ())
         self._one_shot = not self._callable and isinstance(iterable, Iterator)
@@ -92,6 +93,9 @@ class FromIterable(Source):
 
     def given(self) -> tuple[Any, Any]:
         return None if self._one_shot else self.iterable, None  # it cannot be read anew
+
+    def has_length(self) -> bool:
+        return self.length(0, 0, 1) is not None
 
     def functions(self) -> Sequence[Callable[..., Any]]:
         return (self.iterable,) if self._callable else ()
@@ -157,7 +161,7 @@ class FromIterable(Source):
             self.handed_out.note(self.iterable[: HandedOut.VALUES])
         self._now = drawing = self._drawing.begin(self._items(epoch, resumed is not None), epoch, state)
         items = drawing.items
-        if not self.never_waits:
+        if Fact.IN_MEMORY not in self.facts:
             items = self._draws.each(items, epoch, (self._stage,), read)
         wanted: list[Iterator[Any]] = []
         for position in left.front[number::stride].tolist():

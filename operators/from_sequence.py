@@ -10,8 +10,9 @@ from typing import Any, final
 
 import torch
 
+from pipegraph.capabilities import BundleSource, Grouped, Resumable, Sampled, UserFunctions
 from pipegraph.chunk import Lineages
-from pipegraph.contracts import Context, Drawn, DrawnRows
+from pipegraph.contracts import Context, Drawn, DrawnRows, Fact
 from pipegraph.errors import GraphError
 from pipegraph.fingerprints import HandedOut, length_of
 from pipegraph.foreign_arguments import names_ours
@@ -38,7 +39,7 @@ class _Indices(list[Any]):
         return _Indices(found, self.epoch, self.positions[at]) if isinstance(at, slice) else found
 
 
-class _Sampled(Iterator[Drawn]):
+class _SampledIndices(Iterator[Drawn]):
     """What a sampler gives, with its positions."""
 
     def __init__(self, indices: Iterator[Any], positions: Iterator[int], draws: Draws) -> None:
@@ -61,7 +62,7 @@ class _Sampled(Iterator[Drawn]):
 
 
 @final
-class FromSequence(OrderedSource):
+class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, UserFunctions):
     """Any map-style data set: ``dataset[i]`` for i in the order, or for i in a torch ``Sampler``.
 
     The data set is one object, which all workers of the stage and all loaders of the graph use at once. One that opens
@@ -84,8 +85,7 @@ class FromSequence(OrderedSource):
             ``await``; two of ``order``, ``sampler`` and ``shuffle`` are given; or a sampler can be iterated once only.
     """
 
-    default_name = "fromsequence"
-    bundles = True
+    name = "fromsequence"
 
     @names_ours
     def __init__(
@@ -125,8 +125,10 @@ class FromSequence(OrderedSource):
         self.dataset = dataset
         self.sampler = sampler
         self.group = ITEMS_AT_ONCE if callable(getattr(dataset, "__getitems__", None)) else 1
-        self.elastic = sampler is None
         self.draws = sampler is not None
+        if sampler is not None:
+            self.facts |= Fact.ONE_WORLD_SIZE
+        self.lacks = () if self.draws else (Resumable, Sampled)
         self.reads_ahead = sampler is None
         self.handed_out = HandedOut()
         self._drawing = Turn()
@@ -180,11 +182,6 @@ class FromSequence(OrderedSource):
         self._draws.one(epoch, (self._stage, position.position if self.draws else position))
         return self.item(index)
 
-    def read_many(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
-        indices = [self.index_of(position, epoch) for position in positions]
-        self._draws.several()
-        return [self._own(item) for item in self.dataset.__getitems__(indices)]
-
     def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
         if self.draws:
             drawn = positions
@@ -231,7 +228,7 @@ class FromSequence(OrderedSource):
         self._sampling.one(epoch, ("sampler",))
         indices = self._drawing.begin(self.sampler, epoch).items
         deque(islice(indices, start), maxlen=0)
-        return _Sampled(indices, count(start * world_size + rank, world_size), self._sampling)
+        return _SampledIndices(indices, count(start * world_size + rank, world_size), self._sampling)
 
     def snapshot(self) -> Any:
         return [generator.get_state() for generator in _generators(self.sampler)] or None
@@ -240,8 +237,8 @@ class FromSequence(OrderedSource):
         for generator, state in zip(_generators(self.sampler), snapshot, strict=False):
             generator.set_state(state)
 
-    def draw_into(self, drawn: list[Any] | DrawnRows, positions: Iterator[Any], rows: int) -> None:
-        if isinstance(positions, _Sampled) and isinstance(drawn, DrawnRows):
+    def draw_into(self, drawn: DrawnRows, positions: Iterator[Drawn], rows: int) -> None:
+        if isinstance(positions, _SampledIndices):
             positions.draw_into(drawn, rows)
         else:
             super().draw_into(drawn, positions, rows)

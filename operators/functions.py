@@ -13,8 +13,9 @@ from typing import Any, final
 
 from pipegraph import concurrency
 from pipegraph.bundle import DROPPED, Bundle
+from pipegraph.capabilities import BundleMap, UserFunctions
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Operator
+from pipegraph.contracts import Context, Fact, Operator
 from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import Draws, enter_worker
@@ -145,7 +146,7 @@ def _callables(function: Any) -> tuple[Any, Any]:
     return function, getattr(function, "__call__", None)  # noqa: B004
 
 
-class _Function(Operator):
+class _Function(Operator, UserFunctions):
     """What the three share: calling the function with what it asks for.
 
     Args:
@@ -154,7 +155,7 @@ class _Function(Operator):
             once as the stage has workers.
     """
 
-    own_numbers = True
+    facts = Fact.SEEDS_ITSELF
 
     def __init__(self, function: Callable[..., Any]) -> None:
         if not callable(function):
@@ -182,16 +183,10 @@ class _Function(Operator):
         self.random = _takes_rng(function)
         self.depends_on = "item|random" if self.random else "item"
         self._is_async = any(map(inspect.iscoroutinefunction, _callables(function)))
-        self.bundles = not self._is_async and type(self) is not FlatMap
+        self.lacks = (BundleMap,) if self._is_async else ()
         self._async: _EventLoop | None = None
         self._context = Context("")
         self._draws = Draws()
-
-    @property
-    def name(self) -> str:
-        return (
-            _stem(self.function) if type(self) is Map else (self.default_name or type(self).__name__.lower())
-        )
 
     def config(self) -> dict[str, Any]:
         return {"function": function_name(self.function)}
@@ -237,7 +232,7 @@ class _Function(Operator):
 
 
 @final
-class Map(_Function):
+class Map(_Function, BundleMap):
     """One item to one item: ``Map(fn)``.
 
     Args:
@@ -249,7 +244,9 @@ class Map(_Function):
         GraphError: it is none, is a generator function, or cannot be called with one item.
     """
 
-    default_name = "map"
+    @property
+    def name(self) -> str:
+        return _stem(self.function)
 
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
         if self.random:
@@ -275,7 +272,7 @@ class Map(_Function):
 
 
 @final
-class Filter(_Function):
+class Filter(_Function, BundleMap):
     """One item to none or one: those for which ``function`` is true.
 
     Args:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from pipegraph.contracts import Context, Source
+from pipegraph.capabilities import Resumable
+from pipegraph.contracts import Context, Fact, Source
 from pipegraph.errors import GraphError
 from pipegraph.integers import integer
 from pipegraph.operators.ordered import order_of
@@ -25,7 +26,7 @@ class _Open:
 
 
 @final
-class Interleave(Source):
+class Interleave(Source, Resumable):
     """Items of many files in turn, ``cycle`` of them open at a time.
 
     Each open file gives one item, round by round; where one ends the next of the order is opened in its place, until
@@ -46,9 +47,9 @@ class Interleave(Source):
             ``shuffle`` are given.
     """
 
-    default_name = "interleave"
+    facts = Fact.TRUSTED | Fact.ONE_WORLD_SIZE
+    name = "interleave"
     reads_ahead = True
-    begins_at_start = True
 
     def __init__(
         self,
@@ -70,7 +71,6 @@ class Interleave(Source):
         self.function = open
         self.cycle = integer(cycle, "Interleave: cycle")
         self.order = order_of(order, shuffle, StridedOrder(shuffle=False), "Interleave")
-        self.elastic = False
         self._seed = 0
         self._at: Any = None
         self._from: Any = None

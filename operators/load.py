@@ -13,8 +13,9 @@ from typing import Any, Literal, final
 import numpy as np
 
 from pipegraph.bundle import Bundle
+from pipegraph.capabilities import BundleMap, Fuses, Planned, ReadsStorage
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Operator, Source
+from pipegraph.contracts import Context, Fact, Operator, Source
 from pipegraph.errors import DataError, GraphError
 from pipegraph.loader.ranks import resolve
 from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
@@ -49,7 +50,7 @@ class ListFiles(OrderedSource):
         DataError: at the first pass or ``len``: there is no such folder, or no file in it.
     """
 
-    default_name = "listfiles"
+    name = "listfiles"
 
     def __init__(
         self,
@@ -91,13 +92,12 @@ class ListFiles(OrderedSource):
         return f"{len(self.files())} files, digest {digest_of(self.files().paths)}"
 
 
-class _Reads(Operator):
+class _Reads(Operator, ReadsStorage):
     """What the two forms of ``Load`` share: the stage's reader and its life."""
 
-    own_numbers = True
-    default_name = "load"
+    facts = Fact.SEEDS_ITSELF
+    name = "load"
     depends_on = "item"
-    reads = True
     _select: ShardSelect | None = None
 
     def __init__(self, cache: NodeCache | None, preload: bool, choice: Choice) -> None:
@@ -140,7 +140,7 @@ class _Reads(Operator):
 
 
 @final
-class Load(_Reads):
+class Load(_Reads, BundleMap, Fuses, Planned):
     """Bytes into samples.
 
     A sample with ``"path"`` comes out with the file's bytes under ``"bytes"``; a sample of a shard with the
@@ -168,7 +168,6 @@ class Load(_Reads):
 
     needs = "sample|part"
     gives = "sample"
-    bundles = True
 
     def __init__(
         self,
@@ -193,8 +192,8 @@ class Load(_Reads):
         bound = copy.copy(self)
         bound._select = source
         if self.choice.filter is not None:
-            bound.one_to_one = bound.bundles = False
-        bound.portable = False  # its blocks are shared by the stage's workers
+            bound.one_to_one, bound.lacks = False, (BundleMap,)
+        bound.facts |= Fact.IN_TRAINER  # its blocks are shared by the stage's workers
         return bound
 
     def read_away(self, source: Source) -> Source | None:
@@ -291,8 +290,8 @@ class LoadParts(_Reads):
     is read; else it is read as a stream.
     """
 
+    facts = Fact.IN_TRAINER
     kind = "expand"
-    portable = False
     needs = "part"
     gives = "sample"
     one_to_one = False

@@ -173,7 +173,7 @@ class DecodeVideo(_Decode):
         MissingExtraError: torchcodec is not installed: ``pip install "pipegraph-torch[video]"``.
     """
 
-    default_name = "decodevideo"
+    name = "decodevideo"
     what, fields, own = "video", VIDEO_FIELDS, ("frames", "stride")
 
     def __init__(
@@ -245,7 +245,7 @@ class DecodeAudio(_Decode):
         MissingExtraError: torchcodec is not installed: ``pip install "pipegraph-torch[audio]"``.
     """
 
-    default_name = "decodeaudio"
+    name = "decodeaudio"
     what, fields, own = "audio", AUDIO_FIELDS, ("samples", "rate", "channels")
 
     def __init__(

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, final
 
 from pipegraph.batches import AS_AT_THE_TOP, WHOLE
+from pipegraph.capabilities import FollowsRoute, Planned, Repeats, UserFunctions
 from pipegraph.chunk import Chunk, Cursor, Mark
-from pipegraph.contracts import Context, FanIn, FanOut, Source
+from pipegraph.contracts import Context, Fact, FanIn, FanOut, Operator, Source
 from pipegraph.errors import DataError, GraphError
 from pipegraph.integers import integer
 from pipegraph.operators.rounds import Rounds, round_of
@@ -32,10 +33,8 @@ class Zip(FanIn):
         DataError: while it runs, with ``strict``: an input has ended before the others.
     """
 
-    own_numbers = True
-    consecutive = True
-    default_name = "zip"
-    pairs = True
+    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.PAIRS
+    name = "zip"
     inputs_in = (0, None)
 
     def __init__(self, strict: bool = False) -> None:
@@ -95,9 +94,7 @@ class Zip(FanIn):
 class Concat(FanIn):
     """One input after the other."""
 
-    own_numbers = True
-    consecutive = True
-    separate = True
+    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.SEPARATE
     inputs_in = (1, None)
 
     def begin(self, inputs: int, epoch: int) -> None:
@@ -122,7 +119,7 @@ class Concat(FanIn):
 
 
 @final
-class Mix(FanIn):
+class Mix(FanIn, Planned, Repeats):
     """A seeded draw by weights, made by output number and so the same on every rank.
 
     Args:
@@ -138,9 +135,7 @@ class Mix(FanIn):
         GraphError: a weight is not positive, ``stop`` is unknown, or, at the plan, there are not as many inputs.
     """
 
-    own_numbers = True
-    consecutive = True
-    separate = True
+    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.SEPARATE
     inputs_in = (2, None)
 
     def __init__(self, weights: Sequence[float], stop: Literal["first", "all", "repeat"] = "first") -> None:
@@ -153,14 +148,15 @@ class Mix(FanIn):
         if stop not in ("first", "all", "repeat"):
             raise GraphError(f'Mix: stop must be "first", "all" or "repeat", got {stop!r}')
         self.stop = stop
-        self.repeats = stop == "repeat"
+        self.lacks = () if stop == "repeat" else (Repeats,)
         self._context = Context("")
 
-    def check_inputs(self, count: int) -> None:
-        if count != len(self.weights):
+    def bind(self, upstream: Sequence[Operator | Source]) -> Mix:
+        if len(upstream) != len(self.weights):
             raise GraphError(
-                f"Mix: {len(self.weights)} weights for {count} inputs; give one weight per input"
+                f"Mix: {len(self.weights)} weights for {len(upstream)} inputs; give one weight per input"
             )
+        return self
 
     def config(self) -> dict[str, Any]:
         return {"weights": self.weights, "stop": self.stop}
@@ -205,7 +201,7 @@ class Mix(FanIn):
         return all(ended or again for ended, again in zip(self._ended, self._again, strict=True))
 
     def process(self, chunk: Chunk) -> Chunk | None:
-        if self.repeats and self._choice is not None and round_of(chunk):
+        if self.stop == "repeat" and self._choice is not None and round_of(chunk):
             self._again[self._choice] = True
             self._over = self._all_ended()
             if self._over:
@@ -218,12 +214,12 @@ class Mix(FanIn):
         return sum(lengths) if self.stop == "all" else None
 
     def cursor(self, positions: Sequence[Cursor]) -> Cursor:
-        ended = (tuple(self._ended), tuple(self._again)) if self.repeats else tuple(self._ended)
+        ended = (tuple(self._ended), tuple(self._again)) if self.stop == "repeat" else tuple(self._ended)
         return (self._drawn, ended, *positions)
 
     def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
         ended: Any = cursor[1]
-        if self.repeats:
+        if self.stop == "repeat":
             ended, again = ended
             self._again = list(again)
         self._drawn, self._ended = cursor[0], list(ended)
@@ -241,11 +237,9 @@ class Take(FanIn):
         GraphError: ``count`` is below 0.
     """
 
-    own_numbers = True
-    consecutive = True
+    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.NEEDS_ORDER
     inputs = 1
     inputs_in = (1, None)
-    needs_order = True
 
     def __init__(self, count: int) -> None:
         self.count = integer(count, "Take: count", 0)
@@ -279,7 +273,7 @@ class Take(FanIn):
 
 
 @final
-class Route(FanOut):
+class Route(FanOut, UserFunctions):
     """Each chunk to one of several downstream nodes: ``graph.add(op, routed[0])``.
 
     Args:
@@ -310,15 +304,13 @@ class Route(FanOut):
 
 
 @final
-class Merge(FanIn):
+class Merge(FanIn, FollowsRoute):
     """The outputs of a ``Route`` together again, in the order before it.
 
     The route sends a mark down the branch it leaves; this reads a branch until its mark.
     """
 
-    own_numbers = True
-    consecutive = True
-    follows_route = True
+    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED
     inputs_in = (0, -1)
 
     def follow(self, route: str, outputs: tuple[int, ...]) -> None:

@@ -10,8 +10,9 @@ from typing import Any, final
 import torch
 
 from pipegraph.batches import select_rows
+from pipegraph.capabilities import Fuses, RowOperator
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Operator, RowOperator
+from pipegraph.contracts import Context, Fact, Operator
 from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.batch_slabs import StageSlabs
 from pipegraph.operators.images.normalize_tables import Layout, check_normalisation, normalize_into
@@ -57,9 +58,9 @@ class Normalize(RowOperator):
         DataError: while it runs: an image of another dtype, shape or number of channels.
     """
 
-    default_name = "normalize"
+    facts = Fact.SLABS
+    name = "normalize"
     depends_on = "item"
-    slabs = True
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class Normalize(RowOperator):
 
 
 @final
-class ToDtype(Operator):
+class ToDtype(Operator, Fuses):
     """Images to another dtype; from uint8 to floats also from 0..255 to 0..1. A ``ToLayout`` next to it is done too.
 
     Args:
@@ -192,7 +193,7 @@ class ToDtype(Operator):
 
 
 @final
-class ToLayout(Operator):
+class ToLayout(Operator, Fuses):
     """Images from HWC to another layout, contiguous.
 
     Args:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pipegraph.contracts import Context, Drawn, History, Source
+from pipegraph.capabilities import Neighbours, UserData
+from pipegraph.contracts import Context, Drawn, Fact, History, Source
 from pipegraph.errors import GraphError
 from pipegraph.order import LaneOrder, Order, StridedOrder, total_samples
 from pipegraph.order.layout import ManifestLike
@@ -42,17 +43,16 @@ def digest_of(names: Iterable[str]) -> str:
     return hashlib.blake2b(text, digest_size=6).hexdigest()
 
 
-class OrderedSource(Source):
+class OrderedSource(Source, Neighbours, UserData):
     """A random-access source whose order is one of ``pg.order``.
 
     Args:
         order: gets the graph's seed and the pass's epoch as they are.
     """
 
-    own_numbers = True
+    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED
     random_access = True
     reads_ahead = True
-    begins_at_start = True
 
     def __init__(self, order: Order) -> None:
         self.order = order

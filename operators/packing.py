@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from pipegraph.bundle import Bundle
+from pipegraph.capabilities import BundleRegroup
 from pipegraph.chunk import Chunk, Cursor, Lineage
-from pipegraph.contracts import Regroup
+from pipegraph.contracts import Fact, Regroup
 from pipegraph.errors import DataError, GraphError
 from pipegraph.integers import integer
 from pipegraph.operators.columns import SCALARS
@@ -25,7 +26,7 @@ SEGMENTS, POSITIONS = "segment_ids", "position_ids"
 
 
 @final
-class Pack(Regroup):
+class Pack(Regroup, BundleRegroup):
     """Rows of exactly ``length`` tokens out of documents of any length.
 
     A document is a dict with one or more fields of one value per token, or a plain list, array or tensor (then it is
@@ -56,11 +57,8 @@ class Pack(Regroup):
             something else than numbers; ``pad`` names another field.
     """
 
-    own_numbers = True
+    facts = Fact.SEEDS_ITSELF | Fact.NEEDS_ORDER | Fact.IN_TRAINER
     needs = "sample"
-    needs_order = True
-    bundles = True
-    portable = False
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
+from pipegraph.contracts import Fact
 from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import LaneOrder, Order, StridedOrder
@@ -51,8 +52,8 @@ class FromRayData(OrderedSource):
         GraphError: not a materialised data set.
     """
 
-    default_name = "fromraydata"
-    portable = False  # it reads what lies in the object store of the trainer's node
+    facts = Fact.IN_TRAINER
+    name = "fromraydata"
 
     def __init__(self, dataset: Any, order: Order | None = None, shuffle: bool | None = None) -> None:
         default = LaneOrder() if shuffle else StridedOrder(shuffle=False)

@@ -8,8 +8,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, final
 
+from pipegraph.capabilities import (
+    BundleSource,
+    Grouped,
+    Neighbours,
+    Planned,
+    Repeats,
+    Resumable,
+    Sampled,
+    UserData,
+    UserFunctions,
+)
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Drawn, History, Operator, Source
+from pipegraph.components import Capability
+from pipegraph.contracts import Context, Drawn, Fact, History, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.integers import integer
 
@@ -24,7 +36,7 @@ def round_of(chunk: Chunk) -> int:
     return max(int(lineage[1]) for lineage in chunk.lineages) >> _POSITION_BITS
 
 
-class Rounds(Source):
+class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, UserData, UserFunctions):
     """Another source ``count`` times in each epoch, each time in the order of an epoch of its own.
 
     It cannot continue at another world size.
@@ -34,7 +46,7 @@ class Rounds(Source):
         count: rounds in an epoch; None is endless, until a round has no item.
     """
 
-    elastic = False
+    facts = Fact.ONE_WORLD_SIZE
 
     def __init__(self, source: Source, count: int | None) -> None:
         if isinstance(source, Rounds):
@@ -45,21 +57,14 @@ class Rounds(Source):
         self.source = source
         self.count = count
         self.random_access = source.random_access
-        self.group = source.group
-        self.draws = source.draws
-        self.own_numbers = source.own_numbers
-        self.begins_at_start = source.begins_at_start
         self.reads_ahead = source.reads_ahead
-        self.handed_out = source.handed_out
-        self.level = source.level
-        self.portable = source.portable
-        self.bundles = source.bundles and source.random_access
+        self.gives = source.gives
+        self.facts |= source.facts & (Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.IN_TRAINER)
+        self.lacks = tuple(each for each in Rounds.__bases__[1:] if source.can(each) is None)
+        self.group = getattr(source, "group", 1)
+        self.handed_out = getattr(source, "handed_out", None)
         self._began: tuple[int, int] = (0, 0)
         self._from: tuple[int, Any] | None = None
-
-    @property
-    def reads_many(self) -> bool:
-        return self.source.reads_many
 
     @property
     def index_of(self) -> Callable[[Any, int], Any] | None:  # type: ignore[override]
@@ -78,13 +83,21 @@ class Rounds(Source):
         return {"source": type(self.source).__qualname__, "rounds": self.count, **self.source.config()}
 
     def given(self) -> tuple[Any, Any]:
-        return self.source.given()
+        return self._of(UserData).given()
 
     def origin(self) -> str:
-        return self.source.origin()
+        return self._of(UserData).origin()
 
     def sees(self) -> str:
-        return self.source.sees()
+        return self._of(UserData).sees()
+
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        return self._of(UserFunctions).functions()
+
+    def _of(self, capability: type[Capability]) -> Capability:
+        found = self.source.can(capability)
+        assert found is not None
+        return found
 
     def open(self, context: Context) -> None:
         self.source = copy.copy(self.source)
@@ -105,7 +118,7 @@ class Rounds(Source):
         self._from = None
 
     def has_length(self) -> bool:
-        return self.count is not None and self.source.has_length()
+        return self.count is not None and self._of(UserData).has_length()
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
         if self.count is None:
@@ -139,7 +152,7 @@ class Rounds(Source):
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
         places = self._places(epoch, rank, world_size, start)
         first_place = next(places, None)
-        if self.draws:  # a sampler comes to its order of a round by those before it
+        if self.can(Sampled):  # a sampler comes to its order of a round by those before it
             for before in range((self.count or 0) if first_place is None else first_place[0]):
                 deque(self.source.positions(_epoch(epoch, before), rank, world_size, 0), maxlen=0)
         for number, first, size in () if first_place is None else chain([first_place], places):
@@ -168,16 +181,10 @@ class Rounds(Source):
         number, place = self._decoded(position)
         return self.source.read(place, _epoch(epoch, number))
 
-    def read_many(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
-        found: list[Any] = []
-        for number, places in self._by_round(positions):
-            found += self.source.read_many(places, _epoch(epoch, number))
-        return found
-
     def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
         found: list[Any] = []
         for number, places in self._by_round(positions):
-            indices = self.source.indices_of(places, _epoch(epoch, number))
+            indices = self._of(BundleSource).indices_of(places, _epoch(epoch, number))
             found += [(indices, place) for place in range(len(indices))]
         return found
 
@@ -189,14 +196,14 @@ class Rounds(Source):
                 stop += 1
             made: list[Any] = []
             try:
-                self.source.read_into(made, inner[: first + stop - start], first)
+                self._of(BundleSource).read_into(made, inner[: first + stop - start], first)
             finally:
                 found += made
             start = stop
 
     def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
         number, place = self._decoded(position)
-        other = self.source.substitute(place, _epoch(epoch, number), attempt)
+        other = self._of(Neighbours).substitute(place, _epoch(epoch, number), attempt)
         return None if other is None else _coded(number, other)
 
     def _decoded(self, position: Any) -> tuple[int, Any]:
@@ -228,7 +235,7 @@ class Rounds(Source):
             number, begins, snapshot = self._from[1]
             if snapshot is not None:
                 known = self._from[0] - begins
-                self.source.restore(known, snapshot)
+                self._of(Resumable).restore(known, snapshot)
             self._from = None
         source = self.source
         while self.count is None or number < self.count:
@@ -252,12 +259,12 @@ class Rounds(Source):
             start = max(start, begins)
 
     def snapshot(self) -> Any:
-        inner = self.source.snapshot()
+        inner = self._of(Resumable).snapshot()
         return inner if self.random_access else [*self._began, inner]
 
     def restore(self, step: int, snapshot: Any) -> None:
         if self.random_access:
-            self.source.restore(step, snapshot)
+            self._of(Resumable).restore(step, snapshot)
         else:
             self._from = (step, snapshot)
 
@@ -271,7 +278,7 @@ def _coded(number: int, position: int) -> int:
 
 
 @final
-class Repeat(Operator):
+class Repeat(Operator, Planned, Repeats):
     """The stream above it ``times`` times in each epoch: its source is read so often, each time in another order.
 
     It may stand behind any chain of stages with one input and one reader each, but ``Take``; windows, batches and
@@ -284,8 +291,6 @@ class Repeat(Operator):
     Raises:
         GraphError: ``times`` is below 1; at the plan: a stage above has several inputs or readers.
     """
-
-    repeats = True
 
     def __init__(self, times: int) -> None:
         self.times = integer(times, "Repeat: times")

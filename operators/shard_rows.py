@@ -14,6 +14,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
+from pipegraph.capabilities import BundleSource
 from pipegraph.contracts import Context, History
 from pipegraph.errors import DataError, ShardError
 from pipegraph.operators.ordered import OrderedSource
@@ -61,15 +62,14 @@ def _is_in_place(name: Any) -> bool:
 
 
 @final
-class ShardRows(OrderedSource):
+class ShardRows(OrderedSource, BundleSource):
     """See the module docstring.
 
     Args:
         select: whose samples are read, in the same order.
     """
 
-    default_name = "shardselect"
-    bundles = True
+    name = "shardselect"
 
     def __init__(self, select: ShardSelect) -> None:
         super().__init__(select.order)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from pipegraph import concurrency
-from pipegraph.contracts import Context, Drawn, History
+from pipegraph.capabilities import Grouped
+from pipegraph.contracts import Context, Drawn, Fact, History
 from pipegraph.errors import GraphError, StateError
 from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
 from pipegraph.order import LaneOrder, Order, PartOrder
@@ -94,7 +95,7 @@ class ShardPart:
 
 
 @final
-class ShardSelect(OrderedSource):
+class ShardSelect(OrderedSource, Grouped):
     """Which sample of which shard comes next for this rank; ``Load`` reads it.
 
     With ``LaneOrder`` (default) and the other orders every sample has its position, and resuming costs
@@ -117,8 +118,8 @@ class ShardSelect(OrderedSource):
             the manifest does not list these shards.
     """
 
-    default_name = "shardselect"
-    level = "part"
+    name = "shardselect"
+    gives = "part"
 
     def __init__(
         self,
@@ -143,7 +144,8 @@ class ShardSelect(OrderedSource):
         self.store = dict(store or {})
         self.whole_parts = isinstance(self.order, PartOrder) and manifest is None
         self.random_access = not self.whole_parts
-        self.elastic = not self.whole_parts
+        if self.whole_parts:
+            self.facts |= Fact.ONE_WORLD_SIZE
         self.group = DEALT_AT_ONCE if self.random_access else 1
         self.missing = missing
         self._find = partial(find_manifest, parts, manifest, self.store, missing)
@@ -251,13 +253,6 @@ class ShardSelect(OrderedSource):
         manifest = self.manifest()
         indices = self.order.indices(manifest, self.seed, epoch, rank, world_size, first, last, history)
         return np.searchsorted(manifest.first_sample, indices, side="right") - 1
-
-    def read_many(self, positions: Sequence[int], epoch: int) -> Sequence[Any]:
-        drawn = np.asarray(positions, dtype=np.int64)
-        indices = self.order.samples_at(self.manifest(), drawn, self.seed, epoch)
-        feed = self._feed
-        assert feed is not None
-        return [ShardSample(feed, number, place) for number, place in self.places(indices)]
 
     def places(self, indices: Int64Array) -> Iterator[tuple[int, int]]:
         """The block of each sample, and its number in that."""

@@ -12,6 +12,8 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
+from pipegraph.capabilities import BundleSource, Gathers
+from pipegraph.contracts import Fact
 from pipegraph.errors import GraphError, MissingExtraError
 from pipegraph.integers import integer
 from pipegraph.operators.columns import Columns
@@ -24,7 +26,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 @final
-class FromTable(OrderedSource):
+class FromTable(OrderedSource, BundleSource):
     """The rows of a table, as ``Load`` gives those of a Parquet shard: dicts, of types that follow from the columns'.
 
     Numbers and text are Python's, so that a batch of them is int64 or float64; lists of numbers are NumPy arrays of
@@ -46,8 +48,7 @@ class FromTable(OrderedSource):
         GraphError: not a table, no such column, nulls without a filling, or one of another type than its column.
     """
 
-    default_name = "fromtable"
-    bundles = True
+    name = "fromtable"
 
     def __init__(
         self,
@@ -181,7 +182,7 @@ class _TableRows:
 
 
 @final
-class FromTokens(OrderedSource):
+class FromTokens(OrderedSource, Gathers):
     """Windows of one long array of tokens: samples ``{"tokens": array (window,)}`` of the array's dtype.
 
     A mapped file is read in place, and crosses to worker processes as its name. Tokens behind the last whole window
@@ -200,9 +201,8 @@ class FromTokens(OrderedSource):
         GraphError: not such an array, fewer tokens than a window, or a raw file without a dtype.
     """
 
-    default_name = "fromtokens"
-    bundles = True
-    never_waits = True
+    facts = Fact.IN_MEMORY
+    name = "fromtokens"
 
     def __init__(
         self,

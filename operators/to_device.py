@@ -17,8 +17,9 @@ from typing import Any, final
 import torch
 
 from pipegraph.batches import map_rows, resolved
+from pipegraph.capabilities import Moves, Planned
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Operator
+from pipegraph.contracts import Context, Fact, Operator
 from pipegraph.device import (
     Backend,
     Event,
@@ -66,7 +67,7 @@ def _gains_from_pinned(device: torch.device) -> bool:
 
 
 @final
-class Pin(Operator):
+class Pin(Operator, Moves, Planned):
     """Tensors into pinned host memory, from which the accelerator copies without the host's help; objects by their own
     ``pin_memory()``, where they have it.
 
@@ -75,10 +76,10 @@ class Pin(Operator):
     nothing left to do, nor where nothing can be pinned: the plan leaves this stage out.
     """
 
-    default_name = "pin"
+    facts = Fact.IN_TRAINER
+    name = "pin"
     depends_on = "item"
     moves = "pinned"
-    portable = False
 
     def __init__(self) -> None:
         self._context = Context("")
@@ -218,12 +219,11 @@ class _Landings:
             backend.close()
 
 
-class _ToDevices(Operator):
+class _ToDevices(Operator, Moves):
     """What `CopyToDevice` and `Scatter` share: landings, which live from ``open`` to ``close``."""
 
+    facts = Fact.IN_TRAINER | Fact.ONE_WORKER
     depends_on = "item"
-    portable = False
-    shareable = False
     _landings: _Landings
 
     def config(self) -> dict[str, Any]:
@@ -234,7 +234,7 @@ class _ToDevices(Operator):
 
 
 @final
-class CopyToDevice(_ToDevices):
+class CopyToDevice(_ToDevices, Planned):
     """Tensors to a device, on the stage's own stream: all fields of a chunk in one copy. Objects by their own
     ``to(device)``, as torch's trainers do; one without it that holds tensors is refused.
 
@@ -250,7 +250,7 @@ class CopyToDevice(_ToDevices):
         DeviceError: at the first pass: this machine does not have it.
     """
 
-    default_name = "copy"
+    name = "copy"
     moves = "device"
 
     def __init__(self, device: torch.device | str | int, copy: bool = False) -> None:
@@ -308,7 +308,7 @@ class Scatter(_ToDevices):
         DeviceError: at the first pass: this machine does not have one of them.
     """
 
-    default_name = "scatter"
+    name = "scatter"
     fetches = True
     needs = "batch"
 

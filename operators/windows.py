@@ -9,8 +9,9 @@ from itertools import pairwise
 from math import inf
 from typing import Any, final
 
+from pipegraph.capabilities import Keyed, UserFunctions
 from pipegraph.chunk import Chunk, Cursor
-from pipegraph.contracts import Context, Regroup
+from pipegraph.contracts import Context, Fact, Regroup
 from pipegraph.errors import DataError, GraphError
 from pipegraph.integers import amount, integer
 from pipegraph.parameters import function_name, plain_function
@@ -28,7 +29,7 @@ class Shuffle(Regroup):
         GraphError: ``window`` is below 1.
     """
 
-    own_numbers = True
+    facts = Fact.SEEDS_ITSELF
     inputs_in = (0, 1)
 
     def __init__(self, window: int) -> None:
@@ -138,7 +139,7 @@ class _Held:
 
 
 @final
-class Bucket(Regroup):
+class Bucket(Regroup, Keyed, UserFunctions):
     """Samples of similar length together: those of one bucket leave one after the other, as a group.
 
     Args:
@@ -187,7 +188,7 @@ class Bucket(Regroup):
         self.boundaries = bounds
         self.size = integer(32 if size is None else size, "Bucket: size")
         self.cost, self.limit = cost, limit
-        self.group_of = None if cost is None else self._number
+        self.lacks = (Keyed,) if cost is None else ()
         self.begin()
 
     def config(self) -> dict[str, Any]:
@@ -226,11 +227,11 @@ class Bucket(Regroup):
         self._emitted, self._ghosts, self._drop, self._last = emitted - drop, list(counts), drop, cursor
         return start
 
-    def _number(self, sample: Any) -> int:
+    def group_of(self, sample: Any) -> int:
         return bisect_right(self.boundaries, amount(self.measure(sample), "Bucket: length(sample)", -inf))
 
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
-        number = self._number(chunk.data)
+        number = self.group_of(chunk.data)
         cost: float = 0
         if self.cost is not None:
             cost = amount(self.cost(chunk.data), "Bucket: cost(sample)")

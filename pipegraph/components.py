@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Flag, auto
 from itertools import islice
 from operator import index as as_int
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, final
 
 from pipegraph.errors import StateError
-from pipegraph.fingerprints import HandedOut
 from pipegraph.stopping import Stopping
 
 History = tuple[tuple[int, Any], ...]
@@ -59,20 +59,72 @@ class Context:
         return Context, (self.stage, self.seed, self.rank, self.world_size, self.worker)
 
 
+class Fact(Flag):
+    """What an operator or source says of itself to the plan beyond its contract: ``facts = Fact.IN_TRAINER``, or
+    several with ``|``. The plan and the engine ask ``Fact.IN_TRAINER in operator.facts``."""
+
+    IN_TRAINER = auto()
+    """It works on devices, files or memory of the training process, so it cannot be opened in another one."""
+    SEEDS_ITSELF = auto()
+    """It has no user code that draws from torch's global generator, or selects the sample's generator by itself; else
+    the engine does so before each call."""
+    TRUSTED = auto()
+    """Its resumes are exact by its own tests, so that the engine need not check them: a source begins at its ``start``
+    and has its ``length``, groups are of consecutive whole chunks, a fan-in's cursors grow and hold its state."""
+
+    ONE_WORKER = auto()
+    """A map that must have a single worker."""
+    NEEDS_ORDER = auto()
+    """A resumed run must give it the samples in the same order, so it may not follow a stage with ordered=False."""
+    INDEPENDENT = auto()
+    """It is no one-to-one map, and still a sample's result never depends on its neighbours: plain (un)batching."""
+    OUT_OF_STEP = auto()
+    """Ranks that received equally many of its chunks may have consumed different numbers of samples."""
+    SLABS = auto()
+    """It writes batches into slabs, in the kind of memory named by ``Context.memory``."""
+    COLUMNS = auto()
+    """Its batches hold exactly the given samples, each field a column."""
+    PAIRS = auto()
+    """A fan-in that combines the items at the same position of all inputs."""
+    SEPARATE = auto()
+    """A fan-in, the rest of whose inputs can be redistributed to another number of ranks independently."""
+
+    ONE_WORLD_SIZE = auto()
+    """A source that cannot resume an epoch of which a part was consumed at another world size."""
+    IN_MEMORY = auto()
+    """A source whose items are all available: none depends on what the consumer does with earlier ones."""
+    WAITS = auto()
+    """A source whose ``positions`` may block until the next one is available: each is handed over as it comes."""
+
+
+Capability = TypeVar("Capability")
+
+
 class Component(ABC):
-    """Base class of operators and sources: a node's part in a graph, opened and closed by each worker."""
+    """Base class of operators and sources: a node of a graph, opened and closed by each worker.
+
+    Attributes:
+        name: the base of its default stage name.
+        facts: what it says of itself beyond its contract, and beside what its base classes say.
+        lacks: capabilities of its class (``pipegraph.capabilities``) that this object does not have.
+    """
 
     kind: ClassVar[Kind]
-    default_name: ClassVar[str | None] = None
-    portable: bool = True
-    """Whether it may be opened in another process; False if its output exists only in this one."""
-    sent_as: str = ""
-    """Operators of one graph with the same non-empty name here are interchangeable in another process: one is sent."""
-    own_numbers: bool = False
-    """Whether it selects the sample's generator for user code that draws from torch's global generator by itself, or
-    has no such code; if False the engine does so before each call."""
-    bundles: bool = False
-    """Whether it can process several consecutive samples in one call; see ``pipegraph.bundle``."""
+    facts: Fact = Fact(0)
+    lacks: tuple[type, ...] = ()
+
+    def __init_subclass__(cls) -> None:
+        for base in cls.__bases__:
+            cls.facts |= getattr(base, "facts", Fact(0))
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+    @final
+    def can(self, capability: type[Capability]) -> Capability | None:
+        """This object as a capability (see ``pipegraph.capabilities``), None if it lacks it."""
+        return self if isinstance(self, capability) and capability not in self.lacks else None
 
     def open(self, context: Context) -> None:  # noqa: B027
         """Called once by each worker, on its own copy, in its own thread, before the first item."""
@@ -93,19 +145,6 @@ class Component(ABC):
         texts, functions, and lists, tuples and dicts of these).
         """
         return {}
-
-    def functions(self) -> Sequence[Callable[..., Any]]:
-        """The user's functions in it; a ``Cache`` below recomputes its values when their code changes."""
-        return ()
-
-    def origin(self) -> str:
-        """What ``config`` depends on besides the graph's text, for the error about a difference; usually nothing."""
-        return ""
-
-    @property
-    def name(self) -> str:
-        """The base of this node's default stage name."""
-        return self.default_name or type(self).__name__.lower()
 
 
 class Drawn(NamedTuple):
@@ -151,77 +190,30 @@ class Source(Component):
     """
 
     kind: ClassVar[Kind] = "source"
+    gives: str = "sample"
     random_access: bool = False
-    group: int = 1
-    """Positions per call of ``read_many``; 1 if larger calls gain nothing."""
-    elastic: bool = True
-    draws: bool = False
-    """Whether a sampler draws the index of each position. ``positions`` then yields :class:`Drawn` values, and
-    ``read``, ``read_many``, ``indices_of`` and ``index_of`` get these in place of positions, for the source does not
-    keep them."""
-    never_waits: bool = False
-    """Whether its items are all available: none depends on what the consumer does with earlier ones."""
     reads_ahead: bool = False
     """Whether an epoch may be read before its pass begins. False where users decide what is read (a sampler, an
     iterable): the training loop may change it until then."""
-    handed_out: HandedOut | None = None
-    """Notes of values that lie in the memory of the user's data; None if it copies them."""
-    level: str = "sample"
-    begins_at_start: bool = False
-    """Whether its :meth:`iterate` and :meth:`positions` are known to begin at their ``start``, and its :meth:`length`
-    to be right, so that the engine need not check it."""
     index_of: Callable[[Any, int], Any] | None = None
     """``index_of(position, epoch)``: the index in the data of the sample at a position, whatever the order: an int or a
     str. A ``Cache`` below needs it. Positions with the same index, of any epochs, have the same sample."""
-    waits: bool = False
-    """Whether its ``positions`` may block until the next one is available, so that each is handed over as it comes."""
-
-    def sees(self) -> str:
-        """What it reads, in words that are equal on all ranks that read the same data; empty where ranks may differ."""
-        return ""
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
         """Number of this rank's items in ``epoch``; None if it is not known without running."""
         return None
-
-    def given(self) -> tuple[Any, Any]:
-        """The data that the user gave, and what decides its order: the training loop may change both between epochs."""
-        return None, None
-
-    def changed_in_place(self) -> bool:
-        """Whether stages have changed the user's data since a pass began; False where that is not known."""
-        return self.handed_out is not None and self.handed_out.changed(self.given()[0])
-
-    def has_length(self) -> bool:
-        """Whether :meth:`length` is known without running. Must not touch data: the plan calls it."""
-        return self.length(0, 0, 1) is not None
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
         """``(position, item)`` from step ``start`` on; called by the stage's first worker."""
         for place in self.positions(epoch, rank, world_size, start):
             yield place.position if isinstance(place, Drawn) else place, self.read(place, epoch)
 
-    def items(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[Any] | None:
-        """As :meth:`iterate` without the positions, if these equal :meth:`positions_of` the steps; else None."""
-        return None
-
     @property
+    @final
     def resizable(self) -> bool:
         """Whether it can resume an epoch of which a part was consumed at another world size."""
-        return self.elastic and type(self).begin_run is not Source.begin_run
-
-    def snapshot(self) -> Any:
-        """JSON from which :meth:`restore` can continue at the current item; None if ``iterate`` can only start over.
-
-        For a random-access source, called between epochs: the state that the next ``positions`` needs at any step.
-        """
-        return None
-
-    def restore(self, step: int, snapshot: Any) -> None:
-        """Called right before an ``iterate`` that may resume from ``snapshot``, taken before the item of ``step``.
-
-        A run may end before it reads: :meth:`begin_run` must then forget the snapshot.
-        """
+        own = type(self).begin_run is not Source.begin_run
+        return own and Fact.ONE_WORLD_SIZE not in self.facts
 
     def begin_run(self, epoch: int, history: History) -> None:
         """A run begins at ``epoch``, of which ``history`` was consumed at other world sizes; steps count from its end.
@@ -240,61 +232,20 @@ class Source(Component):
         """The global positions of this rank's steps from ``start`` on, increasing (random-access sources)."""
         raise NotImplementedError(f"{type(self).__name__} is not random-access")
 
-    def draw_into(self, drawn: list[Any] | DrawnRows, positions: Iterator[Any], rows: int) -> None:
-        """Append up to ``rows`` of what :meth:`positions` yields; what was drawn before an error stays.
-
-        A source may override it with a faster way than one by one.
-
-        Args:
-            drawn: a list of positions; ``DrawnRows`` for a source that :attr:`draws`.
-        """
-        drawn.extend(islice(positions, rows))
-
     def read(self, position: Any, epoch: int) -> Any:
         """The item at a global position of an epoch (random-access sources); thread-safe."""
         raise NotImplementedError(f"{type(self).__name__} is not random-access")
 
-    def read_many(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
-        """The items at several positions, for sources with a ``group`` above 1."""
-        return [self.read(position, epoch) for position in positions]
-
-    @property
-    def reads_many(self) -> bool:
-        """Whether it overrides :meth:`read_into`, for several samples in one call (random-access sources)."""
-        return type(self).read_into is not Source.read_into
-
-    def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
-        """The indices to give :meth:`read_into` for some positions (random-access sources with ``bundles``)."""
-        return positions
-
-    def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
-        """Append the items of ``indices[start:]`` one by one; the first failure is raised.
-
-        Iterating over ``indices`` may end early, for finished items to be sent; it is then called again for the rest.
-        """
-        raise NotImplementedError(f"{type(self).__name__} is not read in bundles")
-
-    def gather(self, indices: Sequence[Any]) -> Any:
-        """The items of some indices, packed as the next ``Batch`` would (see ``Regroup.packing``), in one call.
-
-        None if that is impossible, as for samples with their own keys; then, or if it fails, they are read one by one.
-        """
-        return None
-
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
         """The global positions of some steps, in this run (``begin_run``).
 
-        By default those that ``positions`` yields; of a source that is not random-access, or that :attr:`draws`, rank r
-        of W has r, r+W, r+2W ...
+        By default those that ``positions`` yields; of a source that is not random-access, rank r of W has
+        r, r+W, r+2W ...
         """
-        if self.random_access and not self.draws:
+        if self.random_access:
             yielded = self.positions(epoch, rank, world_size, steps.start)
             return [as_int(position) for position in islice(yielded, len(steps))]  # type: ignore[arg-type]
         return [step * world_size + rank for step in steps]
-
-    def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
-        """A nearby position whose sample may replace the one at ``position``: a keyed draw per ``attempt``."""
-        return None
 
 
 def history_of(history: History, source: str) -> History:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pipegraph import graph_views
 from pipegraph.backends import backend_of
-from pipegraph.contracts import Component, FanOut, Operator, Source
+from pipegraph.capabilities import functions_of
+from pipegraph.contracts import Component, FanIn, FanOut, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import integer
@@ -193,7 +194,7 @@ class Graph:
             resources,
             runtime_env,
             None if said else plain_parameters(operator),
-            carried(operator.functions()),
+            carried(functions_of(operator)),
             tuned,
         )
         return Node(self, Edge(name))
@@ -240,16 +241,17 @@ class Graph:
                     f"stage {name!r}: upstream node {node.name!r} belongs to graph {node.graph.name!r}"
                 )
         count = len(upstream)
+        inputs = operator.inputs if isinstance(operator, FanIn) else 1
         if isinstance(operator, Source):
             if count:
                 raise GraphError(f"stage {name!r}: a source takes no upstream node, got {count}")
-        elif operator.inputs == "many":
+        elif inputs == "many":
             if not count:
                 raise GraphError(
                     f"stage {name!r}: {operator.name} takes at least one upstream node, got none"
                 )
-        elif count != operator.inputs:
-            wanted = "one upstream node" if operator.inputs == 1 else f"{operator.inputs} upstream nodes"
+        elif count != inputs:
+            wanted = "one upstream node" if inputs == 1 else f"{inputs} upstream nodes"
             remedy = (
                 "join several with Zip(), Concat(), Mix(weights) or Merge() first"
                 if count

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pipegraph import concurrency
-from pipegraph.contracts import Context, Operator, Source
+from pipegraph.capabilities import Moves
+from pipegraph.contracts import Context, Source
 from pipegraph.device import current_device
 from pipegraph.engine.meter import Meter
 from pipegraph.engine.stage.ledger import Ledger
@@ -97,10 +98,11 @@ class LoaderContext(ABC):
                 return self._shared[stage, name]
 
         readers = [self.plan.stages[name].operator for name, _, _ in self.plan.consumers(stage)]
-        read = not all(isinstance(each, Operator) and each.fetches for each in readers)
+        movers = [each.can(Moves) for each in readers]
+        read = not all(each is not None and each.fetches for each in movers)
         place = stage, self.seed, self.rank, self.world_size, worker
         memory = self.plan.stages[stage].memory
-        pinned_for = [each.pinned_for() for each in readers if isinstance(each, Operator)]
+        pinned_for = [each.pinned_for() for each in movers if each is not None]
         device = next((found for found in pinned_for if found is not None), self._device)
         return Context(*place, self.stopping, count, share, read, memory, self.memory_limit, device)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipegraph import concurrency
+from pipegraph.capabilities import BundleRegroup, ReadsStorage
 from pipegraph.contracts import Context, Source
 from pipegraph.engine.activity import Activity
 from pipegraph.engine.channel import Channel
@@ -131,9 +132,9 @@ class Run:
             run = self.stages[stage.name]
             run.above = [self.stages[edge.stage] for edge in stage.upstream]
             run.pace = self._pace(stage)
-            if run.collects and run.above[0].plan.bundle == stage.name:
-                regroups: Any = stage.operator
-                run.above[0].pack = regroups.packing()
+            collecting = stage.operator.can(BundleRegroup) if run.collects else None
+            if collecting is not None and run.above[0].plan.bundle == stage.name:
+                run.above[0].pack = collecting.packing()
             fed = stage.kind.feed(run, self._loader.readers.get(stage.name), self.activity)
             if fed is not None:
                 inner, pump = fed
@@ -301,8 +302,8 @@ def _nudge(channels: list[Channel]) -> None:
 def _for_chunks(loader: LoaderContext) -> int:
     """Bytes of the limit left for chunks, after what operators hold themselves, such as blocks of shards."""
     limit = loader.memory_limit
-    operators = [stage.work for stage in loader.plan.running if stage.source is None]
-    return max(1, limit - sum(operator.holds(limit) for operator in operators))
+    readers = [stage.operator.can(ReadsStorage) for stage in loader.plan.running]
+    return max(1, limit - sum(each.holds(limit) for each in readers if each is not None))
 
 
 def _before(cursor: Any) -> Callable[[Any], bool]:

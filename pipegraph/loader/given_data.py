@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from pipegraph.capabilities import UserData, functions_of
 from pipegraph.contracts import Source
 from pipegraph.errors import GraphError, PipegraphWarning, note
 from pipegraph.fingerprints import fingerprint, length_of
@@ -30,13 +31,13 @@ class GivenData:
     """
 
     def __init__(self, plan: Plan, isolated: bool) -> None:
-        self._sources: list[tuple[str, Source, bool]] = [
-            (stage.name, stage.source, isolated or not stage.backend.in_trainer)
+        self._sources: list[tuple[str, Source, UserData, bool]] = [
+            (stage.name, stage.source, described, isolated or not stage.backend.in_trainer)
             for stage in plan.running
-            if stage.source is not None
+            if stage.source is not None and (described := stage.source.can(UserData)) is not None
         ]
         self._functions: list[tuple[str, Sequence[Any], bool]] = [
-            (stage.name, stage.operator.functions(), isolated or not stage.backend.in_trainer)
+            (stage.name, functions_of(stage.operator), isolated or not stage.backend.in_trainer)
             for stage in plan.running
             if stage.source is None
         ]
@@ -52,8 +53,8 @@ class GivenData:
             GraphError: it has another length than the copy that processes read.
         """
         ahead = any_source = False
-        for name, source, away in self._sources:
-            data, order = source.given()
+        for name, source, described, away in self._sources:
+            data, order = described.given()
             # A sampler is asked in this process, unless all of the graph is elsewhere.
             order = order if self._isolated or not away else None
             found = length_of(data), fingerprint(data, order)
@@ -61,8 +62,8 @@ class GivenData:
             if not away:
                 any_source |= found != before
                 ahead |= source.reads_ahead and found != before
-                if source.handed_out is not None:
-                    source.handed_out.forget()
+                if described.handed_out is not None:
+                    described.handed_out.forget()
             elif found != before:
                 self._unseen(name, before[0], found[0])
                 continue
@@ -96,8 +97,8 @@ class GivenData:
 
     def explain(self, error: BaseException) -> None:
         """Add to a failure what of its source's data has changed unseen."""
-        for name, source, away in self._sources:
-            before, now = self._seen[name][0], length_of(source.given()[0])
+        for name, _, described, away in self._sources:
+            before, now = self._seen[name][0], length_of(described.given()[0])
             if away and before != now:
                 note(error, self._message(name, before, now))
 
@@ -107,9 +108,9 @@ class GivenData:
         Args:
             elsewhere: the sources of another process of which that is known.
         """
-        for name, source, away in self._sources:
+        for name, _, described, away in self._sources:
             if name in self._reported:
                 continue
-            if name in elsewhere or (not away and source.changed_in_place()):
+            if name in elsewhere or (not away and described.changed_in_place()):
                 self._reported.add(name)
                 warnings.warn(IN_PLACE.format(name), PipegraphWarning, stacklevel=5)

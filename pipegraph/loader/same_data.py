@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from pipegraph.capabilities import UserData
 from pipegraph.errors import DataError
 from pipegraph.planning.plan import Plan
 
@@ -152,10 +153,10 @@ def _ranks(ranks: list[int]) -> str:
 def _seen(plan: Plan) -> Facts:
     facts: Facts = {}
     for stage in plan.described():
-        if not stage.spec.upstream:
-            source: Any = stage.spec.operator
+        described = stage.spec.operator.can(UserData)
+        if described is not None:
             try:
-                text = source.sees()
+                text = described.sees()
             except Exception as error:
                 return _failed(error)  # this rank's own pass raises it
             if text:

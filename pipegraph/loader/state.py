@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
+from pipegraph.contracts import Fact
 from pipegraph.engine.stage.consumed import Taken, Unknown, consumed, entry, why_unknown
 from pipegraph.engine.stage.cursors import freeze
 from pipegraph.engine.stage.restore import Path, Resume, restarts
@@ -380,7 +381,8 @@ def _why_all_are_needed(
     if not plan.elastic:
         why = f"the graph can only resume at the same size because of stages {', '.join(map(repr, plan.inelastic))}"
         sources = [plan.stages[name].source for name in plan.inelastic if name in plan.stages]
-        if any(each is not None and each.elastic and not each.resizable for each in sources):
+        users = [each for each in sources if each is not None and not each.resizable]
+        if any(Fact.ONE_WORLD_SIZE not in each.facts for each in users):
             why += " (a source of your own resumes at any size once it has begin_run(epoch, history))"
     elif not taken:
         why = "its ranks had taken over parts of others"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
+from pipegraph.capabilities import BundleItems, BundleMap, BundleRegroup, BundleSource
+from pipegraph.contracts import Fact
 from pipegraph.planning.plan import StagePlan, lineage_above
 from pipegraph.stage_spec import Edge
+
+_ROWS = (BundleItems, BundleMap, BundleSource)
 
 ROWS_PER_WORKER = 1024
 """Default capacity of a queue of rows that will become a batch, if they are light (``contents.LIGHT_BYTES``)."""
@@ -23,9 +26,9 @@ def bundle_rows(planned: dict[str, StagePlan], output: Edge) -> None:
         if stage.name not in alone and _hands_over_rows(stage, planned, output):
             planned[stage.name] = replace(stage, bundle_rows=max(1, stage.capacity // stage.workers))
     for batch in list(planned.values()):
-        if batch.bypassed is None and batch.kind.collects and batch.operator.bundles:
-            regroups: Any = batch.operator
-            _collect_into(batch, regroups.group_size(), planned, alone)
+        collecting = batch.operator.can(BundleRegroup)
+        if batch.bypassed is None and batch.kind.collects and collecting is not None:
+            _collect_into(batch, collecting.group_size(), planned, alone)
 
 
 def _hands_over_rows(stage: StagePlan, planned: Mapping[str, StagePlan], output: Edge) -> bool:
@@ -54,7 +57,7 @@ def _collect_into(batch: StagePlan, size: int, planned: dict[str, StagePlan], al
     }
     first = chain[0].source
     capacity = min(capacities.values())
-    in_memory = first is not None and first.never_waits and not chain[0].remote
+    in_memory = first is not None and Fact.IN_MEMORY in first.facts and not chain[0].remote
     if len(chain) == 1 and in_memory and capacity >= 2 * size:
         # A second thread would not deliver these any sooner: several batches per bundle.
         rows = capacity - capacity % size
@@ -79,7 +82,7 @@ def _chain_above(batch: StagePlan, planned: Mapping[str, StagePlan]) -> list[Sta
     stage = batch
     while len(stage.upstream) == 1:
         stage = planned[stage.upstream[0].stage]
-        if stage.bundle_rows == 1 or not stage.operator.bundles:
+        if stage.bundle_rows == 1 or not any(map(stage.operator.can, _ROWS)):
             return []
         chain.insert(0, stage)
         if stage.source is not None:

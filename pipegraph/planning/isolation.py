@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pipegraph.backends import PROCESS
-from pipegraph.contracts import Operator, Source
+from pipegraph.capabilities import Moves
+from pipegraph.contracts import Source
 from pipegraph.errors import GraphError
 from pipegraph.planning.kind import KindOf
 from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan
@@ -48,7 +49,7 @@ def isolate(plan: Plan, kind_of: KindOf) -> Isolation:
         GraphError: a stage on the trainer's side is not one-to-one; says which and why.
     """
     operators = {stage.name: stage.operator for stage in plan.running}
-    staying = {n for n, op in operators.items() if isinstance(op, Operator) and (op.moves or op.fetches)}
+    staying = {n for n, op in operators.items() if op.can(Moves)}
     for stage in plan.running:
         if stage.backend.on_nodes:
             raise GraphError(

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pipegraph.capabilities import LengthByRanks
 from pipegraph.chunk import Cursor
 from pipegraph.components import History, Source
-from pipegraph.contracts import Operator
+from pipegraph.contracts import Fact, Operator
 
 UNTOLD = "untold"
 """Only the operator knows where in its cursors those of its inputs are."""
@@ -101,25 +102,18 @@ class StageKind:
 
     # -- what the planner asks ----------------------------------------------------------------
 
-    def check(self, operator: Any, inputs: int) -> None:
-        """Raises GraphError if an operator cannot have this many inputs."""
-
     def one_to_one(self, operator: Any) -> bool:
         """Whether each item of the input becomes one of the output, independently of others."""
         return False
 
     def fixed(self, operator: Any) -> str | None:
         """Why a stage has a single worker; None if it may have several."""
-        several = self.parallel and operator.shareable and not operator.stateful
+        several = self.parallel and Fact.ONE_WORKER not in operator.facts and not operator.stateful
         return None if several else f"{operator.name} works in sequence"
 
     def level(self, operator: Any, inputs: Sequence[str]) -> str:
         """What the output consists of: ``"sample"``, ``"batch"`` ..., for those of the inputs."""
         return inputs[0] if operator.gives == "same" else str(operator.gives)
-
-    def pairs(self, operator: Any) -> bool:
-        """Whether it combines the items at the same position of all inputs."""
-        return False
 
     def hands_over_rows(self, stage: StagePlan) -> bool:
         """Whether rows of its output may travel in bundles."""
@@ -128,11 +122,14 @@ class StageKind:
     def elastic(self, stage: StagePlan) -> bool:
         """Whether ranks that delivered equally many items have the same cursor, from which any number can resume."""
         operator = stage.work
-        return operator.in_step and stage.spec.ordered and operator.elastic
+        return Fact.OUT_OF_STEP not in operator.facts and stage.spec.ordered and operator.elastic
 
     def chunks(self, operator: Any, inputs: Sequence[int], world_size: int) -> int | None:
         """Chunks out per epoch for those of its inputs; None if the data decides."""
-        found: int | None = operator.length_for(inputs[0], world_size)
+        by_ranks = operator.can(LengthByRanks)
+        found: int | None = (
+            operator.length(inputs[0]) if by_ranks is None else by_ranks.length_for(inputs[0], world_size)
+        )
         return found
 
     def has_length(self, stage: StagePlan) -> bool:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from pipegraph.backends import StageBackend
-from pipegraph.contracts import History, Memo, Operator, Source
+from pipegraph.capabilities import Memo, UserData
+from pipegraph.contracts import FanOut, History, Operator, Source
 from pipegraph.errors import StateError
 from pipegraph.html import html_table
 from pipegraph.planning.kind import StageKind
@@ -115,12 +116,12 @@ class StagePlan:
     @property
     def caches(self) -> bool:
         """Whether it is a cache, for which the source skips the stages above."""
-        return isinstance(self.operator, Memo)
+        return self.operator.can(Memo) is not None
 
     @property
     def outputs(self) -> int:
         """The number of its outputs."""
-        return self.work.outputs if self.kind.sends_in_turn else 1
+        return self.operator.outputs if isinstance(self.operator, FanOut) else 1
 
     @property
     def remote(self) -> bool:
@@ -236,7 +237,8 @@ class Plan:
         words = []
         for name in changed:
             if name != "(output)":
-                origin = self.stages[name].spec.operator.origin()
+                described = self.stages[name].spec.operator.can(UserData)
+                origin = described and described.origin()
                 here = f" (here it has {origin})" if origin else ""
                 words.append(f"stage {name!r} has other parameters or inputs{here}")
         unsaid = [name for name in changed if name in self.stages and self.stages[name].spec.parameters]

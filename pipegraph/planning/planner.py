@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipegraph.backends import THREAD
-from pipegraph.contracts import DEPENDENCES, STATE_METHODS, Operator, Source
+from pipegraph.capabilities import FollowsRoute, Planned, RowOperator, functions_of
+from pipegraph.contracts import DEPENDENCES, STATE_METHODS, Fact, FanIn, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import draws_from
 from pipegraph.graph import Graph, Node
@@ -97,8 +98,9 @@ def _ancestors(graph: Graph, output: Edge) -> list[str]:
 def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: KindOf) -> StagePlan:
     operator = spec.operator
     upstream = tuple(shortcut(edge, planned) for edge in spec.upstream)
-    if isinstance(operator, Operator):
-        operator = operator.bind([planned[edge.stage].operator for edge in upstream])
+    bound = operator.can(Planned)
+    if bound is not None:
+        operator = bound.bind([planned[edge.stage].operator for edge in upstream])
         spec = replace(spec, operator=operator)
     kind = kind_of(operator)
     levels = [planned[edge.stage].level for edge in upstream]
@@ -130,15 +132,15 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: Kind
     else:
         _check_state(spec, operator)
         _check_level(spec, operator, levels, upstream)
-        kind.check(operator, len(upstream))
-        bypassed = operator.bypass()
-        notes += operator.notes()
+        if (bound := operator.can(Planned)) is not None:
+            bypassed = bound.bypass()
+            notes += bound.notes()
     if spec.backend.in_consumer and workers > 1:
         notes.append(f"runs with 1 worker instead of {workers}: an inline stage runs in its consumer")
         workers = 1
     level = kind.level(operator, levels)
     unordered = any(planned[edge.stage].unordered_above for edge in upstream)
-    pairs = kind.pairs(operator)
+    pairs = Fact.PAIRS in operator.facts
     if unordered and pairs:
         raise GraphError(
             f"stage {spec.name!r}: Zip pairs items by their order, but a stage above it runs with ordered=False; "
@@ -146,7 +148,7 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: Kind
         )
     if pairs:
         notes += _shifting(upstream, planned)
-    if unordered and isinstance(operator, Operator) and operator.needs_order:
+    if unordered and Fact.NEEDS_ORDER in operator.facts:
         raise GraphError(
             f"stage {spec.name!r}: {operator.name} puts samples together in the order in which they come, but a stage "
             "above it runs with ordered=False; make it ordered=True"
@@ -154,8 +156,8 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: Kind
     if not spec.ordered and workers == 1:
         notes.append("with one worker it is always in order")
     # By what was asked for and not by the workers: those may change between save and load, and cursors may not.
-    unordered = unordered or (not spec.ordered and (isinstance(operator, Source) or operator.shareable))
-    if backend.in_trainer and (drawn := draws_from(operator.functions())):
+    unordered = unordered or (not spec.ordered and _finishes_in_any_order(operator))
+    if backend.in_trainer and (drawn := draws_from(functions_of(operator))):
         notes.append(
             f"draws from {' and '.join(drawn)}, which all threads share: its numbers differ from run to run. Draw from "
             "a parameter rng, or use backend='process'"
@@ -191,11 +193,18 @@ def _why_here(operator: Operator | Source, kind: StageKind) -> str | None:
     """Why an operator stays in the trainer's process, though another one was asked for."""
     if kind.hands_on:
         return f"{operator.name} only hands items on"
-    if isinstance(operator, Source) and operator.level == "part":
+    if isinstance(operator, Source) and operator.gives == "part":
         return f"{operator.name} only names what is to be read"
     return (
-        None if operator.portable else f"{operator.name} works on the trainer's own devices, files or memory"
+        f"{operator.name} works on the trainer's own devices, files or memory"
+        if Fact.IN_TRAINER in operator.facts
+        else None
     )
+
+
+def _finishes_in_any_order(operator: Operator | Source) -> bool:
+    """Whether its items may finish in another order than they began in, if it has several workers."""
+    return operator.kind in ("source", "map", "expand") and Fact.ONE_WORKER not in operator.facts
 
 
 def _check_timeout(spec: StageSpec, operator: Operator | Source, kind: StageKind) -> None:
@@ -240,7 +249,7 @@ def _check_state(spec: StageSpec, operator: Operator) -> None:
 
 def _check_policy(spec: StageSpec, operator: Operator | Source, kind: StageKind) -> None:
     if kind.reads_in_turn:
-        many = isinstance(operator, Operator) and operator.inputs == "many"
+        many = isinstance(operator, FanIn) and operator.inputs == "many"
         raise GraphError(
             f"stage {spec.name!r}: on_error={spec.on_error!r} is for stages with one input; {operator.name} "
             f"{'has several' if many else 'makes nothing of it that could fail'}"
@@ -300,7 +309,7 @@ def _pair_routes(planned: dict[str, StagePlan], output: Edge) -> None:
 
 
 def _follows_route(stage: StagePlan) -> bool:
-    return stage.kind.reads_in_turn and bool(getattr(stage.operator, "follows_route", False))
+    return stage.operator.can(FollowsRoute) is not None
 
 
 def _between(route: str, merge: str, planned: dict[str, StagePlan]) -> set[str]:
@@ -323,7 +332,7 @@ def _route_above(edge: Edge, planned: Mapping[str, StagePlan]) -> Edge | None:
                 return edge
             depth -= 1
         if stage.kind.reads_in_turn:
-            if stage.work.inputs == 1:
+            if isinstance(operator, FanIn) and operator.inputs == 1:
                 raise GraphError(
                     f"stage {stage.name!r}: {operator.name} ends an epoch, so it cannot stand between a Route and its "
                     "Merge; put it behind the Merge"
@@ -347,7 +356,7 @@ def _check_substitutes(stage: StagePlan, planned: Mapping[str, StagePlan]) -> No
         )
     chain = lineage_above(stage, planned)
     whole = stage.source is None and chain[0].level == "batch"
-    if whole and not (stage.work.per_sample and policy.neighbours):
+    if whole and not (stage.operator.can(RowOperator) and policy.neighbours):
         raise GraphError(
             f"stage {stage.name!r}: {word}() puts one sample in another's place, but this function fails for a whole "
             "batch; move it before Batch"
@@ -360,7 +369,7 @@ def _check_substitutes(stage: StagePlan, planned: Mapping[str, StagePlan]) -> No
                     f"stage {stage.name!r}: {word}() needs a random-access source, and {above.name!r} "
                     f"({operator.name}) is not one; use FromSequence or ListFiles, or Skip()"
                 )
-        elif not operator.elastic or above.kind.expands:
+        elif not above.work.elastic or above.kind.expands:
             raise GraphError(
                 f"stage {stage.name!r}: {word}() needs only one-to-one stages or Batch between it and its source, "
                 f"and {above.name!r} is a {operator.name}; use Skip()"
@@ -405,7 +414,7 @@ def _check_cache(plan: Plan, stage: StagePlan) -> None:
             why = f"{above.name!r} ({operator.name}) is not one-to-one"
         elif above.work.depends_on != "item":
             why = f"{above.name!r} ({operator.name}) {_dependence(above.work)}"
-        elif drawn := draws_from(operator.functions()):
+        elif drawn := draws_from(functions_of(operator)):
             why = f"{above.name!r} ({operator.name}) draws from {' and '.join(drawn)}, and every epoch must draw anew"
         elif above.work.stateful or above.caches:
             why = f"{above.name!r} ({operator.name}) keeps state of its own"

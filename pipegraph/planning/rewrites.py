@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from pipegraph.backends import THREAD
-from pipegraph.contracts import Operator
+from pipegraph.capabilities import BundleMap, BundleSource, Fuses, Moves, Repeats, notes_of
+from pipegraph.contracts import Fact, Operator
 from pipegraph.errors import GraphError
 from pipegraph.planning.plan import StagePlan
 from pipegraph.stage_spec import Edge
@@ -25,12 +26,18 @@ def leave_out_copies(planned: dict[str, StagePlan], output: Edge) -> None:
         if not _moves(stage, "device") or stage.bypassed is not None or output.stage == name:
             continue
         readers = _readers(name, planned)
-        if readers and all(isinstance(s.operator, Operator) and s.operator.fetches for s in readers):
+        if readers and all(_fetches(s) for s in readers):
             _leave_out(name, planned, "each slice is copied straight from the host to its device")
 
 
 def _moves(stage: StagePlan, where: str) -> bool:
-    return isinstance(stage.operator, Operator) and stage.operator.moves == where
+    mover = stage.operator.can(Moves)
+    return mover is not None and mover.moves == where
+
+
+def _fetches(stage: StagePlan) -> bool:
+    mover = stage.operator.can(Moves)
+    return mover is not None and mover.fetches
 
 
 def _readers(name: str, planned: Mapping[str, StagePlan]) -> list[StagePlan]:
@@ -43,7 +50,7 @@ def _readers(name: str, planned: Mapping[str, StagePlan]) -> list[StagePlan]:
 
 
 def _leave_out(name: str, planned: dict[str, StagePlan], why: str, within: str | None = None) -> None:
-    """The stage does not run; who has read from it reads from what it read from."""
+    """The stage does not run; the stages below it read from the stage above it."""
     planned[name] = replace(planned[name], bypassed=why, within=within)
     for other in list(planned.values()):
         upstream = tuple(shortcut(edge, planned) for edge in other.upstream)
@@ -51,15 +58,15 @@ def _leave_out(name: str, planned: dict[str, StagePlan], why: str, within: str |
 
 
 def repeat_sources(planned: dict[str, StagePlan], output: Edge) -> None:
-    """Sources that a stage below wants to be read several times in an epoch."""
+    """Sources that a stage below needs to be read several times in an epoch."""
     for stage in list(planned.values()):
-        operator = stage.operator
-        if not isinstance(operator, Operator) or not operator.repeats:
+        repeating = stage.operator.can(Repeats)
+        if repeating is None:
             continue
         for edge in stage.spec.upstream:
             source = _source_above(stage, edge, planned, output)
             assert source.source is not None
-            again = operator.repeated(source.source)
+            again = repeating.repeated(source.source)
             note = f"is read several times in an epoch, for {stage.name!r}"
             spec = replace(source.spec, operator=again)
             planned[source.name] = replace(source, spec=spec, notes=(*source.notes, note))
@@ -95,7 +102,8 @@ def read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
         if below.bypassed is not None or below.backend.in_consumer or len(below.upstream) != 1:
             continue
         batch = planned[below.upstream[0].stage]
-        if not isinstance(batch.operator, Operator) or not batch.operator.collects:
+        fusing = below.operator.can(Fuses)
+        if fusing is None or Fact.COLUMNS not in batch.operator.facts:
             continue
         reader = planned[batch.upstream[0].stage]
         alone = all(_only_reader(s, planned, output) for s in (reader, batch))
@@ -104,8 +112,7 @@ def read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
         )
         if not alone or not same or not _plain(reader, batch, below):
             continue
-        assert isinstance(below.operator, Operator)
-        both = below.operator.take_in_reading(reader.operator, reader.name)
+        both = fusing.take_in_reading(reader.operator, reader.name)
         if both is None:
             continue
         planned[below.name] = replace(below, fused=both, notes=_notes_of(below, both))
@@ -120,18 +127,15 @@ def read_away(planned: dict[str, StagePlan], output: Edge) -> None:
     if _must_stay_apart(planned):
         return
     for name, reader in list(planned.items()):
-        if (
-            not reader.spec.backend.on_nodes
-            or len(reader.upstream) != 1
-            or not isinstance(reader.operator, Operator)
-        ):
+        fusing = reader.operator.can(Fuses)
+        if fusing is None or not reader.spec.backend.on_nodes or len(reader.upstream) != 1:
             continue
         source = planned[reader.upstream[0].stage]
         if source.source is None or not _only_reader(source, planned, output):
             continue
         if not _plain(source, reader):
             continue
-        both = reader.operator.read_away(source.source)
+        both = fusing.read_away(source.source)
         if both is None:
             continue
         spec = replace(
@@ -173,9 +177,8 @@ def _only_reader(stage: StagePlan, planned: Mapping[str, StagePlan], output: Edg
 
 def _notes_of(stage: StagePlan, fused: Operator) -> tuple[str, ...]:
     """The stage's notes, with those of ``fused`` in place of its operator's."""
-    assert isinstance(stage.operator, Operator)
-    alone = stage.operator.notes()
-    return (*(note for note in stage.notes if note not in alone), *fused.notes())
+    alone = notes_of(stage.operator)
+    return (*(note for note in stage.notes if note not in alone), *notes_of(fused))
 
 
 def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
@@ -187,11 +190,12 @@ def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
         plain = above.backend == below.backend and not below.backend.in_consumer
         plain = plain and above.spec.ordered and below.spec.ordered
         plain = plain and above.spec.timeout == below.spec.timeout
-        if not plain or below.spec.on_error != "raise" or not isinstance(above.operator, Operator):
+        fusing = above.operator.can(Fuses)
+        if not plain or below.spec.on_error != "raise" or fusing is None:
             continue
         if not _only_reader(above, planned, output):
             continue
-        fused = above.operator.take_in(below.work)
+        fused = fusing.take_in(below.work)
         if fused is None:
             continue
         planned[above.name] = replace(
@@ -264,7 +268,7 @@ def _may_run_on(stage: StagePlan) -> bool:
     quick = (
         stage.source.random_access if stage.source is not None else stage.kind.in_place and stage.one_to_one
     )
-    return plain and quick and stage.operator.bundles
+    return plain and quick and any(map(stage.operator.can, (BundleMap, BundleSource)))
 
 
 def part_inline(planned: dict[str, StagePlan]) -> None:
@@ -286,12 +290,11 @@ def choose_memory(planned: dict[str, StagePlan], output: Edge) -> None:
     nothing to do. Pinned memory that anybody else may send to a device is torch's own, which knows who reads it."""
     for name in list(planned):
         stage = planned[name]
-        operator = stage.operator
-        if stage.bypassed is not None or not isinstance(operator, Operator):
+        if stage.bypassed is not None or stage.source is not None:
             continue
         readers = _readers(name, planned)
         alone = _copies_alone(name, planned, output)
-        if operator.moves == "pinned":
+        if _moves(stage, "pinned"):
             how = (
                 "all fields of a chunk are written into one pinned slab"
                 if alone
@@ -299,7 +302,7 @@ def choose_memory(planned: dict[str, StagePlan], output: Edge) -> None:
             )
             memory = "pinned" if alone else "delivered"
             planned[name] = replace(stage, memory=memory, notes=(*stage.notes, how))
-        if not operator.slabs:
+        if Fact.SLABS not in stage.operator.facts:
             continue
         pins = (
             [] if not stage.backend.in_trainer else [reader for reader in readers if _moves(reader, "pinned")]
@@ -317,7 +320,8 @@ def choose_memory(planned: dict[str, StagePlan], output: Edge) -> None:
 
 
 def _reads_pinned(stage: StagePlan) -> bool:
-    return isinstance(stage.operator, Operator) and stage.operator.pinned_for() is not None
+    mover = stage.operator.can(Moves)
+    return mover is not None and mover.pinned_for() is not None
 
 
 def _copies_alone(name: str, planned: Mapping[str, StagePlan], output: Edge) -> bool:

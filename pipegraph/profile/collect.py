@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from pipegraph.capabilities import ReadsStorage
 from pipegraph.durations import Durations
 from pipegraph.engine.stage.budgets import Quarantined
 from pipegraph.errors import GraphError
@@ -198,7 +199,7 @@ def _cause(
         running=(stage.running or 0.0) * many,
         coreless=stage.coreless * many,
         memory=stage.memory * many,
-        reads=planned.source is not None or planned.work.reads,
+        reads=planned.source is not None or planned.operator.can(ReadsStorage) is not None,
     )
     return bottleneck, find_cause(facts, cores_used, cores)
 

@@ -50,7 +50,7 @@ class Gate(Operator):
         'a'
     """
 
-    default_name = "gate"
+    name = "gate"
     depends_on = "item"
 
     def __init__(self) -> None:

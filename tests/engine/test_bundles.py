@@ -13,6 +13,7 @@ from channel_states import wait_until
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.bundle import UNNAMED, Bundle, joined
+from pipegraph.capabilities import Sampled
 from pipegraph.chunk import Chunk, Lineages
 from pipegraph.contracts import Drawn, DrawnRows
 from pipegraph.engine.channel import NO_DEMAND, Channel
@@ -602,10 +603,10 @@ def test_children_that_had_to_wait_for_their_turn_are_overtaken_by_none_and_wait
     assert in_time == [True]
 
 
-class Drawing(pg.Source):
+class Drawing(pg.Source, Sampled):
     """Draws, and is read row by row: row 2 only once row 0 has been asked for by the next stage."""
 
-    random_access = draws = True
+    random_access = True
 
     def __init__(self):
         self.asked = threading.Event()

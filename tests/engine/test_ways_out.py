@@ -8,13 +8,14 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.capabilities import Neighbours
 from pipegraph.engine import runtime
 from pipegraph.engine.worker_threads import WorkerThreads
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
-class Numbers(pg.Source):
+class Numbers(pg.Source, Neighbours):
     """A random-access source that counts how often each of its copies is opened and closed."""
 
     random_access = True

@@ -20,7 +20,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Lineages
-from pipegraph.contracts import Context
+from pipegraph.contracts import Context, Fact
 from pipegraph.engine.process.segments import anonymous_file
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.remote.worker import PAGE, Page, ProcessWorker
@@ -513,7 +513,10 @@ def test_rows_are_packed_where_they_are_made_and_batches_are_those_of_threads():
 )
 def test_a_worker_sends_light_rows_of_a_kind_as_columns(rows, packed):
     class Made:
-        own_numbers = False
+        facts = Fact(0)
+
+        def can(self, capability):
+            return None
 
         def open(self, context):
             pass

@@ -5,7 +5,8 @@ A new kind is a file with a ``StageKind`` (see ``planning.kind``) and its line i
 
 from __future__ import annotations
 
-from pipegraph.contracts import Operator, RowOperator, Source
+from pipegraph.capabilities import RowOperator
+from pipegraph.contracts import Operator, Source
 from pipegraph.engine.kinds.expand import ExpandKind
 from pipegraph.engine.kinds.fan_in import FanInKind
 from pipegraph.engine.kinds.map import MapKind

@@ -12,8 +12,9 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from pipegraph.capabilities import FollowsRoute
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage, Mark
-from pipegraph.contracts import FanIn
+from pipegraph.contracts import Fact, FanIn
 from pipegraph.engine.stage.cursors import detached, earlier, freeze
 from pipegraph.engine.stage.groups import named
 from pipegraph.engine.stage.restore import ways_in
@@ -33,22 +34,17 @@ class FanInKind(StageKind):
     hands_on = True
     reads_in_turn = True
 
-    def check(self, operator: Any, inputs: int) -> None:
-        operator.check_inputs(inputs)
-
     def level(self, operator: Any, inputs: Sequence[str]) -> str:
         batches = "batch" in inputs and operator.gives == "same"
         return "batch" if batches else super().level(operator, inputs)
-
-    def pairs(self, operator: Any) -> bool:
-        return bool(operator.pairs)
 
     def chunks(self, operator: Any, inputs: Sequence[int], world_size: int) -> int | None:
         found: int | None = operator.merged_length(inputs)
         return found
 
     def inputs_at(self, stage: StagePlan) -> tuple[int, int | None] | str:
-        return stage.work.inputs_in or UNTOLD
+        operator: Any = stage.operator
+        return operator.inputs_in or UNTOLD
 
     def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
         return Restart(cursor=cursor), input_cursors(stage, cursor)
@@ -63,7 +59,7 @@ class FanInKind(StageKind):
         return [Reached(each) for each in input_cursors(stage, at.cursor)]
 
     def why_unknown(self, operator: Any) -> str | None:
-        return None if operator.separate else "it depends on what comes beside each item"
+        return None if Fact.SEPARATE in operator.facts else "it depends on what comes beside each item"
 
     def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
         merge: Any = copy.copy(stage.operator)
@@ -85,7 +81,7 @@ def input_cursors(stage: StagePlan, cursor: Cursor) -> list[Cursor]:
     """The cursors at which a fan-in's inputs restart for its output to continue at ``cursor``."""
     operator: Any = stage.operator
     fresh, inputs = detached(operator), len(stage.upstream)
-    if not operator.follows_route:  # that one begins once it knows its route
+    if operator.can(FollowsRoute) is None:  # that one begins once it knows its route
         fresh.begin(inputs, 0)
     return list(fresh.cursors(cursor, inputs))
 
@@ -93,6 +89,7 @@ def input_cursors(stage: StagePlan, cursor: Cursor) -> list[Cursor]:
 def merge_loop(stage: StageRun, worker: Worker) -> Loop:
     """Read several inputs in the order that the operator's state decides."""
     operator: FanIn = worker.operator
+    trusted, joining = Fact.TRUSTED in operator.facts, operator.can(FollowsRoute)
     account, put = stage.run.account, partial(stage.sender.send, 0)
     inboxes = [RowIntake(channel, account) for channel in stage.inboxes]
     count = len(inboxes)
@@ -103,12 +100,13 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
     process = stage.failures.seeded(operator.process)
 
     def cursor_at(positions: list[Any]) -> Any:
-        return operator.cursor(positions) if operator.consecutive else freeze(operator.cursor(positions))
+        return operator.cursor(positions) if trusted else freeze(operator.cursor(positions))
 
     if stage.plan.route is not None:
-        operator.follow(stage.plan.route, stage.plan.route_outputs)
+        assert joining is not None
+        joining.follow(stage.plan.route, stage.plan.route_outputs)
     while True:
-        check = None if operator.consecutive else MergeCheck(stage.plan, operator, epoch)
+        check = None if trusted else MergeCheck(stage.plan, operator, epoch)
         operator.begin(count, epoch)
         positions: list[Any] = [None] * count
         if epoch == stage.run.first_epoch and stage.restart.cursor is not None:
@@ -138,7 +136,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
                 operator.end_input(index)
             elif not isinstance(item, Mark):
                 put(item)
-            elif operator.turn(item):
+            elif joining is not None and joining.turn(item):
                 positions[index] = item.after
             elif stage.plan.marked:  # a mark of an enclosing route, in its place in the stream
                 positions[index] = item.after

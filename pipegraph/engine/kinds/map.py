@@ -13,6 +13,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.bundle import DROPPED, UNNAMED, Bundle, named
+from pipegraph.capabilities import BundleMap
 from pipegraph.chunk import Chunk
 from pipegraph.engine.remote.contract import Call
 from pipegraph.engine.stage.ahead import Ahead
@@ -43,7 +44,7 @@ class MapKind(StageKind):
         return bool(operator.one_to_one)
 
     def hands_over_rows(self, stage: StagePlan) -> bool:
-        return stage.operator.bundles
+        return stage.operator.can(BundleMap) is not None
 
     def reached(
         self, stage: StagePlan, at: Reached, draw: tuple[int, int], drops: bool
@@ -85,7 +86,7 @@ def map_loop(
     take, sender = stage.inboxes[0].take, stage.sender
     process = stage.failures.seeded(process)
     single = partial(_single, stage, worker, stage.failures.guard(worker, process))
-    bundles = rows is None or stage.plan.operator.bundles
+    bundles = rows is None or stage.plan.operator.can(BundleMap) is not None
     account = stage.run.account
     ahead = Ahead(stage, worker, rows, unit.call)
     if stage.plan.remote and looks_ahead:

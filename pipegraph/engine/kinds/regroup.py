@@ -14,8 +14,9 @@ from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.bundle import Bundle
+from pipegraph.capabilities import BundleRegroup
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Mark
-from pipegraph.contracts import Operator, Regroup
+from pipegraph.contracts import Fact, Regroup
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.cursors import earlier
 from pipegraph.engine.stage.failure_notes import several
@@ -39,19 +40,23 @@ class RegroupKind(StageKind):
     counts_marks = True
 
     def hands_over_rows(self, stage: StagePlan) -> bool:
-        return stage.operator.bundles and not stage.marked and not stage.unordered_above
+        return (
+            stage.operator.can(BundleRegroup) is not None and not stage.marked and not stage.unordered_above
+        )
 
     def inputs_at(self, stage: StagePlan) -> tuple[int, int | None] | str | None:
-        operator = stage.work
+        operator: Any = stage.operator
         if operator.inputs_in is not None:
-            return operator.inputs_in
+            found: tuple[int, int | None] = operator.inputs_in
+            return found
         return UNTOLD if resumes_itself(operator) else None
 
     def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
         marks = 0
         if stage.marked:
             cursor, marks = cursor
-        up = None if cursor is None else copy.copy(stage.work).resume(cursor)
+        operator: Any = copy.copy(stage.operator)
+        up = None if cursor is None else operator.resume(cursor)
         return Restart(cursor=None if stage.unordered_above else cursor, base=cursor, marks=marks), [up]
 
     def reached(
@@ -69,6 +74,7 @@ class RegroupKind(StageKind):
         return "it holds items of its own choice" if resumes_itself(operator) and not tells else None
 
     def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
+        operator: Any = stage.operator
         inner, marks = former.cursor if former.marked and former.cursor is not None else (former.cursor, 0)
         at = self.inputs_at(stage)
         made = ups[0]
@@ -76,7 +82,7 @@ class RegroupKind(StageKind):
             made = inner  # it was taken apart, so it is as it was
         elif inner is None or former.changed:
             # At the start not begin_at(None), behind which marks that passed before the first group would lie.
-            made = None if ups[0] is None else stage.work.begin_at(ups[0])
+            made = None if ups[0] is None else operator.begin_at(ups[0])
         elif isinstance(at, tuple):
             start, stop = at
             made = (*inner[:start], ups[0], *inner[len(inner) if stop is None else stop :])
@@ -89,24 +95,25 @@ class RegroupKind(StageKind):
         return regroup_loop(stage, worker)
 
 
-def resumes_itself(operator: Operator) -> bool:
+def resumes_itself(operator: Any) -> bool:
     """Whether an operator's class has a ``resume`` of its own, so that its cursors are not its input's."""
-    return type(operator).resume is not Operator.resume
+    return type(operator).resume is not Regroup.resume
 
 
 def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
     """See the module docstring. An operator with ``bundles`` takes the rows of a bundle in one call."""
-    operator: Regroup = worker.operator
+    operator: Any = worker.operator
     operator.begin()
     if stage.restart.cursor is not None:
         operator.resume(stage.restart.cursor)
     memory, account = stage.account, stage.run.account
     planned: Any = stage.plan.operator  # the worker's may be a proxy
-    in_order = planned.consecutive or operator.spent is not None
+    trusted = Fact.TRUSTED in planned.facts
+    in_order = trusted or operator.spent is not None
     held = HeldInOrder(account) if in_order else Held(account)
     together = stage.plan.bundle_rows
     marks = _Marks(stage) if stage.plan.marked else None
-    checked = not resumes_itself(operator) and not operator.consecutive
+    checked = not resumes_itself(operator) and not trusted
     groups = GroupCheck(stage.plan) if checked else None
     inbox, sender = stage.inboxes[0], stage.sender
     one = RowIntake(inbox, account).get
@@ -150,7 +157,7 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
 
     while True:
         if stage.collects:
-            item = inbox.take(None, operator.missing() if operator.consecutive else 1)[1]
+            item = inbox.take(None, operator.missing() if trusted else 1)[1]
         else:
             item = one()
         if isinstance(item, Chunk):

@@ -51,7 +51,7 @@ class RouteKind(StageKind):
     def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
         if stage.merge is None:
             return ups[0]
-        continues = former.cursor is not None and former.cursor[1] < stage.work.outputs
+        continues = former.cursor is not None and former.cursor[1] < stage.outputs
         return ups[0], former.cursor[1] if continues else min(stage.route_outputs)
 
     def becomes(self, operator: Any, added: bool, other: bool) -> str:

@@ -13,8 +13,8 @@ from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.bundle import Bundle
+from pipegraph.capabilities import RowOperator
 from pipegraph.chunk import Chunk, Failure
-from pipegraph.contracts import RowOperator
 from pipegraph.engine.kinds.map import MapKind, Process
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.row_intake import rows_of

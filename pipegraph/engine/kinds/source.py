@@ -15,8 +15,9 @@ from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.bundle import Bundle, PackedParts, named
+from pipegraph.capabilities import BundleItems, BundleSource, Gathers, Grouped, Resumable, Sampled, UserData
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineages
-from pipegraph.contracts import DrawnRows, History, Source, history_of
+from pipegraph.contracts import DrawnRows, Fact, History, Source, history_of
 from pipegraph.engine.activity import Activity, Cancelled
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.kinds.map import MapKind, MapUnit, Process, RunUnit, map_loop
@@ -50,11 +51,11 @@ class SourceKind(MapKind):
         return None if operator.random_access else f"{operator.name} can only be read in sequence"
 
     def level(self, operator: Any, inputs: Sequence[str]) -> str:
-        return str(operator.level)
+        return str(operator.gives)
 
     def hands_over_rows(self, stage: StagePlan) -> bool:
         source: Any = stage.operator
-        return bool(source.bundles or source.random_access)
+        return bool(source.random_access or source.can(BundleItems))
 
     def elastic(self, stage: StagePlan) -> bool:
         source: Any = stage.operator
@@ -62,7 +63,8 @@ class SourceKind(MapKind):
 
     def has_length(self, stage: StagePlan) -> bool:
         source: Any = stage.operator
-        return bool(source.has_length())
+        described = source.can(UserData)
+        return bool(source.length(0, 0, 1) is not None if described is None else described.has_length())
 
     def steps(
         self,
@@ -96,14 +98,14 @@ class SourceKind(MapKind):
         self, stage: StagePlan, plan: Plan, reader: Any, world_size: int
     ) -> tuple[int, int, int, int]:
         source: Any = stage.operator
-        group = reader.group if source.random_access else 1
+        group = reader.group if source.can(Grouped) else 1
         rows, size, batches = stage.bundle_rows, sys.maxsize, 1
         if stage.bundle is not None:
             batch: Any = plan.stages[stage.bundle].operator
             size = batch.group_size(world_size)
             if rows > batch.group_size():
                 batches = rows // size  # its rows are in memory: several batches per bundle
-        elif source.draws:
+        elif source.can(Sampled):
             rows = 1  # the sampler may wait until the consumer has processed the previous row
         return max(rows, group), group, size, batches
 
@@ -167,7 +169,7 @@ class _Items(Unit):
 
 def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     """The worker loop of a source that must be read sequentially."""
-    source: Source = worker.operator
+    source: Any = worker.operator  # a proxy, if it is read elsewhere
     planned = stage.plan.operator
     assert isinstance(planned, Source)
     run, pace, sender, meter = stage.run, stage.pace, stage.sender, worker.meter
@@ -176,6 +178,9 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     epoch, step = run.first_epoch, stage.restart.step
     began = step
     place = (run.rank, run.world_size)
+    trusted = Fact.TRUSTED in planned.facts
+    alone = None if stage.plan.remote else planned.can(BundleItems)
+    resumable = planned.can(Resumable) is not None
     snapshots: bool | None = None  # whether the iterator has snapshots; not known before it has begun
     while True:
         run.horizon.wait_for(epoch, planned.reads_ahead)
@@ -193,15 +198,15 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
             try:
                 if items is None:
                     stage.snapshots.restore(source, epoch, run.first_epoch)
-                    items = None if stage.plan.remote else source.items(epoch, *place, step)
+                    items = None if alone is None else source.items(epoch, *place, step)
                     unit.of_steps = items is not None
                     if items is None:
-                        if step and not planned.begins_at_start:
+                        if step and not trusted:
                             check_start(stage.name, "iterate", source, epoch, place, step)
                         items = iter(source.iterate(epoch, *place, step))
-                    if not stage.plan.operator.own_numbers:
+                    if Fact.SEEDS_ITSELF not in planned.facts:
                         items = Draws(run.seed, stage.name).each(items, epoch, (stage.name,), step)
-                    never_waits = unit.of_steps and source.never_waits
+                    never_waits = unit.of_steps and Fact.IN_MEMORY in planned.facts
                 if rows > 1 and not never_waits:
                     for item in islice(items, rows):
                         add(item)
@@ -211,10 +216,10 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                     made.extend(islice(items, rows))
                 ended = len(made) < rows
                 if snapshots is None:
-                    snapshots = source.snapshot() is not None
+                    snapshots = resumable and source.snapshot() is not None
             except BaseException as error:
                 failure = failure_of(stage, error, epoch, step + len(made))
-            if ended and failure is None and not planned.begins_at_start:
+            if ended and failure is None and not trusted:
                 failure = check_length(
                     stage, planned if stage.plan.remote else source, epoch, step + len(made)
                 )
@@ -270,7 +275,7 @@ def check_length(stage: StageRun, source: Source, epoch: int, steps: int) -> Fai
     )
 
 
-def snapshot_of(stage: StageRun, source: Source, epoch: int, step: int) -> Failure | None:
+def snapshot_of(stage: StageRun, source: Any, epoch: int, step: int) -> Failure | None:
     """Keep a snapshot of the source's iterator before ``step``, if it has any; returns the failure, if it fails."""
     try:
         snapshot = source.snapshot()
@@ -304,37 +309,44 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
     run, name, pace = stage.run, stage.name, stage.pace
     epoch, step = run.first_epoch, stage.restart.step
     single = pace.max_rows == 1
+    planned = stage.plan.operator
+    trusted, waits = Fact.TRUSTED in planned.facts, Fact.WAITS in planned.facts
+    sampled, resumable = source.can(Sampled), source.can(Resumable) is not None
     # Deal bundles one at a time: a better size may be known for the next one.
-    room = inner.stats().capacity if single and not source.waits else 1
-    draws = None if source.own_numbers else Draws(run.seed, name)
+    room = inner.stats().capacity if single and not waits else 1
+    draws = None if Fact.SEEDS_ITSELF in planned.facts else Draws(run.seed, name)
     began = step
     while True:
         run.horizon.wait_for(epoch, source.reads_ahead)
         filled = 0
-        positions: Iterator[Any] | None = None
+        positions: Any = None
         while stage.stop_epoch < epoch:
-            group: Any = DrawnRows([], []) if source.draws else []
+            group: Any = [] if sampled is None else DrawnRows([], [])
             failure: Failure | None = None
             try:
                 if positions is None:
                     stage.snapshots.restore(source, epoch, run.first_epoch)
-                    failure = snapshot_of(stage, source, epoch, 0)
-                    if step and not source.begins_at_start:
+                    failure = snapshot_of(stage, source, epoch, 0) if resumable else None
+                    if step and not trusted:
                         check_start(name, "positions", source, epoch, (run.rank, run.world_size), step)
                     if draws is not None:
                         draws.one(epoch, ("positions",))
                     positions = iter(source.positions(epoch, run.rank, run.world_size, step))
                     positions = positions if draws is None else draws.lazily(positions)
-                source.draw_into(group, positions, pace.rows(step - began))
+                rows = pace.rows(step - began)
+                if sampled is None:
+                    group.extend(islice(positions, rows))
+                else:
+                    sampled.draw_into(group, positions, rows)
             except BaseException as error:
                 failure = failure_of(stage, error, epoch, step + len(group))
             if not group:
-                if failure is None and not source.begins_at_start:
+                if failure is None and not trusted:
                     failure = check_length(stage, source, epoch, step)
                 if failure is not None:
                     inner.put(failure)
                 break
-            places = group.positions if source.draws else list(map(as_int, group))
+            places = group.positions if sampled is not None else list(map(as_int, group))
             if single:
                 inner.put(Chunk(group[0], ((name, places[0]),), epoch, step, step + 1))
             else:
@@ -346,9 +358,9 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
             filled += 1
             if filled == room:
                 filled = 0
-                yield None if source.waits else MORE
+                yield None if waits else MORE
         # Before the epoch's end is sent: a state taken after it must hold the sampler's generator as of now.
-        failed = snapshot_of(stage, source, epoch + 1, 0)
+        failed = snapshot_of(stage, source, epoch + 1, 0) if resumable else None
         if failed is not None:
             inner.put(failed)
         inner.put(EndOfEpoch(epoch))
@@ -374,10 +386,10 @@ class _ReadUnit(MapUnit):
     def __init__(self, stage: StageRun, worker: Worker) -> None:
         super().__init__(stage, worker)
         source = stage.plan.operator
-        self._bundles = source.bundles or stage.plan.remote
+        self._bundles = source.can(BundleSource) is not None or stage.plan.remote
         self._draws = Draws(stage.run.seed, stage.name)
         packs = stage.pack is not None and self._local
-        self._may_gather = packs and type(source).gather is not Source.gather  # type: ignore[union-attr]
+        self._may_gather = packs and source.can(Gathers) is not None
 
     def give(self, bundle: Bundle) -> Any:
         return self.operator.indices_of(bundle.data, bundle.epoch)

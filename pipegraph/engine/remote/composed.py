@@ -12,8 +12,9 @@ from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.bundle import UNNAMED, Bundle, named
+from pipegraph.capabilities import BundleSource
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Source
+from pipegraph.contracts import Context, Fact
 from pipegraph.engine.remote.worker import Made, Page
 from pipegraph.global_generators import Draws
 
@@ -31,7 +32,7 @@ class Composed:
     """
 
     kind = "map"
-    own_numbers = True  # each stage draws its own
+    facts = Fact.SEEDS_ITSELF  # each stage draws its own
 
     def __init__(
         self, operators: Sequence[Any], contexts: Sequence[Context], page: Page, single: bool
@@ -48,6 +49,9 @@ class Composed:
         self._fixed = False
         self._failed_in = len(self._members) - 1
         self._figures = [[0, 0, 0] for _ in self._members]
+
+    def can(self, capability: type) -> None:
+        """None: all of its calls are ``work_into`` and ``process``."""
 
     def report(self) -> Report:
         """What the proxy is to know of the last call."""
@@ -105,8 +109,8 @@ class Composed:
             rows, start_ns = Made(self._page, first), perf_counter_ns()
             begun = bundle.count
             try:
-                if isinstance(operator, Source):
-                    operator.read_into(rows, bundle.data, 0)
+                if (source := operator.can(BundleSource)) is not None:
+                    source.read_into(rows, bundle.data, 0)
                 else:
                     operator.work_into(rows, bundle, 0)
             except Exception as error:

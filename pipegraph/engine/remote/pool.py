@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pipegraph.capabilities import BundleRegroup, Interchangeable
 from pipegraph.contracts import Context
 from pipegraph.engine.remote.contract import Host
 from pipegraph.engine.remote.deadline_host import ThreadHost
@@ -38,7 +39,8 @@ class Pool(ABC):
         """
         operator, alone = stage.operator, not stage.followers
         # Stages with equal ``sent_as`` share one pickled operator.
-        name = f"={operator.sent_as}" if operator.sent_as and alone else stage.name
+        like = operator.can(Interchangeable)
+        name = f"={like.sent_as}" if like is not None and alone else stage.name
         if name not in self._sent:
             self._sent[name] = self._send((stage, *stage.followers))
         host = self._host(stage, contexts, self._sent[name])
@@ -64,6 +66,5 @@ class Pool(ABC):
         below = [self._plan.stages[name] for name, _, _ in self._plan.consumers(stage.name)]
         if stage.bundle is None or stage.bundle != below[0].name:
             return None
-        packs: Any = below[0].operator
-        found: Callable[[list[Any]], Any] | None = packs.packing()
-        return found
+        collecting = below[0].operator.can(BundleRegroup)
+        return None if collecting is None else collecting.packing()

@@ -7,8 +7,9 @@ from functools import partialmethod
 from typing import Any
 
 from pipegraph.bundle import Bundle
+from pipegraph.capabilities import BundleSource, Neighbours, RowOperator
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Operator, RowOperator
+from pipegraph.contracts import Context, Operator
 from pipegraph.engine.remote.base_proxy import Deaths, Remote
 from pipegraph.engine.remote.contract import Call, Died, Host, Overdue
 from pipegraph.engine.remote.exceptions import Carried
@@ -114,8 +115,9 @@ class RemoteSource(Remote):
 
     def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
         super().__init__(host, operator, stage, timeout_s)
-        self.group = operator.group
-        self.index_of, self.substitute = operator.index_of, operator.substitute
+        self.index_of, self._bundled = operator.index_of, operator.can(BundleSource)
+        near = operator.can(Neighbours)
+        self.substitute = None if near is None else near.substitute
         self._snapshot: Any = None
         self._restored: Any = None
         self._prepared: tuple[Any, int, Sequence[Any]] | None = None  # indices for the next position
@@ -159,16 +161,11 @@ class RemoteSource(Remote):
         self.read_into(found, indices, 0)
         return found[0]
 
-    def read_many(self, positions: Sequence[Any], epoch: int) -> list[Any]:
-        found: list[Any] = []
-        self.read_into(found, self.indices_of(positions, epoch), 0)
-        return found
-
     def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
         """Computed in the trainer, where samplers draw; ``(position, epoch)`` for a source that reads one at a time."""
-        if not self._operator.reads_many:
+        if self._bundled is None:
             return [(position, epoch) for position in positions]
-        found: Sequence[Any] = self._operator.indices_of(positions, epoch)
+        found: Sequence[Any] = self._bundled.indices_of(positions, epoch)
         return found
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:

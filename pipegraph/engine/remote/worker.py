@@ -17,8 +17,9 @@ from typing import Any, Protocol
 import torch
 
 from pipegraph.bundle import Bundle
+from pipegraph.capabilities import BundleSource, Resumable
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Drawn
+from pipegraph.contracts import Context, Drawn, Fact
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.global_generators import Draws, drawing
 from pipegraph.tree import buffers
@@ -132,8 +133,10 @@ class ProcessWorker:
         self._made = Made(page, 0)
         self._draws = Draws(context.seed, context.stage)
         self._stage = context.stage
-        self._own = operator.own_numbers
+        self._own = Fact.SEEDS_ITSELF in operator.facts
         self._report = getattr(operator, "report", lambda: None)
+        self._rows = operator.can(BundleSource)
+        self._resumable = operator.can(Resumable)
         self._pack = pack
         self._batch: Any = None
         self._items: Iterator[Any] = iter(())
@@ -172,8 +175,8 @@ class ProcessWorker:
     def read(self, indices: list[Any], start: int, stop: int) -> tuple[Any, Carried | None, Any]:
         made = self._made = Made(self._page, start)
         try:
-            if self._operator.reads_many:
-                self._operator.read_into(made, indices[:stop], start)
+            if self._rows is not None:
+                self._rows.read_into(made, indices[:stop], start)
             else:
                 self._read(made, indices[start:stop])
         except Exception as error:
@@ -274,7 +277,8 @@ class ProcessWorker:
     def iterate(self, epoch: int, rank: int, world_size: int, step: int, snapshot: Any) -> None:
         """Begin an epoch at a step, from a snapshot taken there if one is given."""
         if snapshot is not None:
-            self._operator.restore(*snapshot)
+            assert self._resumable is not None
+            self._resumable.restore(*snapshot)
         items = iter(self._operator.iterate(epoch, rank, world_size, step))
         self._items = items if self._own else self._draws.each(items, epoch, (self._stage,), step)
         self._late = None
@@ -285,7 +289,7 @@ class ProcessWorker:
         pulled = self._pull(most)
         if pulled is ANSWERED:
             return pulled
-        self._snapshot = (None if pulled[1] else self._operator.snapshot(),)
+        self._snapshot = (None if pulled[1] or self._resumable is None else self._resumable.snapshot(),)
         return *pulled, *self._snapshot
 
     # -- operators that hold data --------------------------------------------------------------

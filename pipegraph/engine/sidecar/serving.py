@@ -18,6 +18,7 @@ from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.bundle import Bundle
+from pipegraph.capabilities import UserData
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
@@ -209,7 +210,7 @@ class Serving:
     def _look_for_changes(self) -> None:
         """Report the sources whose data the stages behind them have changed in place."""
         for stage in self.runtime.plan.running:
-            if stage.source is not None and stage.source.changed_in_place():
+            if (data := stage.operator.can(UserData)) is not None and data.changed_in_place():
                 self.runtime.log.append(("changed in place", stage.name))
 
     def _gather(self, run: Run, terminal: Channel) -> list[Any]:

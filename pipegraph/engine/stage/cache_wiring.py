@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from pipegraph.capabilities import Sampled, functions_of
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Drawn, Source
 from pipegraph.engine.stage.function_code import code_of
@@ -41,7 +42,7 @@ def upstream_digest(plan: Plan, stage: StagePlan) -> str:
 
 def _code_of(stage: StagePlan) -> str:
     """The code of a stage's user functions, so that an edited function's values are computed again."""
-    return "" if stage.source is not None else "".join(map(code_of, stage.operator.functions()))
+    return "" if stage.source is not None else "".join(map(code_of, functions_of(stage.operator)))
 
 
 class _RandomnessCheck:
@@ -168,7 +169,7 @@ def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, A
             reading.group = 1
         digest = upstream_digest(plan, stage)
         caches, drawn, random = operators[stage.name], _DrawnIndices(), _RandomnessCheck()
-        draws, reader = source.operator.draws, readers[source.name]  # type: ignore[union-attr]
+        draws, reader = source.operator.can(Sampled) is not None, readers[source.name]
         if draws:
             readers[source.name] = _Override(reader, begin_run=drawn.clearing(reader.begin_run))
         lookup = caches[0].lookup

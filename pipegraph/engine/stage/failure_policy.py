@@ -11,8 +11,9 @@ from itertools import islice
 from typing import Any
 
 from pipegraph import concurrency
+from pipegraph.capabilities import Neighbours
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
-from pipegraph.contracts import Operator, Source
+from pipegraph.contracts import Fact, Operator, Source
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.stage.budgets import Quarantined
 from pipegraph.engine.stage.failure_notes import explain, where
@@ -68,7 +69,7 @@ class Failures:
 
     def seeded(self, call: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
         """Wrap ``call`` to draw from the chunk's generator, unless the operator does so itself."""
-        if self.stage.plan.operator.own_numbers:
+        if Fact.SEEDS_ITSELF in self.stage.plan.operator.facts:
             return call
         return drawing(call, Draws(self.stage.run.seed, self.stage.name))
 
@@ -307,6 +308,11 @@ class Failures:
         """Yield substitutes, drawn from the position's window and processed up to this stage's input."""
         stage = self.stage
         chain = substitutes(stage, worker)
+        planned = stage.plan.operator
+        if not isinstance(planned, Source):
+            planned = lineage_above(stage.plan, stage.run.plan.stages)[-1].operator
+        if planned.can(Neighbours) is None:
+            return
         source: Any = chain[0]  # a Source, or a proxy of one in a process
         row = chunk.lineages[0]
         draws = Draws(stage.run.seed, stage.name)

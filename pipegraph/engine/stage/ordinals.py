@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipegraph.bundle import Bundle
+from pipegraph.capabilities import RowOperator
 from pipegraph.chunk import Chunk, EndOfEpoch
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.planning.plan import StagePlan
@@ -19,7 +20,7 @@ class Ordinals:
         self._name = plan.judged
         judged = by_name[self._name]
         self._steps = judged.source is not None  # a source's items are its steps
-        self._per_sample = not self._steps and judged.work.per_sample
+        self._per_sample = judged.operator.can(RowOperator) is not None
         self._before: dict[int, int] = {}  # per ticket, the items before its own
         self._count = 0
         self._epoch = -1

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pipegraph.contracts import Source
 from pipegraph.engine.stage.kept import decode, encode_state
 from pipegraph.tree import buffers
 
@@ -44,7 +43,7 @@ class Snapshots:
         if first is not None:
             self._taken = (*self._taken, (epoch, *first))
 
-    def restore(self, source: Source, epoch: int, first_epoch: int) -> None:
+    def restore(self, source: Any, epoch: int, first_epoch: int) -> None:
         """Restore the source from the run's snapshot, if the run begins in this epoch."""
         if epoch == first_epoch and self.first is not None:
             step, snapshot = self.first

@@ -12,8 +12,9 @@ import torch
 from torch.utils.data import _DatasetKind, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from pipegraph.capabilities import Interchangeable, Sampled, UserData
 from pipegraph.chunk import Chunk, Cursor
-from pipegraph.contracts import Context, Drawn, FanIn, History, Source
+from pipegraph.contracts import Context, Drawn, Fact, FanIn, History, Source
 from pipegraph.device.slabs import on_device
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.global_generators import Draws
@@ -71,7 +72,7 @@ class Stateful:
 
 
 @dataclass(eq=False)
-class _Batches(Source):
+class _Batches(Source, Interchangeable):
     """What the two sources share.
 
     Attributes:
@@ -83,11 +84,9 @@ class _Batches(Source):
     worker: DatasetWorker | None
     resume: Sequence[tuple[int, Any]]
 
-    default_name = "batches"
-    own_numbers = True
-    begins_at_start = True
-    level = "batch"
-    elastic = False
+    name = "batches"
+    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.ONE_WORLD_SIZE
+    gives = "batch"
     sent_as = "batches"
 
     _context = Context("")
@@ -119,7 +118,7 @@ class _Batches(Source):
 
 
 @dataclass(eq=False)
-class MapBatches(_Batches):
+class MapBatches(_Batches, Sampled, UserData):
     """Batches of a map-style dataset, for one of ``shares`` stages that fetch in turn.
 
     Attributes:
@@ -132,9 +131,8 @@ class MapBatches(_Batches):
     share: int = 0
     _fetcher: Any = field(default=None, init=False)
 
+    facts = Fact.WAITS
     random_access = True
-    draws = True
-    waits = True
 
     def has_length(self) -> bool:
         return self.batches is not None
@@ -289,10 +287,8 @@ def restore_copy(dataset: Any, state: tuple[str, Any] | None) -> None:
 class InTurn(FanIn):
     """One item from each input in turn, in the first epoch from ``first`` on; one that has ended is left out then."""
 
-    own_numbers = True
-    consecutive = True
-    default_name = "batches"
-    separate = True
+    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.SEPARATE
+    name = "batches"
     inputs_in = (2, None)
 
     def __init__(self, first: int = 0) -> None:
