@@ -16,12 +16,14 @@ from pipegraph.contracts import Fact, Regroup
 from pipegraph.errors import DataError, GraphError
 from pipegraph.integers import integer
 from pipegraph.operators.columns import SCALARS
-from pipegraph.operators.sequence_rows import BestFit, Document, DocumentSegment, EndToEnd, FullRows
+from pipegraph.operators.sequence_rows import BestFit, Document, DocumentSegment, EndToEnd, Filled
 
 TOKENS = "tokens"
 """The field of samples that are no dicts."""
 BUNDLE = 64
 """Documents handed over together, where they are quick."""
+AT_ONCE = 1 << 16
+"""Tokens of rows that lie in one piece of memory, at most."""
 SEGMENTS, POSITIONS = "segment_ids", "position_ids"
 
 
@@ -101,8 +103,9 @@ class Pack(Regroup, BundleRegroup):
         split = self.method == "split"
         self._filler: EndToEnd | BestFit = EndToEnd(size) if split else BestFit(size, self.window)
         self._last: Cursor = None
-        self._count = np.arange(size, dtype=np.int32)
+        self._count, self._zeros = np.arange(size + 1, dtype=np.int32), np.zeros(size, np.int32)
         self._padding: dict[str, Any] = {}
+        self._complete: list[Filled] = []  # rows that are still to be made
         self._inside: deque[Document] = deque()
         self._failed: tuple[Exception, Chunk] | None = None
         self._epoch = 0
@@ -145,7 +148,8 @@ class Pack(Regroup, BundleRegroup):
 
     def flush(self) -> Iterable[Chunk]:
         self._raise_failed()
-        made = [self._row(*filled) for filled in self._filler.finish()]
+        self._complete += self._filler.finish()
+        made = self._full()
         if made and self.drop_last and self.method == "split":
             made.pop()  # of what is left end to end there is one row, and it is not full
         self.begin()
@@ -179,57 +183,67 @@ class Pack(Regroup, BundleRegroup):
                 if held is not None:
                     _check_alike(held, document)
                 self._layout = layout
+                if (
+                    self.method == "fit"
+                ):  # a padding that is none is refused here, and not in the name of a bundle
+                    self._filling(document)
         self._inside.append(document)
         if not count:
             return
-        if isinstance(self._filler, BestFit):  # which chooses anew with each document
-            made += [self._row(*filled) for filled in self._filler.add(document)]
-        else:
-            self._filler.add(document)
+        self._complete += self._filler.add(document)
 
     def _full(self) -> list[Chunk]:
-        """The rows of documents end to end that are complete; notes the samples that have left."""
+        """The rows that are complete; notes the samples that have left."""
         made: list[Chunk] = []
-        while isinstance(self._filler, EndToEnd) and (rows := self._filler.full()) is not None:
-            made += self._rows(rows)
+        if self._complete:
+            rows, self._complete = self._complete, []
+            step = max(1, AT_ONCE // self.length_of_row)
+            for at in range(0, len(rows), step):
+                made += self._rows(rows[at : at + step])
         # In the order in which they came: what is freed later than it could be is counted, never less than is held.
         while self._inside and not self._inside[0].left:
             self.spent += self._inside.popleft().lineages
         return made
 
-    def _rows(self, rows: FullRows) -> Iterator[Chunk]:
+    def _rows(self, rows: Sequence[Filled]) -> Iterator[Chunk]:
+        """Rows of documents that are alike, in one piece of memory."""
+        shape = len(rows), self.length_of_row
+        segments: list[DocumentSegment] = []
+        numbers, positions = [], []
+        for row, _ in rows:
+            short = self.length_of_row
+            for document, start, stop in row:
+                document.left -= stop - start
+                short -= stop - start
+                positions.append(self._count[: stop - start])
+            segments += row
+            numbers.append(self._count[1 : len(row) + 1])
+            if short:
+                segments.append(DocumentSegment(self._filling(row[0].document), 0, short))
+                numbers.append(self._count[:1])
+                positions.append(self._zeros[:short])
         made = {}
-        shape = len(rows.begins), self.length_of_row
-        for name, array in rows.parts[0].document.fields.items():
-            joined = np.concatenate(
-                [part.document.fields[name][part.start : part.stop] for part in rows.parts]
-            )
-            made[name] = joined.reshape(*shape, *array.shape[1:])
-        made[SEGMENTS] = np.repeat(rows.numbers, rows.sizes).reshape(shape)
-        begins = np.cumsum(rows.sizes, dtype=np.int32) - rows.sizes
-        positions = np.arange(made[SEGMENTS].size, dtype=np.int32)
-        positions -= np.repeat(begins, rows.sizes)
-        made[POSITIONS] = positions.reshape(shape)
-        for document, start, stop in rows.parts:
-            document.left -= stop - start
+        for name, array in segments[0].document.fields.items():
+            parts = [document.fields[name][start:stop] for document, start, stop in segments]
+            made[name] = np.concatenate(parts).reshape(*shape, *array.shape[1:])
+        made[SEGMENTS] = np.repeat(np.concatenate(numbers), list(map(len, positions))).reshape(shape)
+        made[POSITIONS] = np.concatenate(positions).reshape(shape)
         names, to_tensor = tuple(made), torch.from_numpy
-        for (first, start), after, *arrays in zip(rows.begins, rows.afters, *made.values(), strict=True):
+        for (row, after), *arrays in zip(rows, *made.values(), strict=True):
+            first = row[0].document
+            # One lineage, and not those of all documents: a document may lie in several rows, a row has its own place.
+            lineage = (*first.lineages[0], row[0].start)
             data = dict(zip(names, map(to_tensor, arrays), strict=True))
-            yield self._chunk(data, first, start, after)
+            chunk = Chunk(data, (lineage,), self._epoch, self._last, after)
+            if first.paths is not None:
+                chunk.paths = first.paths[:1]
+            self._last = after
+            yield chunk
 
-    def _row(self, segments: list[DocumentSegment], after: Cursor) -> Chunk:
-        row = self._chunk(self._data(segments), segments[0].document, segments[0].start, after)
-        for document, start, stop in segments:
-            document.left -= stop - start
-        return row
-
-    def _chunk(self, data: dict[str, Any], first: Document, start: int, after: Cursor) -> Chunk:
-        # One lineage, and not those of all documents: a document may lie in several rows, a row has its own place.
-        row = Chunk(data, ((*first.lineages[0], start),), self._epoch, self._last, after)
-        if first.paths is not None:
-            row.paths = first.paths[:1]
-        self._last = after
-        return row
+    def _filling(self, like: Document) -> Document:
+        """A row of padding."""
+        fields = {name: self._pad(name, array) for name, array in like.fields.items()}
+        return Document(fields, self.length_of_row, (), None, None)
 
     # -- data ----------------------------------------------------------------------------------------
 
@@ -287,24 +301,6 @@ class Pack(Regroup, BundleRegroup):
                 )
             count = len(array)
         return fields, count
-
-    def _data(self, segments: list[DocumentSegment]) -> dict[str, Any]:
-        counts = [stop - start for _, start, stop in segments]
-        short = self.length_of_row - sum(counts)
-        made = {}
-        for name, array in segments[0].document.fields.items():
-            parts = [document.fields[name][start:stop] for document, start, stop in segments]
-            if short:
-                parts.append(self._pad(name, array)[:short])
-            made[name] = torch.from_numpy(np.concatenate(parts))
-        numbers = self._count[1 : len(counts) + 1] if len(counts) < len(self._count) else self._count + 1
-        positions = [self._count[:count] for count in counts]
-        if short:
-            numbers, counts = np.append(numbers, np.int32(0)), [*counts, short]
-            positions.append(np.zeros(short, np.int32))
-        made[SEGMENTS] = torch.from_numpy(np.repeat(numbers, counts))
-        made[POSITIONS] = torch.from_numpy(np.concatenate(positions))
-        return made
 
     def _pad(self, name: str, array: Any) -> Any:
         """``length`` entries of padding for a field; the fields of all documents that are held are alike."""

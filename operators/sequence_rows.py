@@ -13,13 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pipegraph.chunk import Cursor, Lineage
-
-AT_ONCE = 1 << 16
-"""Tokens of rows that lie end to end in one piece of memory, at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,22 +48,6 @@ Filled = tuple[list[DocumentSegment], Cursor]
 """A row, and the cursor behind it."""
 
 
-class FullRows(NamedTuple):
-    """Rows that lie one after the other in ``parts``.
-
-    Attributes:
-        begins: of each row, its first document, and the token of it with which it begins.
-        afters: the cursor behind each row.
-        numbers, sizes: of each segment, its number in its row, from 1 on, and its tokens; int32.
-    """
-
-    parts: list[DocumentSegment]
-    begins: list[tuple[Document, int]]
-    afters: list[Cursor]
-    numbers: NDArray[np.int32]
-    sizes: NDArray[np.int32]
-
-
 class EndToEnd:
     """Documents laid end to end and cut every ``length`` tokens.
 
@@ -77,11 +55,8 @@ class EndToEnd:
     """
 
     def __init__(self, length: int) -> None:
-        self._length = length
-        self._max_rows = max(1, AT_ONCE // length)
-        self._held: list[Document] = []
-        self._used = 0  # tokens of the first of them that have left
-        self._tokens = 0  # that have not
+        self._length = self._room = length
+        self._row: list[DocumentSegment] = []  # which is not full
         self._skip = 0
 
     def resume(self, cursor: Cursor) -> Cursor:
@@ -90,63 +65,28 @@ class EndToEnd:
         return up
 
     def oldest(self) -> Document | None:
-        """Of those it holds."""
-        return self._held[0] if self._held else None
+        """Of those of which something is held."""
+        return self._row[0].document if self._row else None
 
-    def add(self, document: Document) -> None:
-        """Take a document of at least one token."""
-        if self._skip:
-            self._used, self._skip = min(self._skip, document.count), 0
-            document.left -= self._used
-            self._tokens = -self._used
-        self._held.append(document)
-        self._tokens += document.count
-
-    def full(self) -> FullRows | None:
-        """Some of the rows that are complete; None if none is."""
-        length, held = self._length, self._held
-        rows = min(self._tokens // length, self._max_rows)
-        if not rows:
-            return None
-        stop = rows * length
-        sizes = np.array([document.count for document in held], np.int64)
-        sizes[0] -= self._used
-        ends = np.cumsum(sizes)
-        bounds = np.arange(0, stop + 1, length)
-        firsts, lasts = np.searchsorted(ends, bounds[:-1], "right"), np.searchsorted(ends, bounds[1:], "left")
-        starts = ends - sizes
-        shifts = starts.tolist()  # where each document would begin if nothing of it had left
-        shifts[0] -= self._used
-        begins = [
-            (held[i], at - shifts[i]) for i, at in zip(firsts.tolist(), bounds[:-1].tolist(), strict=True)
-        ]
-        afters: list[Cursor] = []
-        last = at = 0
-        for last, bound in zip(lasts.tolist(), bounds[1:].tolist(), strict=True):
-            document, at = held[last], bound - shifts[last]
-            afters.append((document.after, 0) if at == document.count else (document.before, at))
-        parts = [DocumentSegment(document, 0, document.count) for document in held[: last + 1]]
-        parts[-1] = parts[-1]._replace(stop=at)
-        parts[0] = parts[0]._replace(start=self._used)
-        cuts = np.union1d(starts[: last + 1], bounds[:-1])
-        in_row = np.arange(len(cuts)) - np.searchsorted(cuts, cuts - cuts % length)
-        self._used = 0 if at == held[last].count else at
-        self._held = held[last:] if self._used else held[last + 1 :]
-        self._tokens -= stop
-        return FullRows(
-            parts, begins, afters, (in_row + 1).astype(np.int32), np.diff(cuts, append=stop).astype(np.int32)
-        )
+    def add(self, document: Document) -> Sequence[Filled]:
+        """Take a document of at least one token; gives the rows that are complete now."""
+        at, count, rows = min(self._skip, document.count), document.count, []
+        document.left -= at
+        self._skip = 0
+        while at < count:
+            start, at = at, min(count, at + self._room)
+            self._row.append(DocumentSegment(document, start, at))
+            self._room -= at - start
+            if not self._room:
+                rows.append((self._row, (document.after, 0) if at == count else (document.before, at)))
+                self._row, self._room = [], self._length
+        return rows
 
     def finish(self) -> Iterator[Filled]:
         """The row of what is left, which is shorter."""
-        if self._held:
-            starts = [self._used] + [0] * (len(self._held) - 1)
-            row = [
-                DocumentSegment(each, start, each.count)
-                for each, start in zip(self._held, starts, strict=True)
-            ]
-            self._held, self._used, self._tokens = [], 0, 0
-            yield row, (row[-1].document.after, 0)
+        if self._row:
+            yield self._row, (self._row[-1].document.after, 0)
+            self._row, self._room = [], self._length
 
 
 _NUMBERS = 1 << 40

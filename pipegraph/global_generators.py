@@ -309,12 +309,16 @@ def _look(function: Any, found: set[str], seen: set[int], depth: int) -> None:
     if not isinstance(code, CodeType) or id(code) in seen or depth == 0:
         return
     seen.add(id(code))
-    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-    names = dict(function.__globals__)
-    for name, cell in cells:
+    closed: dict[str, Any] = {}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # an empty cell
-            names[name] = cell.cell_contents
-    for value in _named(code, names):
+            closed[name] = cell.cell_contents
+    value = None
+    for step, name in _loads(code):
+        if step == "LOAD_ATTR":
+            value = vars(value).get(name) if isinstance(value, ModuleType) else None
+        else:
+            value = closed.get(name, function.__globals__.get(name))
         # Ask only methods for their owner: other objects may define any attribute, or load a library to do so.
         owner = value.__self__ if isinstance(value, MethodType | BuiltinMethodType) else None
         if owner is _NUMPY:
@@ -329,30 +333,21 @@ _NUMPY = getattr(np.random.rand, "__self__", None)
 _PYTHON = getattr(random.random, "__self__", None)
 
 
-def _named(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
-    """The values that the code refers to by global names, and by attributes of modules."""
-    for name, *attributes in _paths(code):
-        value = names.get(name)
-        yield value
-        for attribute in attributes:
-            if not isinstance(value, ModuleType):
-                break
-            value = vars(value).get(attribute)
-            yield value
-
-
 @lru_cache(maxsize=512)
-def _paths(code: CodeType) -> tuple[tuple[str, ...], ...]:
-    """Each global name in the code with the attributes behind it. Kept: to disassemble a function takes 0.2 ms."""
-    found: list[list[str]] = []
+def _loads(code: CodeType) -> tuple[tuple[str, str], ...]:
+    """The names that the code loads, and the attributes that it asks of what it has just loaded.
+
+    Kept: to disassemble a function takes 0.2 ms.
+    """
+    found: list[tuple[str, str]] = []
     follows = False
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
-            found.append([step.argval])
+            found.append(("LOAD_NAME", step.argval))
             follows = True
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and follows:
-            found[-1].append(step.argval)
-        elif not step.opname.startswith(("CACHE", "PUSH_NULL")):
+            found.append(("LOAD_ATTR", step.argval))
+        elif step.opname not in ("CACHE", "PUSH_NULL"):
             follows = False
-    inner = (_paths(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    return (*map(tuple, found), *chain.from_iterable(inner))
+    inner = (_loads(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return (*found, *chain.from_iterable(inner))

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, GraphError, PipegraphWarning
-from pipegraph.operators import sequence_rows
+from pipegraph.operators import packing
 from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -330,7 +330,7 @@ def test_a_batch_of_rows_has_a_row_for_each():
 @pytest.mark.parametrize("at_once", [1, 12, 1 << 16])
 @pytest.mark.parametrize("backend", ["thread", "inline"])
 def test_rows_are_the_same_however_many_are_cut_at_once(monkeypatch, at_once, backend):
-    monkeypatch.setattr(sequence_rows, "AT_ONCE", at_once)
+    monkeypatch.setattr(packing, "AT_ONCE", at_once)
     lengths = np.random.default_rng(5).integers(0, 40, 200).tolist()
     tokens = np.concatenate([np.full(length, number) for number, length in enumerate(lengths)])
     graph = pg.Graph("packed")
