@@ -30,9 +30,9 @@ from pipegraph.operators.images import (
 from pipegraph.operators.images.choice import BACKENDS, family_of, note_of
 from pipegraph.operators.images.companions import Companions, names_of
 from pipegraph.operators.images.crop import DRAWS
+from pipegraph.operators.images.decoder import Scratch
 from pipegraph.operators.images.image_batch import FIELDS, ImageBatch, ImagePart, find_encoded, with_pixels
 from pipegraph.operators.images.normalize_tables import bits_of, row_filler
-from pipegraph.operators.images.scratch import Scratch
 from pipegraph.operators.load import Load, no_path, read_file
 from pipegraph.operators.normalize import Normalize
 from pipegraph.randomness import uniforms

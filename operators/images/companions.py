@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from pipegraph.errors import DataError, DecodeError, GraphError
-from pipegraph.operators.images.antialias import pillow
 from pipegraph.operators.images.crop import CropWindow
 from pipegraph.operators.images.header import check_size, probe
 from pipegraph.operators.images.orientation import oriented
+from pipegraph.operators.images.pillow import pillow
 
 _ONE_CHANNEL = {"1": np.uint8, "L": np.uint8, "P": np.uint8, "I;16": np.int32, "I": np.int32}
 """Modes of Pillow in which a pixel is one number, and the dtype in which that is delivered."""

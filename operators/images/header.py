@@ -10,8 +10,7 @@ import struct
 from typing import Any, NamedTuple
 
 from pipegraph.errors import DecodeError
-from pipegraph.operators.images import exif
-from pipegraph.operators.images.orientation import swaps_sides
+from pipegraph.operators.images.orientation import orientation_of, swaps_sides
 
 MAX_PIXELS = 89_478_485
 """Pixels of the largest image that is decoded: Pillow's own warning threshold (256 MiB as RGB)."""
@@ -141,7 +140,7 @@ def _jpeg(data: bytes) -> Header | None:
     if not channels or not height:
         return None
     mode = {1: "L", 3: "RGB", 4: "CMYK"}.get(channels, "?")
-    orientation = exif.orientation(exif_block, xmp) if exif_block or xmp else 1
+    orientation = orientation_of(exif_block, xmp) if exif_block or xmp else 1
     plain = known and bits == 8 and channels in (1, 3)
     complete = data.rfind(b"\xff\xd9", position) >= 0  # no other marker of pixels looks like this one
     return Header("JPEG", width, height, orientation, mode, bits, plain, complete, rows_at)
@@ -179,7 +178,7 @@ def _png(data: bytes) -> Header | None:
     elif mode == "L" and bits == 1:
         mode = "1"
     plain = bits == 8 and mode in ("L", "RGB") and not transparent
-    return Header("PNG", width, height, exif.orientation(exif_block, b""), mode, bits, plain, complete)
+    return Header("PNG", width, height, orientation_of(exif_block, b""), mode, bits, plain, complete)
 
 
 def _hides_orientation(kind: bytes, start: bytes) -> bool:
@@ -217,5 +216,5 @@ def _webp(data: bytes) -> Header | None:
             xmp = data[position + 8 : position + 8 + length]
         position += 8 + length + (length & 1)
     alpha = bool(flags & 0x10)
-    orientation = exif.orientation(exif_block, xmp)
+    orientation = orientation_of(exif_block, xmp)
     return Header("WEBP", width, height, orientation, "RGBA" if alpha else "RGB", 8, not alpha, complete)

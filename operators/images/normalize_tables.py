@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 
 from pipegraph.errors import GraphError, MissingExtraError
-from pipegraph.operators.images.scaling import opencv
-from pipegraph.operators.images.scratch import Scratch
+from pipegraph.operators.images.decoder import Scratch
+from pipegraph.operators.images.opencv import opencv
 
 Layout = Literal["NCHW", "NHWC"]
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pipegraph.operators.images.antialias import antialias_into
 from pipegraph.operators.images.crop import CropWindow, Region
 from pipegraph.operators.images.decoder import Buffer, ImageHWC, Interpolation
 from pipegraph.operators.images.header import Header
+from pipegraph.operators.images.opencv import reduction, resize_into
 from pipegraph.operators.images.orientation import stored_region, swaps_sides
-from pipegraph.operators.images.pillow import PillowBackend
-from pipegraph.operators.images.scaling import reduction, resize_into
+from pipegraph.operators.images.pillow import PillowBackend, antialias_into
 
 
 class RegionDecoder(Protocol):

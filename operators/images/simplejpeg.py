@@ -15,10 +15,9 @@ import numpy as np
 
 from pipegraph.errors import MissingExtraError
 from pipegraph.operators.images.crop import Region
-from pipegraph.operators.images.decoder import Buffer, ImageHWC
+from pipegraph.operators.images.decoder import Buffer, ImageHWC, Scratch
 from pipegraph.operators.images.header import Header
-from pipegraph.operators.images.scaling import part_of
-from pipegraph.operators.images.scratch import Scratch
+from pipegraph.operators.images.opencv import part_of
 
 _MARGIN_ROWS = 16
 

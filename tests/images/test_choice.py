@@ -7,8 +7,7 @@ import pytest
 from pipegraph.errors import GraphError, MissingExtraError
 from pipegraph.operators import DecodeImage
 from pipegraph.operators.images import BACKENDS, choice, family_of, known_calibration, note_of, open_backend
-from pipegraph.operators.images.calibration import Calibration, fastest
-from pipegraph.operators.images.choice import installed
+from pipegraph.operators.images.choice import Calibration, fastest, installed
 
 
 def test_the_fastest_is_chosen_and_an_earlier_one_wins_a_near_tie():
