@@ -44,10 +44,6 @@ def collate(items: Sequence[Any], rules: Any = None, field: str = "") -> Any:
             arrays of several shapes an error and leaves lists as they are. A mapping gives one per field name, or a
             function that makes the field of the list of its values.
         field: where in the sample this is, for messages.
-
-    Raises:
-        DataError: arrays of different shapes without padding, or samples of different kinds or fields; ``rules`` name
-            a field that they do not have.
     """
     return batch_of([_columns(items, rules, field)], rules, field)
 
@@ -229,11 +225,7 @@ def _batch_of_values(items: Sequence[Any], pad: Any, field: str) -> Any:
 
 
 def _kind_of_all(items: Sequence[Any], field: str) -> Any:
-    """The kind that all samples have.
-
-    Raises:
-        DataError: they have several, or are None.
-    """
+    """The kind that all samples have."""
     kind = _kind_of(items[0])
     if kind is None and all(item is None for item in items):
         raise DataError(

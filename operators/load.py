@@ -258,12 +258,7 @@ def _opened_at_once(path: str, flags: int) -> int:
 
 
 def read_file(path: Any) -> bytes:
-    """All of a regular file.
-
-    Raises:
-        DataError: it is a pipe or a device.
-        OSError: it cannot be read.
-    """
+    """All of a regular file."""
     with open(path, "rb", buffering=0, opener=_opened_at_once) as file:
         content: bytes = file.readall()
         if not content and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

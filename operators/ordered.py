@@ -21,11 +21,7 @@ POSITIONS_AT_ONCE = 1024
 
 
 def order_of(order: Order | None, shuffle: bool | None, default: StridedOrder | LaneOrder, who: str) -> Order:
-    """The order that was given, or the default one, shuffled or not.
-
-    Raises:
-        GraphError: both an order and ``shuffle`` were given, or ``shuffle`` is no bool.
-    """
+    """The order that was given, or the default one, shuffled or not."""
     if shuffle is None:
         return default if order is None else order
     if not isinstance(shuffle, bool):

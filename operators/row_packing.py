@@ -28,11 +28,7 @@ def pack(tree: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """The reverse of :func:`pack`.
-
-    Raises:
-        DataError: these are not such bytes, or not all of them.
-    """
+    """The reverse of :func:`pack`."""
     if data[:4] != _MAGIC or len(data) < 8:
         raise DataError("packed value: not one")
     end = 8 + int.from_bytes(data[4:8], "little")

@@ -74,11 +74,7 @@ class Reading:
         return BlockReader(source, self._ahead, context.count, context.share("blocks", LateBlocks))
 
     def hold(self, part: int, nbytes: int) -> None:
-        """Record how many bytes of decoded blocks a part that is read out of order holds.
-
-        Raises:
-            MemoryLimitError: together with what else is held that is more than blocks may take.
-        """
+        """Record how many bytes of decoded blocks a part that is read out of order holds."""
         limit = int(memory_of(self._context) * SHARE)
         with self._lock:
             self._decoded[part] = nbytes

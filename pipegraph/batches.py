@@ -144,9 +144,6 @@ def resolved(
         opaque: parts that are not looked into and have no rows.
         field: where this is, for messages.
         top: whether this is the batch itself.
-
-    Raises:
-        DataError: a part has another number of rows.
     """
     top = top or note == AS_AT_THE_TOP
     if note == WHOLE or isinstance(batch, Whole) or opaque(batch):
@@ -207,11 +204,7 @@ def _opened(part: Any) -> Any:
 
 
 def select_rows(batch: Any, kept: Sequence[int], count: int, note: Note) -> Any:
-    """The batch of ``count`` samples with only the samples ``kept``.
-
-    Raises:
-        DataError: as :func:`resolved` does.
-    """
+    """The batch of ``count`` samples with only the samples ``kept``."""
     chosen = list(kept)
 
     def select(part: Any) -> Any:

@@ -161,11 +161,7 @@ class Draws:
         self.one(self._epoch, ("end",))
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """Torch's generator for the current sample.
-
-        Raises:
-            DrawnForSeveral: several samples are current.
-        """
+        """Torch's generator for the current sample."""
         row = 0 if self._made is None else self._first + len(self._made)
         if row != self._row:
             self._row = row

@@ -46,11 +46,7 @@ def plain_function(function: Any, what: str, of: str) -> None:
 
 
 def iterator_of(items: Any) -> Iterator[Any]:
-    """As ``iter``; but what only answers to indices is asked for ``len`` items, for it may answer to any index.
-
-    Raises:
-        TypeError: a user's function returned something else.
-    """
+    """As ``iter``; but what only answers to indices is asked for ``len`` items, for it may answer to any index."""
     if not hasattr(items, "__iter__") and not hasattr(items, "__getitem__"):
         raise TypeError(
             f"the function must return an iterable of items, or yield them, got {type(items).__name__}"

@@ -38,12 +38,7 @@ _measured: Calibration | None = None
 
 
 def open_backend(name: str) -> ImageBackend:
-    """Open a backend by its name; ``"auto"`` is calibrated once per process.
-
-    Raises:
-        GraphError: there is no such backend.
-        MissingExtraError: the package it stands on is not installed.
-    """
+    """Open a backend by its name; ``"auto"`` is calibrated once per process."""
     global _auto, _measured
     if name == "auto":
         with _lock:
@@ -154,11 +149,7 @@ def calibrate(decoders: Mapping[str, RegionDecoder], broken: tuple[str, ...] = (
 
 
 def fastest(rates: Mapping[str, float]) -> str:
-    """The name with the highest rate; an earlier one stays unless beaten by more than 3 %.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The name with the highest rate; an earlier one stays unless beaten by more than 3 %."""
     best, *others = rates
     for name in others:
         if rates[name] > _MARGIN * rates[best]:

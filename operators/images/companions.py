@@ -50,9 +50,6 @@ def mask_of(
     Args:
         value: an encoded image of one channel (palette indices stay as they are), or an array (height, width).
         image: (height, width) of the oriented image, which the mask has too.
-
-    Raises:
-        DataError: it is of another size, or no mask.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         mask = _decoded(value, field)
@@ -183,11 +180,7 @@ class Companions:
 
 
 def names_of(value: str | Sequence[str], what: str) -> tuple[str, ...]:
-    """Names of fields, one or several.
-
-    Raises:
-        GraphError: these are none.
-    """
+    """Names of fields, one or several."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
         raise GraphError(f"DecodeImage: {what} must be a field's name or a list of them, got {value!r}")

@@ -168,11 +168,7 @@ Crop = RandomResizedCrop | CenterCrop | None
 
 
 def check_crop(crop: Crop, size: tuple[int, int]) -> None:
-    """Refuse a crop that cannot fill ``size`` (height, width).
-
-    Raises:
-        GraphError: it is no crop, or a ``CenterCrop`` whose ``resize`` is smaller than the output.
-    """
+    """Refuse a crop that cannot fill ``size`` (height, width)."""
     if crop is not None and not isinstance(crop, RandomResizedCrop | CenterCrop):
         kinds = {RandomResizedCrop: "RandomResizedCrop()", CenterCrop: "CenterCrop()"}
         meant = f": did you mean ops.{kinds[crop]}?" if isinstance(crop, type) and crop in kinds else ""

@@ -68,10 +68,6 @@ class DaliRunner(ABC):
         Returns:
             The outputs by name: a tensor (count, ...) where all samples have one
             shape, else a list of tensors. The caller may keep them.
-
-        Raises:
-            DaliError: DALI failed; the runner continues with the next chunk.
-            GraphError: a field that the definition names is missing.
         """
         inputs = {name: _for_dali(_field(fields, name)) for name in self.inputs}
         try:
@@ -98,10 +94,6 @@ def open_dali(
     """A runner for what ``definition`` is; the arguments are those of ``Dali``.
 
     A function in DALI's dynamic mode returns one batch, a tuple of them, or a dict by name, which needs no ``outputs``.
-
-    Raises:
-        MissingExtraError: DALI is not installed.
-        GraphError: the definition cannot be fed or cannot be resumed.
     """
     try:
         import nvidia.dali  # noqa: F401

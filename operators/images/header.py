@@ -52,12 +52,7 @@ class Header(NamedTuple):
 
 
 def probe(data: bytes | bytearray | memoryview) -> Header:
-    """Read an image's header.
-
-    Raises:
-        DecodeError: the bytes are empty, not an image that is known, broken before
-            the first pixel, or announce more than ``MAX_PIXELS`` pixels.
-    """
+    """Read an image's header."""
     if not isinstance(data, bytes):
         data = _bytes_of(data)
     if not data:
@@ -93,11 +88,7 @@ def _bytes_of(data: Any) -> bytes:
 
 
 def check_size(width: int, height: int) -> None:
-    """Refuse sizes that nothing sensible has, before memory is taken for them.
-
-    Raises:
-        DecodeError: a side is 0, or there are more than ``MAX_PIXELS`` pixels.
-    """
+    """Refuse sizes that nothing sensible has, before memory is taken for them."""
     if width < 1 or height < 1:
         raise DecodeError(f"the image's header says {width}x{height} pixels")
     if width * height > MAX_PIXELS:

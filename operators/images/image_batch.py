@@ -45,9 +45,6 @@ def find_encoded(data: Any, wanted: str | None, output: str) -> tuple[Any, Any]:
     Args:
         wanted: the field; None for the first of ``FIELDS`` that is there.
         output: the field of the pixels to come, which must be free.
-
-    Raises:
-        DataError: there is no such field, or the output's place is taken.
     """
     if isinstance(data, Mapping):
         names = FIELDS if wanted is None else (wanted,)

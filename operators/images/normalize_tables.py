@@ -30,12 +30,7 @@ _planes = Scratch()
 
 
 def check_normalisation(mean: Sequence[float], std: Sequence[float], dtype: torch.dtype, layout: str) -> None:
-    """Refuse parameters that no image can be normalised with.
-
-    Raises:
-        GraphError: lengths differ, a ``std`` is not above 0, one is above 1 as those of pixels from 0 to 255 are, or
-            ``dtype`` or ``layout`` is unknown.
-    """
+    """Refuse parameters that no image can be normalised with."""
     if isinstance(mean, int | float) or isinstance(std, int | float) or not mean or len(mean) != len(std):
         raise GraphError(
             f"Normalize: mean and std need one value per channel, such as (0.5,), got {mean} and {std}"

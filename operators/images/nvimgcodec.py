@@ -32,11 +32,7 @@ _loading = lock_free_after_fork()
 
 
 def _load() -> Any:
-    """Import nvImageCodec without its notices about missing GPU libraries.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
+    """Import nvImageCodec without its notices about missing GPU libraries."""
     with _loading:
         if "nvidia.nvimgcodec" in sys.modules:
             return sys.modules["nvidia.nvimgcodec"]

@@ -26,9 +26,6 @@ def opencv() -> Any:
 
     None of its settings is touched: how many threads it uses inside one call
     stays the user's choice (for one image's resize it makes no difference).
-
-    Raises:
-        MissingExtraError: it is not installed.
     """
     try:
         import cv2

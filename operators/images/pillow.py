@@ -23,11 +23,7 @@ from pipegraph.operators.images.orientation import oriented, stored_region
 
 
 def pillow(feature: str) -> Any:
-    """The module ``PIL.Image``.
-
-    Raises:
-        MissingExtraError: it is not installed; says what ``feature`` needs it.
-    """
+    """The module ``PIL.Image``."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -86,11 +82,7 @@ def _refusal(data: Buffer, error: Exception) -> DecodeError:
 
 
 def probe_with_pillow(data: Buffer) -> Header:
-    """``probe`` for what has no reader of its own.
-
-    Raises:
-        DecodeError: Pillow does not know the bytes, or refuses them.
-    """
+    """``probe`` for what has no reader of its own."""
     Image, formats = _pil()
     try:
         image = Image.open(io.BytesIO(data), formats=formats)
