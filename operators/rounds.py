@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from typing import Any, final
 
 from pipegraph.capabilities import (
@@ -121,15 +122,9 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
         return self.count is not None and self._of(UserData).has_length()
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
-        if self.count is None:
-            return None
-        total = 0
-        for number in range(self.count):
-            size = self.source.length(_epoch(epoch, number), rank, world_size)
-            if size is None:
-                return None
-            total += size
-        return total
+        rounds = range(self.count or 0)
+        sizes = [self.source.length(_epoch(epoch, number), rank, world_size) for number in rounds]
+        return None if self.count is None or None in sizes else sum(size or 0 for size in sizes)
 
     # -- rounds of a known length ----------------------------------------------------------------------
 
@@ -212,17 +207,8 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
         return position >> _POSITION_BITS, position & ((1 << _POSITION_BITS) - 1)
 
     def _by_round(self, positions: Sequence[Any]) -> Iterator[tuple[int, list[Any]]]:
-        places: list[Any] = []
-        last = -1
-        for position in positions:
-            number, place = self._decoded(position)
-            if places and number != last:
-                yield last, places
-                places = []
-            last = number
-            places.append(place)
-        if places:
-            yield last, places
+        for number, found in groupby(map(self._decoded, positions), itemgetter(0)):
+            yield number, [place for _, place in found]
 
     # -- rounds that are read in sequence --------------------------------------------------------------
 
