@@ -121,7 +121,7 @@ class Pass:
                 if self._counted:
                     progress.count(self._place, item, self._run)
                 else:
-                    self._place.cursor = item.after
+                    self._place.advance(item.after)
                 return item if self._whole else item.data
             except StopIteration:
                 raise

@@ -21,6 +21,7 @@ from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.loader import state as states
+from pipegraph.loader.state import Reached
 from pipegraph.planning.plan import Plan
 
 
@@ -35,7 +36,7 @@ class RowsInDelivery:
     __slots__ = ("_afters", "_before", "_count", "_delivered", "items", "remaining", "samples")
 
     def __init__(
-        self, rows: list[Any], before: Cursor, afters: Sequence[Cursor], items: int, samples: int
+        self, rows: list[Any], before: Reached, afters: Sequence[Cursor], items: int, samples: int
     ) -> None:
         self.remaining: Any = iter(rows)
         self._count = len(rows)
@@ -52,10 +53,13 @@ class RowsInDelivery:
         return self._delivered if remaining is None else self._count - length_hint(remaining)
 
     @property
-    def cursor(self) -> Cursor:
-        """The cursor after the last delivered row."""
+    def reached(self) -> Reached:
+        """The position after the last delivered row."""
         delivered = self.delivered
-        return self._afters[delivered - 1] if delivered else self._before
+        _, steps = before = self._before
+        if not delivered:
+            return before
+        return self._afters[delivered - 1], None if steps is None else steps + delivered
 
     def close(self) -> None:
         """Drop the remaining rows; they are not delivered."""
@@ -77,14 +81,14 @@ class Place:
         floors: per source, the step before which ``delivered`` no longer holds that run's samples.
     """
 
-    __slots__ = "_cursor delivered epoch floors rows later nothing restored snapshots start".split()
+    __slots__ = "_reached delivered epoch floors rows later nothing restored snapshots start".split()
 
-    def __init__(self, epoch: int, start: Resume = Resume()) -> None:  # noqa: B008 (frozen)
+    def __init__(self, epoch: int, start: Resume = Resume(), before: int = 0) -> None:  # noqa: B008 (frozen)
         self.epoch = epoch
         self.start = start
-        self._cursor = start.cursor
+        self._reached: Reached = start.cursor, None if start.chunks is None else start.chunks + before
         self.rows: RowsInDelivery | None = None
-        self.delivered = states.Delivered(start.cursor, start.delivered) if start.delivered else None
+        self.delivered = states.Delivered(self._reached, start.delivered) if start.delivered else None
         self.later: tuple[Resume, ...] = ()
         self.nothing = False
         self.restored = False
@@ -92,39 +96,46 @@ class Place:
         self.floors: dict[str, int] = {}
 
     @property
-    def cursor(self) -> Cursor:
-        """The cursor after the last delivered chunk; not used if ``delivered`` is set."""
+    def reached(self) -> Reached:
+        """What was delivered of the epoch."""
+        if self.delivered is not None:
+            return self.delivered.reached
         rows = self.rows
-        return self._cursor if rows is None else rows.cursor
+        return self._reached if rows is None else rows.reached
 
-    @cursor.setter
-    def cursor(self, cursor: Cursor) -> None:
-        self._cursor = cursor
+    def advance(self, cursor: Cursor) -> None:
+        """Another chunk was delivered; not used if ``delivered`` is set."""
+        _, steps = self._reached if self.rows is None else self.rows.reached
+        self._reached = cursor, None if steps is None else steps + 1
         self.rows = None
 
     @staticmethod
-    def within(epoch: int, streams: Sequence[Resume], own: tuple[int, int]) -> Place:
-        """Inside an epoch, at the first of some streams, with the others to follow; without streams nothing is left."""
+    def within(epoch: int, streams: Sequence[Resume], own: tuple[int, int], before: int = 0) -> Place:
+        """Inside an epoch, at the first of some streams, with the others to follow; without streams nothing is left.
+
+        Args:
+            before: chunks of the epoch delivered before these streams.
+        """
         first = streams[0] if streams else Resume()
-        place = Place(epoch, replace(first, stream=None) if first.stream == own else first)
+        place = Place(epoch, replace(first, stream=None) if first.stream == own else first, before)
         place.nothing = not streams
         place.later = tuple(streams[1:])
         return place
 
-    def reached(self) -> tuple[Cursor, dict[Any, set[Lineage]]]:
-        """The cursor after the last delivered chunk, and the samples delivered beyond it."""
+    def read(self) -> tuple[Reached, dict[Any, set[Lineage]]]:
+        """What was delivered of the epoch, and the samples delivered beyond its cursor."""
         delivered = self.delivered
-        return (self.cursor, {}) if delivered is None else delivered.read()
+        return (self.reached, {}) if delivered is None else delivered.read()
 
     @property
     def begun(self) -> bool:
         """Whether a pass from here delivers anything other than a whole epoch of this rank."""
-        cursor, rows = self.reached()
-        return cursor is not None or bool(rows or self.start.history or self.start.stream or self.nothing)
+        reached, rows = self.read()
+        return reached[0] is not None or bool(rows or self.start.history or self.start.stream or self.nothing)
 
     def resume(self) -> Resume:
         """The starting point of a run that resumes from here."""
-        cursor, rows = self.reached()
+        (cursor, _), rows = self.read()
         return replace(self.start, cursor=cursor, delivered=rows)
 
 
@@ -179,7 +190,7 @@ class Progress:
     def take(self, place: Place, rows: list[Any], afters: Sequence[Cursor]) -> RowsInDelivery:
         """Deliver these rows next, through the iterator ``remaining``, which also counts them."""
         self._settle()
-        taken = RowsInDelivery(rows, place.cursor, afters, self._items, self._samples)
+        taken = RowsInDelivery(rows, place.reached, afters, self._items, self._samples)
         place.rows = self._rows = taken
         return taken
 
@@ -246,7 +257,7 @@ class Progress:
     def enter(self, place: Place, run: Run) -> None:
         """The pass continues at this place, on this run."""
         if self.tracked and place.delivered is None:
-            place.delivered = states.Delivered(place.cursor, {})
+            place.delivered = states.Delivered(place.reached, {})
         place.snapshots = run.snapshots
         mine = weakref.ref(self)
         for name, snapshots in place.snapshots.items():
@@ -259,9 +270,7 @@ class Progress:
     def restart_of(self, source: str) -> tuple[int, int]:
         """Epoch and step at which a source would restart from here."""
         place = self.place
-        delivered = place.delivered
-        cursor = place.cursor if delivered is None else delivered.cursor
-        return place.epoch, restarts(self._plan, cursor).steps[source]
+        return place.epoch, restarts(self._plan, place.reached[0]).steps[source]
 
     @staticmethod
     def next_epoch(place: Place) -> Place:
@@ -282,7 +291,7 @@ class Progress:
     def count(self, place: Place, chunk: Chunk, run: Run) -> None:
         """Record a delivered chunk of a ``counted`` graph."""
         if place.delivered is None:
-            place.cursor = chunk.after
+            place.advance(chunk.after)
             self._since_prune += 1 + len(chunk.lineages) // states.FORGET_SAMPLES
             due = self._since_prune >= states.FORGET_EVERY
         else:
@@ -294,7 +303,8 @@ class Progress:
     def following(self, place: Place, own: tuple[int, int]) -> Place:
         """The next part taken over from another rank, once this one is delivered."""
         no_rank = (-1, 0)  # this rank's own part came first
-        return Place.within(place.epoch, place.later, no_rank if place.start.stream is None else own)
+        steps = place.reached[1] or 0
+        return Place.within(place.epoch, place.later, no_rank if place.start.stream is None else own, steps)
 
     # -- the state -----------------------------------------------------------------------------
 
@@ -303,11 +313,10 @@ class Progress:
         place = self.place
         if ended and not (self.idle or self.untouched):
             place = self.next_epoch(place)
-        cursor, rows = place.reached()
-        chunks = place.start.chunks
+        (cursor, steps), rows = place.read()
         return {
             "epoch": place.epoch,
-            "chunks": None if chunks is None else chunks + (0 if self.idle else self.in_pass()[1]),
+            "chunks": steps,
             "cursor": cursor,
             "history": place.start.history,
             "stream": () if place.nothing else place.start.stream or own,
@@ -335,7 +344,7 @@ class Progress:
     def _forget(self, place: Place, run: Run) -> None:
         """Drop records that a restart from here would not need."""
         delivered = place.delivered
-        found = restarts(self._plan, place.cursor if delivered is None else delivered.cursor)
+        found = restarts(self._plan, place.reached[0])
         self._ledger.prune(place.epoch, found.inputs.get)
         if delivered is None:
             return

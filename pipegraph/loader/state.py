@@ -35,6 +35,10 @@ MAX_DELIVERED = 1 << 24
 LineagesByPath = Mapping[Path, Set[Lineage]]
 """Samples delivered beyond the watermark, by the way on which they came."""
 
+Reached = tuple[Cursor, int | None]
+"""What was delivered of an epoch: the cursor after the last chunk, and how many chunks (None: not known, the graph
+was changed since). One value, so that no state has the one without the other."""
+
 
 class Delivered:
     """The watermark, and the samples delivered that a restart would read again; no more than stages hold at once.
@@ -43,16 +47,17 @@ class Delivered:
     what is known is one pair, replaced as a whole, of samples that never change and a log that only grows.
     """
 
-    def __init__(self, cursor: Cursor, lineages: LineagesByPath) -> None:
+    def __init__(self, reached: Reached, lineages: LineagesByPath) -> None:
         found: dict[Lineage, list[tuple[Path, Lineage]]] = {}  # by (source, position), as they are forgotten
         for path, each in lineages.items():
             for lineage in each:
                 found.setdefault(lineage[:2], []).append((path, lineage))
-        self._begin(found, cursor)
+        self._begin(found, reached)
 
-    def _begin(self, found: dict[Lineage, list[tuple[Path, Lineage]]], cursor: Cursor) -> None:
+    def _begin(self, found: dict[Lineage, list[tuple[Path, Lineage]]], reached: Reached) -> None:
+        cursor, steps = reached
         log: list[tuple[Cursor, Sequence[Lineage], Sequence[Path]]] = [(cursor, (), ())]
-        self._known = found, log
+        self._known = found, log, steps
         self._kept = sum(map(len, found.values()))
         self._chunks = self._samples = 0
 
@@ -66,12 +71,13 @@ class Delivered:
         return self._chunks >= FORGET_EVERY and self._samples >= self._kept
 
     @property
-    def cursor(self) -> Cursor:
-        return self._known[1][-1][0]
+    def reached(self) -> Reached:
+        _, log, steps = self._known
+        return _after(log.copy(), steps)
 
-    def read(self) -> tuple[Cursor, dict[Path, set[Lineage]]]:
-        """The cursor of what was delivered last, and the samples up to it by path."""
-        found, log = self._known
+    def read(self) -> tuple[Reached, dict[Path, set[Lineage]]]:
+        """What was delivered, and the samples up to its cursor by path."""
+        found, log, steps = self._known
         entries = log.copy()
         lineages: dict[Path, set[Lineage]] = {}
         for several in found.values():
@@ -80,18 +86,23 @@ class Delivered:
         for _, delivered, paths in entries:
             for lineage, path in zip(delivered, paths, strict=True):
                 lineages.setdefault(path, set()).add(lineage)
-        return entries[-1][0], lineages
+        return _after(entries, steps), lineages
 
     def forget(self, behind: Iterable[Lineage]) -> None:
         """These (source, position) lie before their source's restart: they will not come again."""
-        known, log = self._known
+        known, log, steps = self._known
         found = {key: list(several) for key, several in known.items()}
         for _, delivered, paths in log:
             for lineage, path in zip(delivered, paths, strict=True):
                 found.setdefault(lineage[:2], []).append((path, lineage))
         for key in behind:
             found.pop(key, None)
-        self._begin(found, log[-1][0])
+        self._begin(found, _after(log, steps))
+
+
+def _after(log: Sequence[Any], steps: int | None) -> Reached:
+    """Of a log whose first entry is behind so many chunks."""
+    return log[-1][0], None if steps is None else steps + len(log) - 1
 
 
 def encode_delivered(lineages: LineagesByPath) -> list[Any]:

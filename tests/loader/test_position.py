@@ -92,6 +92,8 @@ def test_a_state_between_any_two_lines_of_the_consumers_thread_is_exact(make):
 
         def look():
             state = json.dumps(loader.state_dict())
+            part = json.loads(state)["rank0"]
+            assert make is not plain or part["chunks"] == (part["cursor"] or 0)
             # What is under way counts as delivered or not.
             found.setdefault(state, set()).add((epoch, len(got[epoch])))
 
