@@ -360,7 +360,8 @@ class Graph:
             GraphError: as :meth:`plan`, or an option is wrong; at the first pass, an operator cannot be sent to the
                 process of ``isolate=True``.
         """
-        from pipegraph.loader.loader import Loader, LoaderOptions
+        from pipegraph.loader.loader import Loader
+        from pipegraph.loader.options import LoaderOptions
 
         return Loader(
             self,

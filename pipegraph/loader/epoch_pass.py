@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from enum import Enum
 from time import perf_counter_ns
 from typing import Any, NoReturn
 
@@ -18,44 +19,61 @@ from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.errors import LoaderClosedError, PipegraphWarning
 from pipegraph.loader.equal_steps import Agreement, Sure, minimum_over
-from pipegraph.loader.given_data import GivenData
 from pipegraph.loader.position import Progress, RowsInDelivery
-from pipegraph.loader.same_data import SameData
+from pipegraph.loader.runs import Runs
+
+
+class PassState(Enum):
+    """What becomes of a pass."""
+
+    BEGINS = "it has not begun"
+    """Stays so if it was interrupted there."""
+    RUNS = "it runs"
+    FINISHED = "all was delivered"
+    ENDED = "it was ended"
+    """Before all was delivered: by a failure, a close, another pass or a ``break``."""
+
+
+NEXT: dict[PassState, set[PassState]] = {
+    PassState.BEGINS: {PassState.RUNS},
+    PassState.RUNS: {PassState.FINISHED, PassState.ENDED},
+    PassState.FINISHED: set(),
+    PassState.ENDED: set(),
+}
+"""Which states may follow. Several threads may end a pass: the first one has its reason told."""
 
 
 class Pass:
     """The iterator over one epoch: delivers and counts its chunks, until the end, a failure, or :meth:`end`.
 
     Attributes:
-        over: why the pass has ended; ``""`` while it has not.
+        state: changes as :data:`NEXT` says.
         turn: the loader's lock. Several threads may share a pass: each chunk goes to one of them.
 
     A pass ends at once when its last reference goes, so nothing that it refers to may refer back to it.
     """
 
-    over = "it has not begun"
+    state = PassState.BEGINS
+    _why = PassState.BEGINS.value
 
     def __init__(
         self,
         loader: object,
         turn: concurrency.RLock,
+        runs: Runs,
         runtime: Runtime,
         run: Run,
         interval: Interval,
-        progress: Progress,
-        given: GivenData,
-        group: Any,
-        same_data: SameData | None,
         whole: bool,
     ) -> None:
         self._loader = loader  # keeps the loader alive: its finalizer ends the threads
         self._runtime = runtime
         self._own = (runtime.rank, runtime.world_size)
         self._run = run
-        self._same_data = same_data
+        self._same_data = runs.same_data
         self._interval = interval
-        self._progress = progress
-        self._given = given
+        self._progress = progress = runs.progress
+        self._given = runs.given
         self._place = progress.place
         self.turn = turn
         self.epoch = self._place.epoch
@@ -68,10 +86,18 @@ class Pass:
         self._rest: list[Chunk] = []  # remaining chunks of a bundle, in reverse order
         self._quick: Iterator[Any] = iter(())  # its rows before the last, if only their number matters
         self._rows: RowsInDelivery | None = None  # counts these
-        self._plain = not whole and not self._counted and group is None
-        if group is not None:
-            self._agreement = Agreement(minimum_over(group))
-        self.over = ""  # last: a pass interrupted before this has not begun
+        self._plain = not whole and not self._counted and runs.group is None
+        if runs.group is not None:
+            self._agreement = Agreement(minimum_over(runs.group))
+        self._move(PassState.RUNS)  # last: a pass interrupted before this has not begun
+
+    @property
+    def over(self) -> bool:
+        return self.state is not PassState.RUNS
+
+    def _move(self, state: PassState, why: str = "") -> None:
+        if state in NEXT[self.state]:
+            self._why, self.state = why or state.value, state
 
     def __iter__(self) -> Pass:
         return self
@@ -82,7 +108,7 @@ class Pass:
             for data in self._quick:
                 return data
         with self.turn:
-            if self.over:
+            if self.state is not PassState.RUNS:
                 self._refuse()
             try:
                 progress = self._progress
@@ -157,16 +183,16 @@ class Pass:
 
     def end(self, why: str) -> None:
         """End the pass: it delivers nothing more, not even rows that it has taken."""
-        self.over = why
+        self._move(PassState.ENDED, why)
         self._quick = iter(())
         rows, self._rows = self._rows, None
         if rows is not None:
             rows.close()
 
     def _refuse(self) -> None:
-        if self.over == "finished":
+        if self.state is PassState.FINISHED:
             raise StopIteration
-        raise LoaderClosedError(f"this pass (epoch {self.epoch}) is over: {self.over}")
+        raise LoaderClosedError(f"this pass (epoch {self.epoch}) is over: {self._why}")
 
     def sure(self) -> Sure:
         """How many chunks this rank is sure of now; see :mod:`pipegraph.loader.equal_steps`."""
@@ -213,7 +239,7 @@ class Pass:
         )
 
     def _finish(self) -> NoReturn:
-        self.over = "finished"
+        self._move(PassState.FINISHED)
         self._runtime.pass_totals.end()
         self._progress.pass_finished(self._place)
         if self._same_data is not None:

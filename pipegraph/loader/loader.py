@@ -12,76 +12,38 @@ One ``for`` is one pass over one epoch. The loader's methods belong to one threa
 
 from __future__ import annotations
 
-import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency, forks
 from pipegraph.chunk import Chunk
 from pipegraph.closing import Closing
-from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.kinds import kind_of
-from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
-from pipegraph.engine.sidecar.isolated import IsolatedRuntime
-from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.tracing import Events, Tracer
-from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning
+from pipegraph.errors import GraphError, PipegraphWarning
 from pipegraph.graph import Graph, Node
 from pipegraph.integers import integer
 from pipegraph.loader import state as states
 from pipegraph.loader.adapt import Wiring, wiring
-from pipegraph.loader.ending import finalize
 from pipegraph.loader.epoch_pass import Pass, WatchedPass
-from pipegraph.loader.equal_steps import check_counts_known, own_group, warn_of_unequal
-from pipegraph.loader.given_data import GivenData
-from pipegraph.loader.position import Place, Progress
-from pipegraph.loader.ranks import agree_on_seed, resolve
+from pipegraph.loader.equal_steps import length_of, warn_of_unequal
+from pipegraph.loader.options import LoaderOptions
+from pipegraph.loader.position import Place
 from pipegraph.loader.restoring import place_of, read_state
-from pipegraph.loader.same_data import SameData, same_data
-from pipegraph.machine import available_memory
+from pipegraph.loader.runs import Runs
 from pipegraph.measured import Measured
-from pipegraph.planning.isolation import isolate as cut
-from pipegraph.planning.tunable import tune_all
-from pipegraph.units import parse_bytes
+from pipegraph.planning.tunable import tune_all, why_not_tuned
 
 if TYPE_CHECKING:
     from pipegraph.profile import Profile
     from pipegraph.profile.headspace import Headspace
     from pipegraph.tuning.decisions import Tuning
     from pipegraph.tuning.tuner import Tuner
-
-logger = logging.getLogger("pipegraph")
-
-
-@dataclass
-class LoaderOptions:
-    """What :meth:`pipegraph.Graph.loader` is given, which documents it."""
-
-    epochs: int | None
-    memory_limit: Any
-    equal_steps: bool | None
-    autotune: bool
-    isolate: bool
-    rank: int | None
-    world_size: int | None
-    mesh: Any
-
-    def __post_init__(self) -> None:
-        if self.epochs is not None:
-            self.epochs = integer(self.epochs, "epochs", 1, "must be >= {} or None (endless)")
-        if self.equal_steps not in (None, True, False):
-            raise GraphError(f"equal_steps must be True, False or None, got {self.equal_steps!r}")
-        if self.rank is not None or self.world_size is not None:
-            resolve(self.rank, self.world_size)
-        if self.memory_limit is not None:
-            self.memory_limit = parse_bytes(self.memory_limit, "memory_limit")
 
 
 class Loader(Closing):
@@ -97,28 +59,19 @@ class Loader(Closing):
                 f"{asked} is not available with isolate=True: the tuner does not reach the stages of another process; "
                 "set workers= and capacity= there, as a loader without isolate=True finds them"
             )
-        self._isolation = cut(self.plan, kind_of) if isolate else None
         self._graph = graph
         self._output = output
         self._options = options
-        self._asked = options.rank, options.world_size, options.mesh
-        self._seed = graph.seed
-        self._runtime: Runtime | None = None
-        self._tracer = Tracer()
-        self._ledger = Ledger([stage.name for stage in self.plan.running if stage.unordered_above])
-        self._finalizer: weakref.finalize[..., Any] | None = None
-        self._progress = Progress(self.plan, self._ledger)
-        self._given = GivenData(self.plan, isolate)
+        self._runs = Runs(self.plan, options, graph.seed)
+        self._progress = self._runs.progress
+        self._ledger = self._runs.ledger
         self._pass: weakref.ref[Pass] | None = None
-        self._group: Any = None  # for the agreement on equal steps
-        self._same_data: SameData | None = None
         self._digest: tuple[dict[str, str], Wiring] | None = None
         self._tuner: Tuner | None = None
         if any(stage.tuned for stage in self.plan.running):
             from pipegraph.tuning.tuner import Tuner
 
             self._tuner = Tuner(self.plan)
-        self._closed = ""  # why
         self._turn = concurrency.RLock()  # who begins a pass or takes the next chunk
         self._left_behind: Runtime | None = None  # of the process that forked this one
         forks.notify(self)
@@ -172,24 +125,24 @@ class Loader(Closing):
         return self._begin(whole=True)
 
     def _begin(self, whole: bool) -> Pass:
-        self._refuse_closed()
+        runs, progress = self._runs, self._progress
+        runs.refuse_closed()
         started = perf_counter_ns()
         with self._turn:
-            progress = self._progress
             old = self._running()
             place = progress.next_place()
             self._warn_of_dropping(place, 4)
             if old is not None:
                 old.end("a new pass over the loader has begun")
-            changed = self._given.begins()
+            changed = runs.given.begins()
             if any(changed):
                 self._digest = None  # a state names the length that the data has now
-            runtime = self._start()
+            runtime = runs.start(self)
             runtime.pass_totals.end()  # before the run may be cancelled, which ends its waits
             try:
-                run = self._run_from(place, runtime, changed)
+                run = runs.run_from(place, runtime, changed)
             except Exception as error:
-                self._compare_data(error)
+                runs.compare_data(error)
                 raise
             # Known before a signal handler may ask for it, and behind the start, in which sources look for their data
             # so that a close ends the search.
@@ -197,23 +150,12 @@ class Loader(Closing):
                 self._digests()
                 if not progress.started_ns and self._options.equal_steps is None:
                     warn_of_unequal(self.plan, place.epoch, runtime.world_size)
-            self._compare_data()
+            runs.compare_data()
             interval = runtime.pass_totals.begin(run)
             progress.pass_begins(place, run)
             if not progress.started_ns:
                 progress.started_ns = started
-            parts = (
-                self,
-                self._turn,
-                runtime,
-                run,
-                interval,
-                progress,
-                self._given,
-                self._group,
-                self._same_data,
-                whole,
-            )
+            parts = self, self._turn, runs, runtime, run, interval, whole
             if self._tuner is None:
                 current = Pass(*parts)
             else:
@@ -222,82 +164,13 @@ class Loader(Closing):
             self._pass = weakref.ref(current)
             return current
 
-    def _compare_data(self, failure: Exception | None = None) -> None:
-        """Raises DataError if other ranks see other data; see :mod:`pipegraph.loader.same_data`."""
-        if self._same_data is None:
-            return
-        try:
-            self._same_data.compare(failure)
-        except Exception:  # after Ctrl-C the next pass compares
-            self.close()
-            raise
+    @property
+    def _runtime(self) -> Runtime | None:
+        return self._runs.runtime
 
-    def _refuse_closed(self) -> None:
-        if self._closed:
-            raise LoaderClosedError(f"{self._closed}; make another with graph.loader(...)")
-
-    def _run_from(self, place: Place, runtime: Runtime, changed: tuple[bool, bool]) -> Run:
-        """The run there is, where it continues with this place by itself and has not read what has ``changed``."""
-        epoch, run = place.epoch, runtime.run
-        horizon = inf if self._options.epochs is None else max(epoch, self._options.epochs - 1)
-        progress = self._progress
-        ahead, any_source = changed
-        # A pass that delivered nothing may have begun before.
-        stale = run is not None and (any_source if epoch <= run.horizon.begun else ahead)
-        if run is not None and not run.over and not stale and progress.continues_to(place):
-            progress.broken(failed=False)  # until the pass has begun: an interrupted one does not continue
-            run.horizon.raise_to(horizon if place.start.stream is None else epoch, epoch)
-            return run
-        delivered = progress.idle or not progress.untouched
-        try:
-            runtime.end_run()  # its workers may still write into the ledger
-            progress.broken(failed=False)
-            progress.rest_at(place)  # first: a state of the pass before needs what the ledger now forgets
-            self._ledger.begin(epoch, place.begun, delivered)
-            if place.start.stream is not None:
-                horizon = epoch
-            elif place.nothing:
-                horizon = epoch - 1  # nothing is read
-            return runtime.start_run(epoch, horizon, place.resume())
-        except Cancelled:
-            self.close()
-            self._refuse_closed()
-            raise
-        except BaseException as error:
-            if isinstance(error, Exception):
-                self.close()
-            elif runtime.half_started:  # Ctrl-C: the next pass starts another
-                runtime.close()
-            raise
-
-    def _start(self) -> Runtime:
-        if self._runtime is not None and self._runtime.half_started and not self._closed:
-            self._runtime.close()  # interrupted before
-            self._runtime = None
-        if self._runtime is None:
-            rank, world_size = resolve(*self._asked)
-            if self._options.equal_steps is None:
-                check_counts_known(self.plan, world_size)
-            if world_size > 1 and self._options.equal_steps and self._group is None:
-                self._group = own_group(world_size)
-            waits = self._group is not None or self._seed is None
-            self._seed = agree_on_seed(self._seed, rank, world_size)
-            if self._same_data is None:  # one that was interrupted is that of the other ranks
-                self._same_data = same_data(self.plan, rank, world_size, self._asked, waits)
-            limit = self._options.memory_limit or max(1, available_memory() // 2)
-            runtime = (
-                Runtime(self.plan, limit, self._seed, rank, world_size)
-                if self._isolation is None
-                else IsolatedRuntime(self._isolation, limit, self._seed, rank, world_size)
-            )
-            runtime.ledger = self._ledger
-            runtime.tracer = self._tracer
-            self._runtime = runtime
-            # Holds the runtime, never the loader: dropping the last reference to the loader ends its threads.
-            self._finalizer = weakref.finalize(self, finalize, runtime)
-        # Looked at once the runtime is there: a close() before that has not seen it, one from now on will.
-        self._refuse_closed()
-        return self._runtime
+    @property
+    def _tracer(self) -> Tracer:
+        return self._runs.tracer
 
     # -- length --------------------------------------------------------------------------------
 
@@ -308,23 +181,8 @@ class Loader(Closing):
         Raises:
             TypeError: the data decides (a filter, a flat map, a source without a length ...).
         """
-        rank, world_size = resolve(*self._asked)
-        progress = self._progress
-        place = progress.place if self._running() is not None else progress.next_place()
-        if place.nothing:
-            return 0
-        if place.start.stream is not None or place.later:
-            raise TypeError("this loader has no length in this epoch: it continues with other ranks' parts")
-        ranks = range(world_size) if self._options.equal_steps else (rank,)
-        lengths = [self.plan.steps(self.epoch, each, world_size, place.start.history) for each in ranks]
-        if None in lengths:
-            names = ", ".join(map(repr, self.plan.unknown_counts()))
-            raise TypeError(f"this loader has no length: stages {names} make it depend on the data")
-        if place.start.chunks is None:
-            raise TypeError(
-                "this loader has no length in this epoch: it continues in a graph that was changed"
-            )
-        return min(length for length in lengths if length is not None) - place.start.chunks
+        place = self._progress.place if self._running() is not None else self._progress.next_place()
+        return length_of(self.plan, place, *self._options.own(), bool(self._options.equal_steps))
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -341,12 +199,12 @@ class Loader(Closing):
 
     def _state(self, ended: bool = False) -> dict[str, Any]:
         """The state; ``ended``: as if the pass had run to its end."""
-        rank, world_size = resolve(*self._asked)
+        rank, world_size = self._options.own()
         part = self._progress.part((rank, world_size), ended)
         digests, wired = self._digests()
         return {
             "version": states.VERSION,
-            "seed": self._seed,
+            "seed": self._runs.seed,
             "world_size": world_size,
             "digest": dict(digests),
             "graph": dict(wired),
@@ -373,21 +231,16 @@ class Loader(Closing):
         Raises:
             StateError: the state is of another graph, version or world size; says what differs.
         """
-        self._refuse_closed()
-        rank, world_size = resolve(*self._asked)
+        self._runs.refuse_closed()
+        rank, world_size = self._options.own()
         state, restored = read_state(
             state, allow, self.plan, rank, world_size, self._options.equal_steps is not False
         )
         running = self._running()
         if running is not None:
             running.end("a state was loaded")
-        if self._runtime is not None and self._seed != restored.seed:
-            self._runtime.close()  # its workers were opened with the seed that was drawn here
-            self._runtime = None
-        self._seed = restored.seed
-        if self._runtime is not None:
-            self._runtime.end_run()  # its workers may still write into the ledger
-        self._ledger.load(restored.epoch, restored.ledger)
+        self._runs.rest(restored.seed)
+        self._runs.ledger.load(restored.epoch, restored.ledger)
         place = place_of(state, restored, rank, world_size)
         self._progress.broken(failed=False)
         self._progress.rest_at(place)
@@ -457,15 +310,7 @@ class Loader(Closing):
             GraphError: nothing of this loader is tuned.
         """
         if self._tuner is None:
-            asked = [stage.name for stage in self.plan.stages.values() if stage.spec.tuned]
-            if asked:
-                raise GraphError(
-                    f"this loader is not tuned: 'auto' cannot be kept in {', '.join(map(repr, asked))}; "
-                    "print(graph.plan()) says why"
-                )
-            raise GraphError(
-                "this loader is not tuned: make it with graph.loader(autotune=True), or give stages workers='auto'"
-            )
+            raise GraphError(why_not_tuned(self.plan))
         return self._tuner.tuning
 
     def headspace(self, step: Callable[[Any], Any], *, batches: int = 8, steps: int = 50) -> Headspace:
@@ -497,16 +342,11 @@ class Loader(Closing):
         It waits for locks that a pass holds for moments: a signal handler raises an exception instead, such as
         ``SystemExit``, and leaves closing to the ``with`` around the loop.
         """
-        self._closed = self._closed or "this loader is closed"
+        self._runs.closed = self._runs.closed or "this loader is closed"
         running = self._running()
         if running is not None:
             running.end("the loader was closed")
-        runtime = self._runtime
-        if runtime is not None:
-            runtime.pass_totals.end()
-            runtime.close()
-            if self._finalizer is not None:  # kept so far, should this have been interrupted
-                self._finalizer.detach()
+        self._runs.close()
 
     def _forked(self) -> None:
         """In a child that the process has forked: a thread that held one of our locks is not here to release it.
@@ -514,18 +354,18 @@ class Loader(Closing):
         A loader that has started stays with its threads in the parent. Nothing of its runtime is touched here, nor
         freed; its profile is the parent's to give.
         """
+        runs = self._runs
         self._turn = concurrency.RLock()
-        self._ledger.forked()
-        if self._runtime is None:
+        runs.ledger.forked()
+        if runs.runtime is None:
             return
-        self._closed = self._closed or "this loader runs in the process that forked this one"
+        runs.closed = runs.closed or "this loader runs in the process that forked this one"
         running = self._running()
         if running is not None:
             running.end("its threads stayed in the process that forked this one")
             running.turn = self._turn
-        self._left_behind, self._runtime = self._runtime, None
-        if self._finalizer is not None:
-            self._finalizer.detach()
+        self._left_behind, runs.runtime = runs.runtime, None
+        runs.detach()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -534,7 +374,7 @@ class Loader(Closing):
         )
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "running" if self._running() is not None else "waiting"
+        state = "closed" if self._runs.closed else "running" if self._running() is not None else "waiting"
         return f"<Loader {self._graph.name}: {state}, epoch {self.epoch}, {self._progress.items} delivered>"
 
 

@@ -36,8 +36,8 @@ LineagesByPath = Mapping[Path, Set[Lineage]]
 """Samples delivered beyond the watermark, by the way on which they came."""
 
 Reached = tuple[Cursor, int | None]
-"""What was delivered of an epoch: the cursor after the last chunk, and how many chunks (None: not known, the graph
-was changed since). One value, so that no state has the one without the other."""
+"""The cursor after the last chunk delivered of an epoch, and how many were (None: unknown, the graph was changed). One
+value: no state has the one without the other."""
 
 
 class Delivered:

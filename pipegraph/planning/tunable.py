@@ -32,6 +32,15 @@ def tune_all(plan: Plan) -> Plan:
     return replace(plan, stages={**plan.stages, **everything})
 
 
+def why_not_tuned(plan: Plan) -> str:
+    """For the error about a loader of which nothing is tuned."""
+    asked = [stage.name for stage in plan.stages.values() if stage.spec.tuned]
+    if asked:
+        names = ", ".join(map(repr, asked))
+        return f"this loader is not tuned: 'auto' cannot be kept in {names}; print(graph.plan()) says why"
+    return "this loader is not tuned: make it with graph.loader(autotune=True), or give stages workers='auto'"
+
+
 def _possible(stage: StagePlan, planned: Mapping[str, StagePlan], asked: tuple[str, ...]) -> tuple[str, ...]:
     fixed = _why_fixed(stage, planned) is not None
     return tuple(each for each in asked if each == CAPACITY or not fixed)

@@ -1,0 +1,173 @@
+"""The runtime of a loader, which its first pass starts, and its runs, which a pass continues or replaces."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from math import inf
+from typing import Any
+
+from pipegraph import concurrency
+from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.kinds import kind_of
+from pipegraph.engine.run import Run
+from pipegraph.engine.runtime import Runtime
+from pipegraph.engine.sidecar.isolated import IsolatedRuntime
+from pipegraph.engine.stage.ledger import Ledger
+from pipegraph.engine.tracing import Tracer
+from pipegraph.errors import LoaderClosedError
+from pipegraph.loader.equal_steps import check_counts_known, own_group
+from pipegraph.loader.given_data import GivenData
+from pipegraph.loader.options import LoaderOptions
+from pipegraph.loader.position import Place, Progress
+from pipegraph.loader.ranks import agree_on_seed
+from pipegraph.loader.same_data import SameData, same_data
+from pipegraph.machine import available_memory
+from pipegraph.planning.isolation import isolate as cut
+from pipegraph.planning.plan import Plan
+
+
+class Runs:
+    """What the passes of one loader share. Refers to no loader and no pass.
+
+    Attributes:
+        closed: why there are no more; ``""`` while there may be.
+        group: for the agreement on equal steps.
+        same_data: the comparison with other ranks, where there are any.
+    """
+
+    def __init__(self, plan: Plan, options: LoaderOptions, seed: int | None) -> None:
+        self.plan = plan
+        self.options = options
+        self.seed = seed
+        self.closed = ""
+        self.tracer = Tracer()
+        self.ledger = Ledger([stage.name for stage in plan.running if stage.unordered_above])
+        self.progress = Progress(plan, self.ledger)
+        self.given = GivenData(plan, options.isolate)
+        self.group: Any = None
+        self.same_data: SameData | None = None
+        self.runtime: Runtime | None = None
+        self._isolation = cut(plan, kind_of) if options.isolate else None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+
+    def start(self, loader: object) -> Runtime:
+        """The runtime, made if there is none; it ends when the loader is garbage-collected.
+
+        Raises:
+            LoaderClosedError: the loader was closed meanwhile.
+        """
+        if self.runtime is not None and self.runtime.half_started and not self.closed:  # interrupted before
+            self.runtime.close()
+            self.runtime = None
+        if self.runtime is None:
+            options = self.options
+            rank, world_size = options.own()
+            if options.equal_steps is None:
+                check_counts_known(self.plan, world_size)
+            if world_size > 1 and options.equal_steps and self.group is None:
+                self.group = own_group(world_size)
+            waits = self.group is not None or self.seed is None
+            self.seed = agree_on_seed(self.seed, rank, world_size)
+            if self.same_data is None:  # one that was interrupted is that of the other ranks
+                asked = options.rank, options.world_size, options.mesh
+                self.same_data = same_data(self.plan, rank, world_size, asked, waits)
+            limit = options.memory_limit or max(1, available_memory() // 2)
+            runtime = (
+                Runtime(self.plan, limit, self.seed, rank, world_size)
+                if self._isolation is None
+                else IsolatedRuntime(self._isolation, limit, self.seed, rank, world_size)
+            )
+            runtime.ledger = self.ledger
+            runtime.tracer = self.tracer
+            self.runtime = runtime
+            # Holds the runtime, never the loader: dropping the last reference to the loader ends its threads.
+            self._finalizer = weakref.finalize(loader, _finalize, runtime)
+        # Looked at once the runtime is there: a close() before that has not seen it, one from now on will.
+        self.refuse_closed()
+        return self.runtime
+
+    def run_from(self, place: Place, runtime: Runtime, changed: tuple[bool, bool]) -> Run:
+        """The run there is, where it continues with this place by itself and has not read what has ``changed``."""
+        epoch, run = place.epoch, runtime.run
+        epochs = self.options.epochs
+        horizon = inf if epochs is None else max(epoch, epochs - 1)
+        progress = self.progress
+        ahead, any_source = changed
+        # A pass that delivered nothing may have begun before.
+        stale = run is not None and (any_source if epoch <= run.horizon.begun else ahead)
+        if run is not None and not run.over and not stale and progress.continues_to(place):
+            progress.broken(failed=False)  # until the pass has begun: an interrupted one does not continue
+            run.horizon.raise_to(horizon if place.start.stream is None else epoch, epoch)
+            return run
+        delivered = progress.idle or not progress.untouched
+        try:
+            runtime.end_run()  # its workers may still write into the ledger
+            progress.broken(failed=False)
+            progress.rest_at(place)  # first: a state of the pass before needs what the ledger now forgets
+            self.ledger.begin(epoch, place.begun, delivered)
+            if place.start.stream is not None:
+                horizon = epoch
+            elif place.nothing:
+                horizon = epoch - 1  # nothing is read
+            return runtime.start_run(epoch, horizon, place.resume())
+        except Cancelled:
+            self.close()
+            self.refuse_closed()
+            raise
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self.close()
+            elif runtime.half_started:  # Ctrl-C: the next pass starts another
+                runtime.close()
+            raise
+
+    def compare_data(self, failure: Exception | None = None) -> None:
+        """Raises DataError if other ranks see other data; see :mod:`pipegraph.loader.same_data`."""
+        if self.same_data is None:
+            return
+        try:
+            self.same_data.compare(failure)
+        except Exception:  # after Ctrl-C the next pass compares
+            self.close()
+            raise
+
+    def rest(self, seed: int | None) -> None:
+        """End the run, and the runtime too if its workers were opened with another seed."""
+        if self.runtime is not None and self.seed != seed:
+            self.runtime.close()
+            self.runtime = None
+        self.seed = seed
+        if self.runtime is not None:
+            self.runtime.end_run()  # its workers may still write into the ledger
+
+    def refuse_closed(self) -> None:
+        if self.closed:
+            raise LoaderClosedError(f"{self.closed}; make another with graph.loader(...)")
+
+    def close(self) -> None:
+        """End all threads; what was measured stays."""
+        self.closed = self.closed or "this loader is closed"
+        if self.runtime is not None:
+            self.runtime.pass_totals.end()
+            self.runtime.close()
+            self.detach()
+
+    def detach(self) -> None:
+        """Leave the runtime to itself when the loader goes."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
+
+
+def _finalize(runtime: Runtime) -> None:
+    """End the threads of a loader that was collected, or whose interpreter exits."""
+    if concurrency.current_thread() is concurrency.main_thread():
+        runtime.close()
+    elif not sys.is_finalizing():
+        # The garbage collector may run in any thread, even in a worker of ours that holds one of our locks.
+        concurrency.start_new_thread(_close_elsewhere, (runtime,))
+
+
+def _close_elsewhere(runtime: Runtime) -> None:
+    # From a thread made by ``threading``: joining in any other would leave a dummy thread object there.
+    concurrency.Thread(target=runtime.close, name="pipegraph-closer", daemon=True).start()
