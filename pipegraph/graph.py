@@ -360,8 +360,7 @@ class Graph:
             GraphError: as :meth:`plan`, or an option is wrong; at the first pass, an operator cannot be sent to the
                 process of ``isolate=True``.
         """
-        from pipegraph.loader.loader import Loader
-        from pipegraph.loader.options import LoaderOptions
+        from pipegraph.loader.loader import Loader, LoaderOptions
 
         return Loader(
             self,

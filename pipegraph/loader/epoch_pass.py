@@ -65,6 +65,7 @@ class Pass:
         run: Run,
         interval: Interval,
         whole: bool,
+        asked: Callable[[int], None] | None,
     ) -> None:
         self._loader = loader  # keeps the loader alive: its finalizer ends the threads
         self._runtime = runtime
@@ -80,6 +81,7 @@ class Pass:
         self._get = run.terminal.get
         self._release = run.account.release
         self._whole = whole
+        self._asked = asked  # the tuner's
         self._counted = progress.counted or self._place.delivered is not None
         self._agreement: Agreement | None = None
         self._step = 0
@@ -161,6 +163,8 @@ class Pass:
 
     def _next(self, progress: Progress) -> Any:
         """The next chunk, or bundle of rows."""
+        if self._asked is not None:
+            self._asked(progress.items)
         asked = perf_counter_ns()
         item = None
         try:
@@ -221,6 +225,10 @@ class Pass:
             return
         if not (agreement.allowed or self._place.restored):
             self._warn_of_no_steps()
+        self._cut_short()
+
+    def _cut_short(self) -> NoReturn:
+        """End the pass here, although this rank may have more chunks of the epoch."""
         self._run.discard_output(self.epoch)
         while self._rest:
             self._release(self._rest.pop().buffers)
@@ -299,15 +307,3 @@ class Pass:
         if not finalizing() and not self.over:
             self.end("it was left")
             self._interval.leave()
-
-
-class WatchedPass(Pass):
-    """A pass of a tuned loader; a separate class, so that other passes pay nothing."""
-
-    def __init__(self, asked: Callable[[int], None], *args: Any) -> None:
-        super().__init__(*args)
-        self._asked = asked
-
-    def _next(self, progress: Progress) -> Any:
-        self._asked(progress.items)
-        return super()._next(progress)

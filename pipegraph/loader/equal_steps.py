@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipegraph.errors import GraphError
+from pipegraph.loader.options import LoaderOptions
 from pipegraph.loader.position import Place
 from pipegraph.planning.plan import Plan
 
@@ -145,13 +146,14 @@ def warn_of_unequal(plan: Plan, epoch: int, world_size: int) -> None:
         )
 
 
-def length_of(plan: Plan, place: Place, rank: int, world_size: int, equal: bool) -> int:
+def length_of(plan: Plan, place: Place, options: LoaderOptions) -> int:
     """Chunks of the epoch that a pass from this place delivers; see :meth:`Loader.__len__`."""
     if place.nothing:
         return 0
     if place.start.stream is not None or place.later:
         raise TypeError("this loader has no length in this epoch: it continues with other ranks' parts")
-    ranks = range(world_size) if equal else (rank,)
+    rank, world_size = options.own()
+    ranks = range(world_size) if options.equal_steps else (rank,)
     lengths = [plan.steps(place.epoch, each, world_size, place.start.history) for each in ranks]
     if None in lengths:
         names = ", ".join(map(repr, plan.unknown_counts()))

@@ -30,9 +30,9 @@ from pipegraph.graph import Graph, Node
 from pipegraph.integers import integer
 from pipegraph.loader import state as states
 from pipegraph.loader.adapt import Wiring, wiring
-from pipegraph.loader.epoch_pass import Pass, WatchedPass
+from pipegraph.loader.epoch_pass import Pass
 from pipegraph.loader.equal_steps import length_of, warn_of_unequal
-from pipegraph.loader.options import LoaderOptions
+from pipegraph.loader.options import LoaderOptions as LoaderOptions
 from pipegraph.loader.position import Place
 from pipegraph.loader.restoring import place_of, read_state
 from pipegraph.loader.runs import Runs
@@ -155,12 +155,11 @@ class Loader(Closing):
             progress.pass_begins(place, run)
             if not progress.started_ns:
                 progress.started_ns = started
-            parts = self, self._turn, runs, runtime, run, interval, whole
-            if self._tuner is None:
-                current = Pass(*parts)
-            else:
+            asked = None
+            if self._tuner is not None:
                 self._tuner.begins(self, runtime.staffing)
-                current = WatchedPass(self._tuner.asked, *parts)
+                asked = self._tuner.asked
+            current = Pass(self, self._turn, runs, runtime, run, interval, whole, asked)
             self._pass = weakref.ref(current)
             return current
 
@@ -182,7 +181,7 @@ class Loader(Closing):
             TypeError: the data decides (a filter, a flat map, a source without a length ...).
         """
         place = self._progress.place if self._running() is not None else self._progress.next_place()
-        return length_of(self.plan, place, *self._options.own(), bool(self._options.equal_steps))
+        return length_of(self.plan, place, self._options)
 
     # -- state ---------------------------------------------------------------------------------
 

@@ -25,6 +25,9 @@ from pipegraph.errors import PipegraphWarning, StateError
 
 VERSION = 3
 
+KEPT = ("base_seed", "before", "order", "copies", "turn")
+"""What a state has of a :class:`BatchProgress` as it is."""
+
 
 @dataclass(frozen=True)
 class Remaining:
@@ -70,8 +73,8 @@ class BatchProgress:
         before: the random states at the beginning of a pass that has not begun.
         order: the random state that the epoch's order is drawn from, once it is known, and the sampler's own number of
             the epoch where it has one (``set_epoch``).
-        copies: for each worker whose copy of the data set has a state: the batches delivered, and where the copy
-            stands, if it says so.
+        copies: for each worker whose copy of the dataset has a state: ``[batches delivered, the copy's state]``, the
+            latter None if it has not said.
         turn: the worker whose batch is next, where copies have states.
     """
 
@@ -80,7 +83,7 @@ class BatchProgress:
     base_seed: int | None = None
     before: dict[str, Any] = field(default_factory=dict)
     order: dict[str, Any] = field(default_factory=dict)
-    copies: list[tuple[int, Any]] = field(default_factory=list)
+    copies: list[list[Any]] = field(default_factory=list)
     turn: int = 0
     finished: bool = False
 
@@ -95,7 +98,7 @@ class BatchProgress:
 
     def deliver_of(self, worker: int, where: Any) -> None:
         """A batch of a worker was delivered; ``where`` its copy stands behind it."""
-        self.copies[worker] = (self.copies[worker][0] + 1, where)
+        self.copies[worker] = [self.copies[worker][0] + 1, where]
         self.turn = (worker + 1) % len(self.copies)
 
     def state(self, rank: int) -> dict[str, Any]:
@@ -104,15 +107,8 @@ class BatchProgress:
         A rank's part is in a tuple, which ``torch.distributed.checkpoint`` stores as one value: of a dict it would keep
         each entry by itself, and read only those that a new loader has too.
         """
-        part = {
-            "batches": self.batches,
-            "beyond": sorted(self.remaining.beyond),
-            "base_seed": self.base_seed,
-            "before": dict(self.before),
-            "order": dict(self.order),
-            "copies": [list(each) for each in self.copies],
-            "turn": self.turn,
-        }
+        part = {"batches": self.batches, "beyond": sorted(self.remaining.beyond)}
+        part |= {name: copy.copy(getattr(self, name)) for name in KEPT}
         return {"version": VERSION, "options": dict(self.options), f"rank{rank}": (part,)}
 
     @staticmethod
@@ -153,15 +149,8 @@ class BatchProgress:
                     f"{name}={now}, so that other samples would remain: resume with {name}={kept[name]} and change "
                     "it between epochs"
                 )
-        return BatchProgress(
-            options=fresh.options,
-            remaining=Remaining(part["batches"], frozenset(part["beyond"])),
-            base_seed=part["base_seed"],
-            before=dict(part["before"]),
-            order=dict(part["order"]),
-            copies=[(done, where) for done, where in part["copies"]],
-            turn=part["turn"],
-        )
+        remaining = Remaining(part["batches"], frozenset(part["beyond"]))
+        return BatchProgress(fresh.options, remaining, **{name: copy.copy(part[name]) for name in KEPT})
 
 
 @dataclass

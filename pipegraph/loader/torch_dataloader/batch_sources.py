@@ -82,7 +82,7 @@ class _Batches(Source, Interchangeable):
 
     fetching: Fetching
     worker: DatasetWorker | None
-    resume: Sequence[tuple[int, Any]]
+    resume: Sequence[Any]
 
     name = "batches"
     facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.ONE_WORLD_SIZE

@@ -165,7 +165,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self._dataset_kind == _DatasetKind.Map and not self._copies_have_states:
             return BatchProgress(options)
         copies = 1 if self.workers == "thread" else max(1, self.num_workers)
-        return BatchProgress(options, copies=[(0, None)] * copies)
+        return BatchProgress(options, copies=[[0, None] for _ in range(copies)])
 
     @property
     def _copies_have_states(self) -> bool:

@@ -18,30 +18,38 @@ _END = object()
 
 
 class IndexFeed:
-    """Indices that one thread puts, dealt in turn to ``shares`` workers, whose threads take them."""
+    """Indices that one thread draws, dealt in turn to ``shares`` workers, whose threads take them."""
 
     def __init__(self, shares: int) -> None:
         self._count = shares
         self._cancelled = False
         self._shares: list[concurrency.SimpleQueue[Any]] = []
+        self._over = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return IndexFeed, (self._count,)  # a worker's process is sent its indices one by one
 
-    def restart(self, first: int, remaining: Remaining) -> None:
-        """The indices of another epoch's ``remaining`` batches follow, for share ``first`` first; the epoch before has
-        no more."""
+    def restart(self, indices: Iterator[Any], remaining: Remaining) -> None:
+        """The indices of another epoch's ``remaining`` batches follow; the epoch before has no more."""
         self.end()
+        self._indices = indices
         self.remaining = remaining
         self._shares = [concurrency.SimpleQueue() for _ in range(self._count)]
-        self._turn = first
+        self._turn = remaining.first % self._count
+        self._over = False
 
-    def put(self, index: Any) -> None:
-        self._shares[self._turn].put(index)
-        self._turn = (self._turn + 1) % self._count
+    def draw(self) -> None:
+        """Draw the next index, if there is one."""
+        if not self._over:
+            try:
+                self._shares[self._turn].put(next(self._indices))
+                self._turn = (self._turn + 1) % self._count
+            except StopIteration:
+                self.end()
 
     def end(self) -> None:
         """The epoch has no more indices; thread-safe."""
+        self._over = True
         for share in self._shares:
             share.put(_END)
 

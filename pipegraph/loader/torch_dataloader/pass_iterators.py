@@ -194,8 +194,7 @@ class Pipelined(Noting):
         self._ahead = (loader.prefetch_factor or 1) * loader.num_workers
         self._indexed = self._dataset_kind == _DatasetKind.Map
         self._in_order = loader.in_order or not self._indexed
-        self._shares = shares_of(loader)
-        self._feed = IndexFeed(self._shares)
+        self._feed = IndexFeed(shares_of(loader))
         pin = partial(pinned, current_device(), self._pin_memory_device) if self._pin_memory else None
         self._running = pipeline(loader, self._feed, base_seed, progress, pin).loader(rank=0, world_size=1)
         self._epoch = 0
@@ -205,7 +204,6 @@ class Pipelined(Noting):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Another pass with the same workers, which first do what was asked of them, as torch's do."""
         if self._indexed and not self._progress.finished:
-            self._over = True
             self._feed.end()
             with contextlib.suppress(Exception):
                 for _ in self._passing:
@@ -216,23 +214,13 @@ class Pipelined(Noting):
         self._begin()
 
     def _begin(self) -> None:
-        self._over = False
-        self._feed.restart(
-            next_worker(self._progress, not self._indexed, self._shares), self._progress.remaining
-        )
+        if self._indexed:
+            self._feed.restart(self._sampler_iter, self._progress.remaining)
         self._running.set_epoch(self._epoch)
         self._passing = self._running.chunks()
         if self._indexed:
             for _ in range(self._ahead):
-                self._draw()
-
-    def _draw(self) -> None:
-        if not self._over:
-            try:
-                self._feed.put(next(self._sampler_iter))
-            except StopIteration:
-                self._over = True
-                self._feed.end()
+                self._feed.draw()
 
     def _next_in_torch(self) -> Any:
         try:
@@ -253,7 +241,7 @@ class Pipelined(Noting):
     def _next_data(self) -> Any:
         progress, chunk = self._progress, super()._next_data()
         if self._indexed:
-            self._draw()
+            self._feed.draw()
         data = chunk.data
         if data.__class__ is Stateful:
             progress.deliver_of(data.worker, data.state)
