@@ -101,7 +101,7 @@ class Delivered:
 
 
 def _after(log: Sequence[Any], steps: int | None) -> Reached:
-    """Of a log whose first entry is behind so many chunks."""
+    """Of a log that began after ``steps`` chunks."""
     return log[-1][0], None if steps is None else steps + len(log) - 1
 
 
