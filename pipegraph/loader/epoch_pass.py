@@ -40,7 +40,7 @@ NEXT: dict[PassState, set[PassState]] = {
     PassState.FINISHED: set(),
     PassState.ENDED: set(),
 }
-"""Which states may follow. Several threads may end a pass: the first one has its reason told."""
+"""Which states may follow. Several threads may end a pass: the reason of the first one counts."""
 
 
 class Pass:
