@@ -1,9 +1,9 @@
 """The position within a pass, which the state describes.
 
-For indices the state holds the random state from which the sampler drew the epoch's order, and how many batches were
-delivered: a resumed pass draws the same order and begins behind them, without reading a sample. Before an order is
-drawn it holds the random state from which it would be. For an iterable, and for a data set with a state of its own, it
-holds what each worker's copy says of itself; an iterable without one is read again behind the batches delivered.
+For a map-style dataset the state holds the random state from which the sampler drew (or will draw) the epoch's order,
+and how many batches were delivered: a resumed pass draws the same order and skips that many, without reading a sample.
+For an iterable, and for a dataset with a state of its own, it holds that of each worker's copy; an iterable without one
+is read again up to the batches delivered.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class BatchProgress:
         self.turn = (worker + 1) % len(self.copies)
 
     def state(self, rank: int) -> dict[str, Any]:
-        """With a fixed set of keys; JSON where the data set's and the sampler's own states are.
+        """With a fixed set of keys; JSON where the states of the dataset and the sampler are.
 
         A rank's part is in a tuple, which ``torch.distributed.checkpoint`` stores as one value: of a dict it would keep
         each entry by itself, and read only those that a new loader has too.

@@ -265,8 +265,8 @@ class ReadAgain:
 
 
 def where(fetcher: Any) -> tuple[str, Any, bool] | None:
-    """Where an iterable stands, as its iterator or itself says, and whether its last batch has met its end, which an
-    iterable's own state may not tell from its beginning. None if neither has a state."""
+    """The state of an iterable's iterator, else its own, and whether its last batch has met its end: the state of one
+    that has ended may be that of its beginning. None if neither has a state."""
     for name, holder in (("iterator", fetcher.dataset_iter), ("dataset", fetcher.dataset)):
         if keeps_state(holder):
             return name, copy.deepcopy(holder.state_dict()), fetcher.ended
@@ -274,7 +274,7 @@ def where(fetcher: Any) -> tuple[str, Any, bool] | None:
 
 
 def where_copy(dataset: Any) -> tuple[str, Any]:
-    """Where a map-style data set with a state stands."""
+    """The state of a map-style dataset that has one."""
     return "dataset", copy.deepcopy(dataset.state_dict())
 
 

@@ -43,7 +43,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     NumPy and Python in a worker's process. A pass can be stopped anywhere and resumed: see :meth:`state_dict`.
 
     Args:
-        workers: what ``num_workers`` counts: ``"process"``, as in torch, each with its own copy of the data set; or
+        workers: what ``num_workers`` counts: ``"process"``, as in torch, each with its own copy of the dataset; or
             ``"thread"``, which start at once and copy nothing: for what releases the interpreter lock. Torch's random
             functions then give each sample its own numbers. An iterable is read by one thread. There is no
             ``get_worker_info`` and no ``worker_init_fn``.
@@ -169,7 +169,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def _copies_have_states(self) -> bool:
-        """Whether each worker's copy of a map-style data set says where it stands, and always reads the same."""
+        """Whether each worker's copy of a map-style dataset has a state, and always reads the same."""
         in_turn = self.workers == "process" and self.in_order
         return keeps_state(self.dataset) and (self.num_workers == 0 or in_turn)
 
@@ -205,7 +205,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         vars(torch.utils.data.DataLoader)["multiprocessing_context"].__set__(self, given)
 
     def set_epoch(self, epoch: int) -> None:
-        """Call ``set_epoch`` of the samplers and the data set, where they have one, as trainers do before each pass."""
+        """Call ``set_epoch`` of the samplers and the dataset, where they have one, as trainers do before each pass."""
         those: tuple[Any, ...] = (self.sampler, self.batch_sampler, self.dataset)
         for each in those:
             if hasattr(each, "set_epoch"):
@@ -217,7 +217,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """What was delivered of the pass, as a small dict with a fixed set of keys; thread-safe.
 
         Inside the loop, and after a ``break``, the rest of the epoch; before and after the loop a whole epoch, with the
-        random states that its order is drawn from. A map-style data set with ``state_dict`` and ``load_state_dict`` is
+        random states that its order is drawn from. A map-style dataset with ``state_dict`` and ``load_state_dict`` is
         asked for its state in each worker, an iterable too; outside of the loop none is asked, so that no worker starts
         for it. JSON, unless such a state is not.
         """
@@ -245,7 +245,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next pass delivers exactly what followed the state.
 
-        For a map-style data set without reading what came before, at any ``num_workers`` (unless the data set has a
+        For a map-style dataset without reading what came before, at any ``num_workers`` (unless the dataset has a
         state of its own). An iterable is asked for its ``load_state_dict``, in each worker; without one it is read
         again up to where it stood. A state of a whole epoch puts back the generators that its order is drawn from, also
         torch's global one; seed them after this call to have another order.

@@ -97,7 +97,7 @@ def _stack_shared(
 
 
 def own_copy(dataset: Any) -> Any:
-    """A copy of a data set for a worker's thread: what it opens later is its own, the data in it is shared.
+    """A copy of a dataset for a worker's thread: what it opens later is its own, the data in it is shared.
 
     Data sets within it (``Subset``, ``ConcatDataset``, ...) are copied alike.
     """
