@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from pipegraph import graph_views
 from pipegraph.backends import backend_of
 from pipegraph.capabilities import functions_of
-from pipegraph.contracts import Component, FanIn, FanOut, Operator, Source
+from pipegraph.contracts import Component, FanIn, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import integer
@@ -81,20 +81,20 @@ class Node:
     def __getitem__(self, output: int) -> Node:
         """Output ``output`` of a ``Route``."""
         operator = self.operator
-        if not isinstance(operator, FanOut):
+        outputs = graph_views.outputs_of(operator)
+        if not outputs:
             raise GraphError(
                 f"stage {self.name!r}: only a Route has several outputs, {self.name!r} is a {operator.name}"
             )
-        if not 0 <= output < operator.outputs:
-            raise IndexError(f"stage {self.name!r}: outputs are 0..{operator.outputs - 1}, got {output}")
+        if not 0 <= output < outputs:
+            raise IndexError(f"stage {self.name!r}: outputs are 0..{outputs - 1}, got {output}")
         return Node(self.graph, Edge(self.name, output))
 
     def __iter__(self) -> Iterator[Node]:
-        operator = self.operator
-        return (self[i] for i in range(operator.outputs if isinstance(operator, FanOut) else 0))
+        return map(self.__getitem__, range(graph_views.outputs_of(self.operator)))
 
     def __repr__(self) -> str:
-        output = f"[{self._edge.output}]" if isinstance(self.operator, FanOut) else ""
+        output = f"[{self._edge.output}]" if graph_views.outputs_of(self.operator) else ""
         return f"<Node {self.name}{output}>"
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pipegraph.contracts import FanOut
+from pipegraph.contracts import FanOut, Operator, Source
 from pipegraph.html import html_table
-from pipegraph.stage_spec import Edge, StageSpec
+from pipegraph.stage_spec import StageSpec
 
 if TYPE_CHECKING:
     import networkx
@@ -39,7 +39,7 @@ def dot(name: str, stages: Stages) -> str:
         lines.append(f"  {quoted(stage)} [label={quoted(f'{stage}: {spec.operator.name} x{spec.workers}')}];")
     for stage, spec in stages.items():
         for edge in spec.upstream:
-            label = f" [label={quoted(str(edge.output))}]" if _is_route(stages, edge) else ""
+            label = f" [label={quoted(str(edge.output))}]" if outputs_of(stages[edge.stage].operator) else ""
             lines.append(f"  {quoted(edge.stage)} -> {quoted(stage)}{label};")
     return "\n".join([*lines, "}"])
 
@@ -59,7 +59,7 @@ def text(name: str, seed: int | None, stages: Stages) -> str:
     width = max((len(stage) for stage in stages), default=0)
     for stage, spec in stages.items():
         sources = ", ".join(
-            f"{edge.stage}[{edge.output}]" if _is_route(stages, edge) else edge.stage
+            f"{edge.stage}[{edge.output}]" if outputs_of(stages[edge.stage].operator) else edge.stage
             for edge in spec.upstream
         )
         lines.append(
@@ -68,5 +68,6 @@ def text(name: str, seed: int | None, stages: Stages) -> str:
     return "\n".join(lines)
 
 
-def _is_route(stages: Stages, edge: Edge) -> bool:
-    return isinstance(stages[edge.stage].operator, FanOut)
+def outputs_of(operator: Operator | Source) -> int:
+    """The number of outputs of a route; 0 for any other operator."""
+    return operator.outputs if isinstance(operator, FanOut) else 0

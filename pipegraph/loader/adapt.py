@@ -35,13 +35,13 @@ def wiring(plan: Plan) -> Wiring:
     """What a state notes of its graph, as JSON; the same whatever the plan fuses or leaves out."""
     found: Wiring = {}
     for stage in plan.described():
-        operator = stage.spec.operator
+        operator, at = stage.spec.operator, stage.kind.inputs_at(stage)
         found[stage.name] = {
             "class": _short(f"{type(operator).__module__}.{type(operator).__qualname__}"),
             "parameters": _short(
                 json.dumps([parameters(stage.spec), stage.spec.ordered], sort_keys=True, default=repr)
             ),
-            "cursor": [stage.kind.inputs_at(stage), stage.marked and stage.kind.counts_marks],
+            "cursor": [list(at) if isinstance(at, tuple) else at, stage.marked and stage.kind.counts_marks],
             "from": [edge.stage for edge in plan.described_upstream(stage)],
         }
     return found
@@ -233,7 +233,7 @@ class _Carry:
                 f"stage {name!r} keeps its place in its own way: to change the graph here its class must say where in "
                 "its cursors those of its inputs lie (inputs_in), and how it begins behind them (begin_at)"
             )
-        if isinstance(at, list | tuple):
+        if isinstance(at, list):
             return list(zip(ups, cursor[slice(*at)], strict=False))
         return [(up, cursor if at is None else cursor[at]) for up in ups]
 
@@ -268,7 +268,7 @@ class _Carry:
         if ups and all(up is None for up in ups) and any(each is not None for _, each in apart):
             return None  # nothing of what it had come from is there any more
         at, is_at = (node["cursor"][0] for node in (before, now))
-        sliced = isinstance(at, list | tuple) and isinstance(is_at, list | tuple)
+        sliced = isinstance(at, list) and isinstance(is_at, list)
         fits = before["class"] == now["class"] and (sliced or at == is_at)
         return self._together(name, ups, cursor if fits else None)
 

@@ -74,6 +74,7 @@ class StageKind:
         gathers: whether it makes one item of several.
         counts_marks: whether its cursors count the marks of a ``Route`` that pass through.
         collects: whether its operators with ``bundles`` take whole bundles.
+        stateless: why its operators cannot have a ``state_dict()``, in words.
         judges_rows: whether it applies the stage's policy to each row of a batch.
         reads_in_turn: whether its operators decide which of several inputs is read next.
         sends_in_turn: whether its operators decide which of several outputs gets an item.
@@ -89,6 +90,7 @@ class StageKind:
     collects = False
     counts_marks = False
     judges_rows = False
+    stateless = ""
     reads_in_turn = False
     sends_in_turn = False
 
@@ -101,6 +103,18 @@ class StageKind:
         raise NotImplementedError
 
     # -- what the planner asks ----------------------------------------------------------------
+
+    def stays(self, operator: Any) -> str | None:
+        """Why an operator stays in the trainer's process whatever its backend; None if it may run in another."""
+        if self.hands_on:
+            return f"{operator.name} only hands items on"
+        if Fact.IN_TRAINER in operator.facts:
+            return f"{operator.name} works on the trainer's own devices, files or memory"
+        return None
+
+    def overtakes(self, operator: Any) -> bool:
+        """Whether items may finish in another order than they began in, if there are several workers."""
+        return self.parallel and Fact.ONE_WORKER not in operator.facts
 
     def one_to_one(self, operator: Any) -> bool:
         """Whether each item of the input becomes one of the output, independently of others."""

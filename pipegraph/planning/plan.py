@@ -121,7 +121,7 @@ class StagePlan:
     @property
     def outputs(self) -> int:
         """The number of its outputs."""
-        return self.operator.outputs if isinstance(self.operator, FanOut) else 1
+        return cast(FanOut, self.operator).outputs if self.kind.sends_in_turn else 1
 
     @property
     def remote(self) -> bool:

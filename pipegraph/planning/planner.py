@@ -109,7 +109,7 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: Kind
         _check_policy(spec, operator, kind)
     backend = spec.backend
     if not backend.in_trainer:
-        why = _why_here(operator, kind)
+        why = kind.stays(operator)
         if why is not None:
             notes.append(f"runs in a thread: {why}")
             backend = THREAD
@@ -122,15 +122,13 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: Kind
         verb = "runs" if upstream else "reads"
         notes.append(f"{verb} with 1 worker instead of {workers}: {fixed}")
         workers = 1
-    if isinstance(operator, Source):
-        if spec.on_error != "raise" and not operator.random_access:
-            raise GraphError(
-                f"stage {spec.name!r}: on_error={spec.on_error!r} needs a random-access source (FromSequence, "
-                f"ListFiles); "
-                f"{operator.name} ends with its first error. Put the work that may fail into a stage behind it"
-            )
-    else:
-        _check_state(spec, operator)
+    if not upstream and spec.on_error != "raise" and fixed is not None:
+        raise GraphError(
+            f"stage {spec.name!r}: on_error={spec.on_error!r} needs a random-access source (FromSequence, "
+            f"ListFiles); {operator.name} ends with its first error. Put the work that may fail into a stage behind it"
+        )
+    if isinstance(operator, Operator):
+        _check_state(spec, operator, kind)
         _check_level(spec, operator, levels, upstream)
         if (bound := operator.can(Planned)) is not None:
             bypassed = bound.bypass()
@@ -156,7 +154,7 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: Kind
     if not spec.ordered and workers == 1:
         notes.append("with one worker it is always in order")
     # By what was asked for and not by the workers: those may change between save and load, and cursors may not.
-    unordered = unordered or (not spec.ordered and _finishes_in_any_order(operator))
+    unordered = unordered or (not spec.ordered and kind.overtakes(operator))
     if backend.in_trainer and (drawn := draws_from(functions_of(operator))):
         notes.append(
             f"draws from {' and '.join(drawn)}, which all threads share: its numbers differ from run to run. Draw from "
@@ -189,26 +187,8 @@ def _shifting(upstream: tuple[Edge, ...], planned: Mapping[str, StagePlan]) -> l
     ]
 
 
-def _why_here(operator: Operator | Source, kind: StageKind) -> str | None:
-    """Why an operator stays in the trainer's process, though another one was asked for."""
-    if kind.hands_on:
-        return f"{operator.name} only hands items on"
-    if isinstance(operator, Source) and operator.gives == "part":
-        return f"{operator.name} only names what is to be read"
-    return (
-        f"{operator.name} works on the trainer's own devices, files or memory"
-        if Fact.IN_TRAINER in operator.facts
-        else None
-    )
-
-
-def _finishes_in_any_order(operator: Operator | Source) -> bool:
-    """Whether its items may finish in another order than they began in, if it has several workers."""
-    return operator.kind in ("source", "map", "expand") and Fact.ONE_WORKER not in operator.facts
-
-
 def _check_timeout(spec: StageSpec, operator: Operator | Source, kind: StageKind) -> None:
-    why = _why_here(operator, kind)
+    why = kind.stays(operator)
     if why is not None:
         raise GraphError(f"stage {spec.name!r}: timeout= is for work on items, and {why}; leave it out")
     if spec.backend.in_consumer:
@@ -218,41 +198,35 @@ def _check_timeout(spec: StageSpec, operator: Operator | Source, kind: StageKind
         )
 
 
-def _check_state(spec: StageSpec, operator: Operator) -> None:
+def _check_state(spec: StageSpec, operator: Operator, kind: StageKind) -> None:
     has = [name for name in STATE_METHODS if callable(getattr(operator, name, None))]
-    kind = type(operator).__name__
+    name = type(operator).__name__
     said = type(operator).stateful is not Operator.stateful
     if len(has) == 2 and not operator.stateful and not said:
         raise GraphError(
-            f"stage {spec.name!r}: {kind} has state_dict() and load_state_dict() of a class that is no operator: say "
+            f"stage {spec.name!r}: {name} has state_dict() and load_state_dict() of a class that is no operator: say "
             "in the class what they are for, stateful = True if the stage must resume from them (in order, with one "
             "worker), else stateful = False"
         )
     if not operator.stateful:
         return
-    if operator.kind not in ("map", "expand", "regroup"):
-        why = (
-            "a route has no state: choose() must be a pure function of its chunk; let an operator with a state above "
-            "it write into the sample which output it is for"
-            if operator.kind == "route"
-            else "a fan-in keeps its state in its cursor: return it from cursor(), and restore it in cursors()"
-        )
+    if kind.stateless:
         raise GraphError(
-            f"stage {spec.name!r}: {kind} has a state_dict() and load_state_dict(), but {why}. Say stateful = False if "
-            "they are there for something else"
+            f"stage {spec.name!r}: {name} has a state_dict() and load_state_dict(), but {kind.stateless}. Say "
+            "stateful = False if they are there for something else"
         )
     if len(has) < 2:
         raise GraphError(
-            f"stage {spec.name!r}: {kind} says stateful = True, and needs both state_dict() and load_state_dict(state)"
+            f"stage {spec.name!r}: {name} says stateful = True, and needs both state_dict() and load_state_dict(state)"
         )
 
 
 def _check_policy(spec: StageSpec, operator: Operator | Source, kind: StageKind) -> None:
     if kind.reads_in_turn:
-        many = isinstance(operator, FanIn) and operator.inputs == "many"
+        several = cast(FanIn, operator).inputs == "many"
         raise GraphError(
             f"stage {spec.name!r}: on_error={spec.on_error!r} is for stages with one input; {operator.name} "
-            f"{'has several' if many else 'makes nothing of it that could fail'}"
+            f"{'has several' if several else 'makes nothing of it that could fail'}"
         )
     if spec.policy.retries and kind.keeps:
         raise GraphError(
@@ -332,7 +306,7 @@ def _route_above(edge: Edge, planned: Mapping[str, StagePlan]) -> Edge | None:
                 return edge
             depth -= 1
         if stage.kind.reads_in_turn:
-            if isinstance(operator, FanIn) and operator.inputs == 1:
+            if cast(FanIn, operator).inputs == 1:
                 raise GraphError(
                     f"stage {stage.name!r}: {operator.name} ends an epoch, so it cannot stand between a Route and its "
                     "Merge; put it behind the Merge"

@@ -33,6 +33,7 @@ class FanInKind(StageKind):
 
     hands_on = True
     reads_in_turn = True
+    stateless = "a fan-in keeps its state in its cursor: return it from cursor(), and restore it in cursors()"
 
     def level(self, operator: Any, inputs: Sequence[str]) -> str:
         batches = "batch" in inputs and operator.gives == "same"

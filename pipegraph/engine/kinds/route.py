@@ -32,6 +32,10 @@ class RouteKind(StageKind):
 
     hands_on = True
     sends_in_turn = True
+    stateless = (
+        "a route has no state: choose() must be a pure function of its chunk; let an operator with a state above "
+        "it write into the sample which output it is for"
+    )
     by_sample = True
 
     def elastic(self, stage: StagePlan) -> bool:

@@ -44,6 +44,11 @@ class SourceKind(MapKind):
     in_place = False
     by_sample = False
 
+    def stays(self, operator: Any) -> str | None:
+        if operator.gives == "part":
+            return f"{operator.name} only names what is to be read"
+        return super().stays(operator)
+
     def one_to_one(self, operator: Any) -> bool:
         return False
 
@@ -170,8 +175,7 @@ class _Items(Unit):
 def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     """The worker loop of a source that must be read sequentially."""
     source: Any = worker.operator  # a proxy, if it is read elsewhere
-    planned = stage.plan.operator
-    assert isinstance(planned, Source)
+    planned: Any = stage.plan.operator
     run, pace, sender, meter = stage.run, stage.pace, stage.sender, worker.meter
     unit = _Items(stage, worker)
     next_stage = sender.channels[0]  # with several consumers rows are sent one by one

@@ -47,6 +47,9 @@ class StatefulKind(StageKind):
         self.expands = of.expands
         self.gathers = of.gathers
 
+    def overtakes(self, operator: Any) -> bool:
+        return self.of.overtakes(operator)
+
     def one_to_one(self, operator: Any) -> bool:
         return self.of.one_to_one(operator)
 

@@ -308,10 +308,8 @@ class Failures:
         """Yield substitutes, drawn from the position's window and processed up to this stage's input."""
         stage = self.stage
         chain = substitutes(stage, worker)
-        planned = stage.plan.operator
-        if not isinstance(planned, Source):
-            planned = lineage_above(stage.plan, stage.run.plan.stages)[-1].operator
-        if planned.can(Neighbours) is None:
+        top = [stage.plan, *lineage_above(stage.plan, stage.run.plan.stages)][-1]
+        if top.operator.can(Neighbours) is None:
             return
         source: Any = chain[0]  # a Source, or a proxy of one in a process
         row = chunk.lineages[0]
