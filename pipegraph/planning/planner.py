@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 from pipegraph.backends import THREAD
 from pipegraph.capabilities import FollowsRoute, Planned, RowOperator, functions_of
