@@ -14,6 +14,7 @@ from pipegraph.contracts import Source
 from pipegraph.errors import GraphError
 from pipegraph.planning.kind import KindOf
 from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan
+from pipegraph.planning.rewrites import shortcut
 from pipegraph.stage_spec import Edge, StageSpec
 
 BATCHES_HERE = 2
@@ -56,6 +57,7 @@ def isolate(plan: Plan, kind_of: KindOf) -> Isolation:
                 f"isolate=True: stage {stage.name!r} has backend={stage.backend!r}, whose work is in other processes "
                 "already; leave out isolate=True"
             )
+    plan = _with_pins(plan, staying)
     below: dict[str, StagePlan] = {}
     edge = plan.output
     while staying:
@@ -79,6 +81,31 @@ def isolate(plan: Plan, kind_of: KindOf) -> Isolation:
         plan,
         replace(plan, stages=above, output=edge, asked=None),
         replace(plan, stages=kept, output=output, asked=None),
+    )
+
+
+def _with_pins(plan: Plan, staying: set[str]) -> Plan:
+    """The plan with the pins that were left out behind pinned slabs which the sidecar writes; they join ``staying``."""
+    stages = dict(plan.stages)
+    for pin in plan.stages.values():
+        if pin.bypassed is None or not isinstance(pin.operator, Operator) or pin.operator.moves != "pinned":
+            continue
+        above = plan.stages[pin.upstream[0].stage]
+        if above.memory != "pinned" or _lies_behind(plan, above, staying):
+            continue
+        stages[pin.name] = replace(pin, bypassed=None, memory="pinned")
+        staying.add(pin.name)
+        for other in plan.stages.values():
+            if other.name != pin.name and any(
+                shortcut(e, stages).stage == pin.name for e in other.spec.upstream
+            ):
+                stages[other.name] = replace(stages[other.name], upstream=(Edge(pin.name),))
+    return replace(plan, stages=stages)
+
+
+def _lies_behind(plan: Plan, stage: StagePlan, names: set[str]) -> bool:
+    return stage.name in names or any(
+        _lies_behind(plan, plan.stages[edge.stage], names) for edge in stage.upstream
     )
 
 
