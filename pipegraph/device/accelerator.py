@@ -115,7 +115,13 @@ def _probed(device: torch.device) -> Offers:
         records = True
     except UNSUPPORTED:
         records = False
-    return Offers(streams, events, pinned, records=records)
+    try:
+        memory = torch.empty(2, dtype=torch.uint8, device=device)
+        memory.new_empty(0).set_(memory.untyped_storage()[1:], 0, (1,), (1,))  # as a lease cuts a slab
+        addressed = True
+    except UNSUPPORTED:
+        addressed = False
+    return Offers(streams, events, pinned, addressed=addressed, records=records)
 
 
 def unpinned() -> str | None:
@@ -340,7 +346,8 @@ class AcceleratorBackend(Backend):
     def set_random_state(self, state: torch.Tensor) -> None:
         if not hasattr(self._module, "set_rng_state"):
             raise DeviceError(
-                f"torch.{self.device.type} has no set_rng_state: its random numbers cannot be set"
+                f"torch.{self.device.type} has no set_rng_state, so its random numbers cannot be set: leave out "
+                "deterministic=True"
             )
         with self.current():
             self._module.set_rng_state(state)
@@ -349,8 +356,9 @@ class AcceleratorBackend(Backend):
         if hasattr(self._module, "manual_seed"):
             with self.current():
                 self._module.manual_seed(value)
-        else:
+        elif hasattr(self._module, "set_rng_state"):
             self.set_random_state(torch.Generator(self.device).manual_seed(value).get_state())
+        # Else it draws as it will.
 
     def facts(self) -> DeviceFacts:
         found = getattr(self._module, "get_device_properties", lambda device: None)(self.device)

@@ -207,7 +207,7 @@ class Backend(Closing, ABC):
 
     @abstractmethod
     def seed(self, value: int) -> None:
-        """Seed that generator, and no other device's."""
+        """Seed that generator, and no other device's, where it can be seeded."""
 
     @abstractmethod
     def facts(self) -> DeviceFacts:

@@ -170,11 +170,11 @@ class Lease:
             return tensor
         if strides is None:
             strides = tuple(accumulate(shape[:0:-1], mul, initial=1))[::-1] if shape else ()
+        nbytes = count * dtype.itemsize
         if self._owner is None:
-            storage, start = self.slab.untyped_storage(), self.slab.storage_offset() + offset
-        else:
-            storage, start = self._owner[offset : offset + count * dtype.itemsize], 0
-        return tensor.set_(storage, start // dtype.itemsize, shape, strides).data
+            flat = self.slab[offset : offset + nbytes].view(dtype)
+            return flat.as_strided(shape, strides, flat.storage_offset()).data
+        return tensor.set_(self._owner[offset : offset + nbytes], 0, shape, strides).data
 
 
 def pageable(nbytes: int) -> torch.Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from simulated_device import native
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -177,8 +180,8 @@ def test_layouts_that_a_device_does_not_have_are_refused_by_name(simulated: torc
     jagged = copied(torch.nested.nested_tensor(rows, layout=torch.jagged))
     assert jagged.values().cpu().tolist() == [1.0] * 3
     eye = torch.eye(4)
+    assert torch.equal(copied(eye.to_sparse()).to_dense().cpu(), eye)
     for odd, name in (
-        (eye.to_sparse(), "torch.sparse_coo"),
         (eye.to_sparse_csr(), "torch.sparse_csr"),
         (torch.nested.nested_tensor(rows), "nested"),
     ):
@@ -264,6 +267,31 @@ def test_replicas_train_without_streams_and_events(
             plain(x).square().mean().backward()
             reference.step()
         assert torch.allclose(replicated.weight.cpu(), plain.weight, rtol=1e-12)
+
+
+def test_a_device_with_few_operators_and_no_random_functions(
+    simulated: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cuts no storages, is told of no readers and seeds nothing: copies and replicas are right all the same."""
+    native().do_without({"aten::set_", "aten::record_stream"})
+    monkeypatch.setattr(module, "_probed", functools.cache(module._probed.__wrapped__))
+    for name in ("manual_seed", "get_rng_state", "set_rng_state"):
+        monkeypatch.delattr(torch.get_device_module(simulated), name)
+    found = module.offers(simulated)
+    assert found.streams and not found.addressed and not found.records
+    assert arrived(numbers().then(ops.CopyToDevice(simulated), capacity=2)) == 0
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(8, 1).double()
+    places = [simulated, simulated, "simulated:1"]
+    x = torch.ones(6, 8, dtype=torch.float64)
+    with pg.ReplicaExecutor(copy.deepcopy(plain).to(simulated), places) as executor:
+        assert torch.allclose(executor(x).cpu(), plain(x))
+    model = copy.deepcopy(plain).to(simulated)
+    with (
+        pg.ReplicaExecutor(model, places, deterministic=True) as executor,
+        pytest.raises(DeviceError, match=r"no set_rng_state, .*: leave out deterministic=True"),
+    ):
+        executor(x)
 
 
 def test_a_device_is_asked_what_it_offers(accelerator: torch.device) -> None:

@@ -112,8 +112,12 @@ def scattered_batches() -> None:
             mean_loss(on_x(alone, there(whole)), there(whole)).backward()
             theirs.step()
             rows = -(-len(whole["x"]) // len(slots))
-            parts = [{k: v[n * rows :][:rows].pin_memory() for k, v in whole.items()} for n in range(len(slots))]
-            made = [copy_tree(part, backends[s.slot.device], s) for part, s in zip(parts, streams, strict=True)]
+            parts = [
+                {k: v[n * rows :][:rows].pin_memory() for k, v in whole.items()} for n in range(len(slots))
+            ]
+            made = [
+                copy_tree(part, backends[s.slot.device], s) for part, s in zip(parts, streams, strict=True)
+            ]
             scattered = Scattered([part for part, _ in made], PLACES, [arrival for _, arrival in made])
             executor.step(scattered, mean_loss, on_x)
         assert_close(executor, alone)
@@ -124,7 +128,9 @@ def scattered_batches() -> None:
 def own_backwards() -> None:
     """Nobody but the graph holds the inputs, whose memory is the caller's: a backward frees it while replicas read it."""
     torch.manual_seed(0)
-    alone = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).double().to(HERE)
+    alone = (
+        torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).double().to(HERE)
+    )
     with ReplicaExecutor(copy.deepcopy(alone), [HERE, HERE]) as executor:
         for called in (alone, executor):
             first, second = (called(torch.ones(rows, 4, dtype=torch.double, device=HERE)) for rows in (4, 6))

@@ -80,19 +80,24 @@ def _device_module(compiled: ModuleType) -> ModuleType:
 
 
 @contextmanager
-def in_use(schedule: Schedule = "latest", seed: int = 0) -> Iterator[torch.device]:
+def in_use(
+    schedule: Schedule = "latest", seed: int = 0, without: tuple[str, ...] = ()
+) -> Iterator[torch.device]:
     """The device, as torch's accelerator, until the end of the block.
 
     Args:
         schedule: work runs when somebody waits for it (``"latest"``), in a lawful order drawn from ``seed``
             (``"random"``), or as it is given (``"eager"``).
+        without: operators that it does not have: ``"aten::set_"``.
     """
     compiled = native()
     compiled.schedule(schedule, seed)
+    compiled.do_without(set(without))
     compiled.set_available(True)
     try:
         yield torch.device(NAME, 0)
     finally:
         compiled.finish_all_work()
         compiled.listen(None)
+        compiled.do_without(set())
         compiled.set_available(False)

@@ -87,6 +87,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     order = name == "random" ? Order::random : name == "eager" ? Order::eager : Order::latest;
     draws.seed(seed);
   });
+  module.def("do_without", [](std::set<std::string> names) { missing = std::move(names); });
   module.def("finish_all_work", finish_all_work, py::call_guard<py::gil_scoped_release>());
   module.def("pending", [] {
     Locked locked(mutex);

@@ -145,7 +145,15 @@ inline const Tensor& resize_(const Tensor& t, c10::IntArrayRef sizes, std::optio
   return t;
 }
 
+// Names of operators that the device does without.
+inline std::set<std::string> missing;
+
+inline void check_offered(const std::string& name) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!missing.count(name), name, " has no kernel on a simulated device that does without it");
+}
+
 inline Tensor& set_storage(Tensor& t, c10::Storage storage, int64_t offset, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  check_offered("aten::set_");
   t.unsafeGetTensorImpl()->set_storage_keep_dtype(std::move(storage));
   auto dense = c10::contiguous_strides(sizes);
   t.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides.empty() ? c10::IntArrayRef(dense) : strides, offset);
@@ -157,7 +165,10 @@ inline Tensor& set_whole_storage(Tensor& t, c10::Storage storage) {
   return set_storage(t, std::move(storage), 0, {rows}, {});
 }
 
-inline void record_stream(Tensor& t, c10::Stream stream) { device_memory.recordStream(t.storage().data_ptr(), stream); }
+inline void record_stream(Tensor& t, c10::Stream stream) {
+  check_offered("aten::record_stream");
+  device_memory.recordStream(t.storage().data_ptr(), stream);
+}
 
 inline Tensor reshape_alias(const Tensor& t, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   return at::native::as_strided_tensorimpl(t, sizes, strides, t.storage_offset());
@@ -367,6 +378,7 @@ inline std::optional<Stack> results_in_meta(Call& call) {
 }
 
 inline void run_operator(const c10::OperatorHandle& op, Stack* stack) {
+  check_offered(op.schema().name());
   TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), op.schema().name(),
                               " has no kernel on a simulated device, for the CPU has none");
   Call call(op, stack);
