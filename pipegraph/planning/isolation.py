@@ -88,7 +88,8 @@ def _with_pins(plan: Plan, staying: set[str]) -> Plan:
     """The plan with the pins that were left out behind pinned slabs which the sidecar writes; they join ``staying``."""
     stages = dict(plan.stages)
     for pin in plan.stages.values():
-        if pin.bypassed is None or not isinstance(pin.operator, Operator) or pin.operator.moves != "pinned":
+        mover = pin.operator.can(Moves)
+        if pin.bypassed is None or mover is None or mover.moves != "pinned":
             continue
         above = plan.stages[pin.upstream[0].stage]
         if above.memory != "pinned" or _lies_behind(plan, above, staying):
