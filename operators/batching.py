@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Number
 from types import CoroutineType
@@ -26,8 +27,80 @@ from pipegraph.parameters import function_name, not_awaited, plain_function
 from pipegraph.tree import map_leaves, own_memory
 
 
+class _Groups(Regroup):
+    """Groups of ``size`` consecutive items, each made when it is full."""
+
+    facts = Fact.TRUSTED | Fact.INDEPENDENT
+    size: int | None
+
+    def begin(self) -> None:
+        self._open: list[Chunk] = []
+        self._held = 0  # items in them
+        self._sum = 0.0
+
+    def process(self, chunk: Chunk) -> Iterable[Chunk]:
+        return self._add(chunk, 1)
+
+    def _add(self, chunk: Chunk, items: int) -> Sequence[Chunk]:
+        self._open.append(chunk)
+        self._held += items
+        return self._close() if self._held == self.size else ()
+
+    def flush(self) -> Iterable[Chunk]:
+        if self.drop_last and self.size is not None:
+            self.begin()
+        return self._close() if self._open else ()
+
+    def _close(self) -> Sequence[Chunk]:
+        chunks = self._open
+        self.begin()
+        return [self._made_of(chunks)]
+
+    @abstractmethod
+    def _made_of(self, chunks: list[Chunk]) -> Chunk: ...
+
+    def _length(self, n: int, size: int | None) -> int | None:
+        return None if size is None else n // size if self.drop_last else -(-n // size)
+
+
 @final
-class Batch(Regroup, BundleRegroup, LengthByRanks, Planned, UserFunctions):
+class MicroBatches(_Groups):
+    """``count`` consecutive batches at a time, as a list: what one step of gradient accumulation takes.
+
+    They stay as they are, of one size or not; the list at an epoch's end may be shorter. Nothing but copies to a device
+    takes such a list apart.
+
+    Args:
+        count: batches in a list.
+        drop_last: leave out a last list that is not full.
+
+    Raises:
+        GraphError: ``count`` is below 1.
+    """
+
+    gives = "batches"
+    needs = "batch"
+
+    def __init__(self, count: int, drop_last: bool = False) -> None:
+        self.size = self.count = integer(count, "MicroBatches: count")
+        self.drop_last = bool(drop_last)
+        self.begin()
+
+    def config(self) -> dict[str, Any]:
+        return {"count": self.count, "drop_last": self.drop_last}
+
+    def length(self, n: int) -> int | None:
+        return self._length(n, self.count)
+
+    def emits_next(self) -> bool:
+        return False  # nothing is copied
+
+    def _made_of(self, chunks: list[Chunk]) -> Chunk:
+        return Chunk.group(chunks, [chunk.data for chunk in chunks])
+
+
+@final
+class Batch(_Groups, BundleRegroup, LengthByRanks, Planned, UserFunctions):
     """Group consecutive samples.
 
     Args:
@@ -52,7 +125,6 @@ class Batch(Regroup, BundleRegroup, LengthByRanks, Planned, UserFunctions):
             ``pad``, or one that costs more than ``limit``.
     """
 
-    facts = Fact.TRUSTED | Fact.INDEPENDENT
     gives = "batch"
     needs = "sample"
 
@@ -155,18 +227,10 @@ class Batch(Regroup, BundleRegroup, LengthByRanks, Planned, UserFunctions):
         return size
 
     def length_for(self, n: int, world_size: int) -> int | None:
-        size = self._per_rank(world_size)
-        if size is None:
-            return None
-        return n // size if self.drop_last else -(-n // size)
+        return self._length(n, self._per_rank(world_size))
 
     def length(self, n: int) -> int | None:
         return self.length_for(n, 1)
-
-    def begin(self) -> None:
-        self._open: list[Chunk] = []
-        self._held = 0  # samples in them
-        self._sum = 0.0
 
     def fills(self, rows: int) -> bool:
         return self.size is None or self._held + rows >= self.size
@@ -181,17 +245,12 @@ class Batch(Regroup, BundleRegroup, LengthByRanks, Planned, UserFunctions):
     def take_bundle(self, bundle: Bundle) -> Sequence[Chunk]:
         return self._add(bundle, bundle.count)
 
-    def _add(self, chunk: Chunk, rows: int) -> Sequence[Chunk]:
-        self._open.append(chunk)
-        self._held += rows
-        return self._close() if self._held == self.size else ()
-
     def packing(self) -> Callable[[list[Any]], Any] | None:
         return pack if self.collate is None and not self._fields and only_fills(self.pad) else None
 
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
         if self.cost is None:
-            return self._add(chunk, 1)
+            return super().process(chunk)
         cost = amount(self.cost(chunk.data), "Batch: cost(sample)")
         assert self.limit is not None
         if cost > self.limit:
@@ -204,16 +263,6 @@ class Batch(Regroup, BundleRegroup, LengthByRanks, Planned, UserFunctions):
             self._sum += cost
             return ()
         self._open, self._sum = [chunk], cost  # before the batch is made, which may fail
-        return [self._made_of(chunks)]
-
-    def flush(self) -> Iterable[Chunk]:
-        if self.drop_last and self.cost is None:
-            self.begin()
-        return self._close() if self._open else ()
-
-    def _close(self) -> list[Chunk]:
-        chunks = self._open
-        self.begin()
         return [self._made_of(chunks)]
 
     def _made_of(self, chunks: list[Chunk]) -> Chunk:
@@ -244,56 +293,6 @@ def _name(function: Any) -> str | None:
 
 def _named_twice(pad: Any, fields: Mapping[Any, Any]) -> bool:
     return isinstance(pad, Mapping) and any(name in pad for name in fields)
-
-
-@final
-class MicroBatches(Regroup):
-    """``count`` consecutive batches at a time, as a list: what one step of gradient accumulation takes.
-
-    They stay as they are, of one size or not; the list at an epoch's end may be shorter. Nothing but copies to a device
-    takes such a list apart.
-
-    Args:
-        count: batches in a list.
-        drop_last: leave out a last list that is not full.
-
-    Raises:
-        GraphError: ``count`` is below 1.
-    """
-
-    facts = Fact.TRUSTED | Fact.INDEPENDENT
-    gives = "batches"
-    needs = "batch"
-
-    def __init__(self, count: int, drop_last: bool = False) -> None:
-        self.count = integer(count, "MicroBatches: count")
-        self.drop_last = bool(drop_last)
-        self.begin()
-
-    def config(self) -> dict[str, Any]:
-        return {"count": self.count, "drop_last": self.drop_last}
-
-    def length(self, n: int) -> int | None:
-        return n // self.count if self.drop_last else -(-n // self.count)
-
-    def begin(self) -> None:
-        self._open: list[Chunk] = []
-
-    def emits_next(self) -> bool:
-        return False  # nothing is copied
-
-    def process(self, chunk: Chunk) -> Iterable[Chunk]:
-        self._open.append(chunk)
-        return self._close() if len(self._open) == self.count else ()
-
-    def flush(self) -> Iterable[Chunk]:
-        if self.drop_last:
-            self._open = []
-        return self._close() if self._open else ()
-
-    def _close(self) -> list[Chunk]:
-        chunks, self._open = self._open, []
-        return [Chunk.group(chunks, [chunk.data for chunk in chunks])]
 
 
 @final

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError
+from pipegraph.errors import DataError, GraphError
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -128,3 +129,21 @@ def test_an_unknown_word_is_refused_with_those_there_are():
 
     with pytest.raises(GraphError, match=r"depends_on.*'items'.*item, place, epoch, random"):
         cached(Identified(20), Typo()).plan()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.ma.array([1, 2], mask=[True, False]),
+        lambda: torch.nn.Parameter(torch.ones(2)),
+        lambda: torch.quantize_per_tensor(torch.arange(4.0), 0.1, 0, torch.quint8),
+    ],
+    ids=["masked", "parameter", "quantised"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own, of what it deprecates
+def test_what_a_folder_would_change_is_refused(make, tmp_path):
+    graph = pg.Graph("cached")
+    source = graph.add(ops.FromSequence(range(2)))
+    source.then(lambda x: make(), name="work").then(ops.Cache(tmp_path, "1 MB"), name="cache")
+    with pytest.raises(DataError, match="cannot be kept in a folder; use where='memory'"):
+        epochs_of(graph, 1)
