@@ -47,9 +47,7 @@ def mask_of(
 ) -> torch.Tensor:
     """(height, width) of ``size``: the mask's value at the pixel that lies at each output pixel's centre.
 
-    Args:
-        value: an encoded image of one channel (palette indices stay as they are), or an array (height, width).
-        image: (height, width) of the oriented image, which the mask has too.
+    ``image`` is the size of the oriented image, which the mask has too; palette indices stay as they are.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         mask = _decoded(value, field)

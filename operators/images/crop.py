@@ -192,15 +192,10 @@ def crop_window(
     numbers: Sequence[float],
     exact: bool = False,
 ) -> CropWindow:
-    """One sample's region and flip, as its numbers choose; pure.
+    """One sample's region and flip, as its ``DRAWS`` numbers of [0, 1) choose (none where nothing is random); pure.
 
-    Args:
-        crop: what to choose.
-        flip: probability of mirroring left to right, 0 to 1.
-        height, width: of the oriented image, in pixels (``Header.size``).
-        size: (height, width) of the output, in pixels.
-        numbers: ``DRAWS`` uniform numbers of [0, 1); may be empty when nothing is random.
-        exact: a central crop to a fraction of a pixel.
+    ``height`` and ``width`` are the oriented image's, ``size`` the output's; ``exact`` cuts the centre to a fraction of
+    a pixel.
     """
     mirrored = bool(flip) and numbers[0] < flip
     if exact and isinstance(crop, CenterCrop):

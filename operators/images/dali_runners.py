@@ -56,18 +56,9 @@ class DaliRunner(ABC):
     inputs: tuple[str, ...] = ()
 
     def run(self, fields: Fields, count: int, rng: np.random.Generator) -> dict[str, Any]:
-        """Process one chunk; blocks until its outputs are there.
+        """Process one chunk of ``count`` samples, whose generator is ``rng``; blocks until its outputs are there.
 
-        Args:
-            fields: the chunk's fields: arrays and tensors with the samples first, or
-                lists of arrays, tensors or bytes. Those that the definition does not
-                name are left alone.
-            count: samples in the chunk.
-            rng: the chunk's own generator.
-
-        Returns:
-            The outputs by name: a tensor (count, ...) where all samples have one
-            shape, else a list of tensors. The caller may keep them.
+        They are, by name, a tensor (count, ...) where all samples have one shape, else a list of tensors.
         """
         inputs = {name: _for_dali(_field(fields, name)) for name in self.inputs}
         try:

@@ -40,12 +40,7 @@ class ImageBatch:
 
 
 def find_encoded(data: Any, wanted: str | None, output: str) -> tuple[Any, Any]:
-    """The field of the encoded bytes, None where the data are the bytes, and what it holds: of a sample or a batch.
-
-    Args:
-        wanted: the field; None for the first of ``FIELDS`` that is there.
-        output: the field of the pixels to come, which must be free.
-    """
+    """The field of the encoded bytes, None where the data are the bytes, and what it holds: of a sample or a batch."""
     if isinstance(data, Mapping):
         names = FIELDS if wanted is None else (wanted,)
         for name in names:

@@ -55,15 +55,9 @@ def normalize_into(
     out: torch.Tensor,
     layout: Layout = "NCHW",
 ) -> None:
-    """Write ``(images / 255 - mean) / std`` to ``out``.
+    """Write ``(images / 255 - mean) / std`` to ``out``, on the same device; on CUDA's current stream, without waiting.
 
-    Args:
-        images_NHWC: uint8 (N, H, W, C), on any device.
-        mean, std: per channel, of values in 0..1, as torchvision's ``Normalize`` has them.
-        out: of one of ``DTYPES``, on the same device, (N, C, H, W) for layout
-            ``"NCHW"`` (contiguous or channels_last) or (N, H, W, C) for ``"NHWC"``.
-
-    On a CUDA device it runs on the current stream and returns at once.
+    ``out`` is (N, C, H, W), contiguous or channels_last, for layout ``"NCHW"``, else (N, H, W, C).
     """
     if images_NHWC.device.type != "cpu":
         scale, bias = _affine(tuple(mean), tuple(std), images_NHWC.device)

@@ -22,11 +22,7 @@ from pipegraph.operators.images.orientation import oriented, swaps_sides
 
 @cache
 def opencv() -> Any:
-    """The module ``cv2``.
-
-    None of its settings is touched: how many threads it uses inside one call
-    stays the user's choice (for one image's resize it makes no difference).
-    """
+    """The module ``cv2``. None of its settings is touched: the threads of one call stay the user's choice."""
     try:
         import cv2
     except ImportError as error:
@@ -73,12 +69,7 @@ def block_factors(height: int, width: int, out_height: int, out_width: int) -> t
 def resize_into(
     pixels: ImageHWC, out: ImageHWC, orientation: int, flip: bool, interpolation: Interpolation
 ) -> None:
-    """Scale ``pixels`` (stored rows and columns) to fill ``out``, turned by ``orientation`` and ``flip``.
-
-    Args:
-        pixels: uint8 (rows, columns[, channels]).
-        out: uint8 (height, width, channels), oriented; all of it is written.
-    """
+    """Scale ``pixels`` (stored rows and columns) to fill ``out``, turned by ``orientation`` and ``flip``."""
     cv2 = opencv()
     height, width = out.shape[1::-1] if swaps_sides(orientation) else out.shape[:2]
     method = getattr(cv2, f"INTER_{interpolation.upper()}")

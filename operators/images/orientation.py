@@ -38,13 +38,7 @@ def swaps_sides(orientation: int) -> bool:
 
 
 def stored_region(region: Region, orientation: int, height: int, width: int) -> Region:
-    """Where ``region`` of the oriented image lies in the stored one.
-
-    Args:
-        region: in oriented coordinates.
-        orientation: EXIF value, 1 to 8.
-        height, width: of the oriented image.
-    """
+    """Where ``region`` of the oriented image, of ``height`` x ``width``, lies in the stored one."""
     swap, rows_reversed, columns_reversed = STEPS[orientation]
     top, left, h, w = region
     if rows_reversed:
@@ -69,12 +63,7 @@ _XMP = re.compile(rb'tiff:Orientation(="|>)([0-9])')
 
 
 def orientation_of(exif_block: bytes, xmp: bytes) -> int:
-    """The EXIF orientation 1 to 8; XMP's where EXIF has none; 1 where neither says one of these.
-
-    Args:
-        exif_block: a TIFF structure, with or without the leading ``Exif\\0\\0``.
-        xmp: an XMP packet.
-    """
+    """The EXIF orientation 1 to 8; XMP's where EXIF has none; 1 where neither says one of these."""
     value = None
     with suppress(struct.error):  # a broken block counts as none
         value = _tag(exif_block.removeprefix(b"Exif\0\0"))

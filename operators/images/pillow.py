@@ -37,12 +37,7 @@ def resized(image: Any, window: CropWindow, height: int, width: int) -> Any:
 
 
 def antialias_into(pixels: ImageHWC, out: ImageHWC, orientation: int, window: CropWindow) -> None:
-    """Scale the pixels of the window's region (stored rows and columns) to fill ``out``.
-
-    Args:
-        pixels: uint8 (rows, columns[, channels]).
-        out: uint8 (height, width, channels), oriented; all of it is written.
-    """
+    """Scale the pixels of the window's region (stored rows and columns) to fill ``out``, which is oriented."""
     seen = np.ascontiguousarray(oriented(pixels, orientation))
     image = pillow("interpolation='antialias'").fromarray(
         seen.reshape(seen.shape[:2]) if out.shape[2] == 1 else seen
