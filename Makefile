@@ -14,6 +14,7 @@
 #   make test-ray                stages on a local Ray cluster, with Ray installed for it in .venv-ray
 #   make test-migration          both sides of docs/migration.md, with the other loaders (4 GB) in an environment of their own
 #   make device-schedules        copies and replicas on the simulated device in 1,000 random schedules each (SCHEDULES=n)
+#   make device-coverage         lines of device/, replicas/ and to_device that tests on an accelerator, or the simulated one, run
 #   make notebook                worker processes in a notebook, with Jupyter's kernel (60 MB) installed for it
 #   make browser                 the report of a profile in headless Chromium; skipped where there is none
 #   make bench                   the benchmarks against other loaders, in an environment of their own;
@@ -35,7 +36,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STATED := pyproject.toml constraints.txt
 
-.PHONY: help demo test schedules test-interop test-ray test-migration lint fuzz device-schedules notebook browser bench docs docs-serve clean
+.PHONY: help demo test schedules test-interop test-ray test-migration lint fuzz device-schedules device-coverage notebook browser bench docs docs-serve clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -80,6 +81,12 @@ device-schedules: $(VENV)/.installed-test
 	PIPEGRAPH_DEVICE_SCHEDULES=$(SCHEDULES) $(VENV)/bin/python -m pytest -n $$(nproc) -k random_schedule \
 		tests/device/test_every_wait.py tests/replicas/test_every_wait.py $(ARGS)
 SCHEDULES := 1000
+
+# Without the tests that only take waits away.
+device-coverage: $(VENV)/.installed-test
+	$(VENV)/bin/python -m coverage run --source=pipegraph/device,pipegraph/replicas,operators -m pytest -n 0 \
+		-m "accelerator and not slow" -k "not missing_is_found and not random_schedule" tests/device tests/replicas tests/loader $(ARGS)
+	$(VENV)/bin/python -m coverage report -m --include='*/device/*,*/replicas/*,*/to_device.py,*/batch_slabs.py'
 
 notebook: $(VENV)/.installed-notebook
 	$(VENV)/bin/python -m pytest -m slow -n 0 tests/process/test_surroundings.py $(ARGS)

@@ -331,9 +331,6 @@ class AcceleratorBackend(Backend):
         with self.current():  # pinned for this device's context, not device 0's
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=kind == "pinned" and self.offers.pinned)
 
-    def released(self, buffer: torch.Tensor) -> None:
-        return None
-
     def read_on(self, buffer: torch.Tensor, stream: Stream) -> None:
         if self.offers.streams and self.offers.records:
             buffer.record_stream(raw_of(stream))

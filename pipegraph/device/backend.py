@@ -190,10 +190,6 @@ class Backend(Closing, ABC):
         """A new uint8 tensor of `nbytes` bytes, its contents undefined."""
 
     @abstractmethod
-    def released(self, buffer: torch.Tensor) -> None:
-        """Say that nothing may read `buffer` any more; test backends poison it."""
-
-    @abstractmethod
     def read_on(self, buffer: torch.Tensor, stream: Stream) -> None:
         """Say that `stream` reads `buffer`, in device memory: freed, it is not given away before that work is done."""
 

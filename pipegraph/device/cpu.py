@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -38,17 +37,15 @@ _current = _Current()
 class _Ticket:
     """One record of an event: done once its place in the stream is reached."""
 
-    __slots__ = ("_done", "_failure", "_fifo", "_future", "_gate", "number", "seen")
+    __slots__ = ("_done", "_failure", "_future", "_gate", "seen")
 
-    def __init__(self, fifo: _Fifo | None) -> None:
-        self._fifo = fifo
+    def __init__(self) -> None:
         self._future: concurrency.Future[None] = concurrency.Future()
         # For threads that users interrupt: Ctrl-C may come while a future's Python code holds its lock.
         self._gate = concurrency.Lock()
         self._gate.acquire()
         self._done = False
         self._failure: BaseException | None = None
-        self.number = 0
         self.seen = False
 
     def settle(self, failure: BaseException | None) -> None:
@@ -57,17 +54,11 @@ class _Ticket:
         self._gate.release()
         self._future.set_result(None)
 
-    def demand(self) -> None:
-        if self._fifo is not None:
-            self._fifo.demand(self.number)
-
     def done(self) -> bool:
-        self.demand()
         return self._done
 
     def result(self) -> None:
         """Wait as the host; raises the failure."""
-        self.demand()
         with self._gate:
             pass
         if self._failure is not None:
@@ -89,23 +80,18 @@ class _Item:
     work: Callable[[], object] | None = None
     awaited: _Ticket | None = None
     ticket: _Ticket | None = None
-    held: bool = False
-    number: int = 0
 
 
 class _Fifo:
     """The queue and thread of one stream; knows nothing of the stream object, so that can be collected."""
 
-    def __init__(self, name: str, chaos: Any) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._chaos = chaos
         # Re-entrant: `retire` may be called by the garbage collector inside `put`. Taken by itself: Ctrl-C may come
         # between the condition's taking it and the promise to give it back.
         self._lock = concurrency.RLock()
         self._condition = concurrency.Condition(self._lock)
         self._items: deque[_Item] = deque()
-        self._given = 0
-        self._demanded = 0
         self._thread: concurrency.Thread | None = None
         self._claimed = False
         self._retired = False
@@ -113,26 +99,12 @@ class _Fifo:
         self._failed: list[_Ticket] = []
 
     def put(self, item: _Item) -> None:
-        # The draw is made outside the lock; only work can be late, marks and waits follow it.
-        item.held = self._chaos is not None and item.work is not None and self._chaos.hold()
         with self._lock:
             if self._stopped.done():
                 raise DeviceError(f"stream {self._name!r} is closed")
-            self._given += 1
-            item.number = self._given
-            if item.ticket is not None:
-                item.ticket.number = self._given
             self._items.append(item)
             if self._thread is None:
                 self._thread = start_thread(self._loop, f"pipegraph-stream-{self._name}")
-            self._condition.notify_all()
-
-    def demand(self, number: int) -> None:
-        """Somebody waits for item `number`: nothing up to it is held any longer."""
-        if self._chaos is None:
-            return
-        with self._lock:
-            self._demanded = max(self._demanded, number)
             self._condition.notify_all()
 
     def take_failures(self) -> list[_Ticket]:
@@ -144,7 +116,6 @@ class _Fifo:
         """End the thread once all work has run; called by the garbage collector, so it waits for nothing."""
         with self._lock:
             self._retired = True
-            self._demanded = self._given
             self._condition.notify_all()
 
     def stop(self) -> None:
@@ -166,7 +137,7 @@ class _Fifo:
     def _next(self) -> _Item | None:
         with self._lock:
             while not self._stopped.done():
-                if self._items and (not self._items[0].held or self._items[0].number <= self._demanded):
+                if self._items:
                     return self._items.popleft()
                 if self._retired and not self._items:
                     return None
@@ -197,7 +168,6 @@ class _Fifo:
     def _do(self, item: _Item) -> BaseException | None:
         try:
             if item.awaited is not None:
-                item.awaited.demand()
                 return item.awaited.failure_unless(self._stopped)
             if item.work is not None:
                 item.work()
@@ -246,10 +216,10 @@ def _cpu_event(event: Event | None) -> CpuEvent:
 class CpuStream(Stream):
     """A FIFO thread, started with the first work, ended by the backend's ``close`` or when collected."""
 
-    def __init__(self, slot: Slot, name: str, chaos: Any = None) -> None:
+    def __init__(self, slot: Slot, name: str) -> None:
         self.slot = slot
         self.name = name
-        self._fifo = _Fifo(name, chaos)
+        self._fifo = _Fifo(name)
         weakref.finalize(self, self._fifo.retire)
 
     def run(self, work: Callable[[], object]) -> None:
@@ -262,7 +232,7 @@ class CpuStream(Stream):
 
     def record_event(self, event: Event | None = None) -> Event:
         recorded = _cpu_event(event)
-        ticket = _Ticket(self._fifo)
+        ticket = _Ticket()
         self._fifo.put(_Item(ticket=ticket))
         recorded._ticket = ticket
         return recorded
@@ -313,16 +283,11 @@ _HOST = _HostStream()
 
 
 class CpuBackend(Backend):
-    """Streams and memory of the CPU.
-
-    Args:
-        chaos: an adversary for tests (``tests/support/chaos.py``): late work, poisoned memory.
-    """
+    """Streams and memory of the CPU."""
 
     device = _CPU
 
-    def __init__(self, chaos: Any = None) -> None:
-        self._chaos = chaos
+    def __init__(self) -> None:
         self._lock = concurrency.Lock()
         self._streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()
         self._fifos: list[_Fifo] = []  # also of streams that were collected: close joins their threads
@@ -333,7 +298,7 @@ class CpuBackend(Backend):
             raise DeviceError(
                 f"the CPU backend has no stream for slot {slot}: use backend_for({str(slot.device)!r})"
             )
-        stream = CpuStream(slot, name, self._chaos)
+        stream = CpuStream(slot, name)
         with self._lock:
             if self._closed:
                 raise DeviceError("the CPU backend is closed")
@@ -365,13 +330,7 @@ class CpuBackend(Backend):
         stream.run(copy)
 
     def alloc(self, nbytes: int, kind: MemoryKind) -> torch.Tensor:
-        buffer = torch.empty(nbytes, dtype=torch.uint8)
-        self.released(buffer)
-        return buffer
-
-    def released(self, buffer: torch.Tensor) -> None:
-        if self._chaos is not None:
-            self._chaos.poison(buffer)
+        return torch.empty(nbytes, dtype=torch.uint8)
 
     def read_on(self, buffer: torch.Tensor, stream: Stream) -> None:
         return None  # work given to a stream here keeps its tensors alive itself

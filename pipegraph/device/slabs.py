@@ -52,7 +52,6 @@ class SlabRing:
     Args:
         allocate: returns a uint8 tensor of at least that many bytes; what is large enough for several slabs is cut.
         spare: free slabs kept; more are given back to the system.
-        on_return: called with a slab's memory before it is used again (tests poison it there).
         count: called with ``slabs_made`` and of ``slab_bytes``, which were allocated for them, with what is rounded up.
         reused: whether slabs come back; else each is what ``allocate`` gave, and torch's allocator reuses it.
 
@@ -64,7 +63,6 @@ class SlabRing:
         self,
         allocate: Callable[[int], torch.Tensor],
         spare: int,
-        on_return: Callable[[torch.Tensor], None] | None = None,
         count: Callable[[str, int], None] = lambda name, n: None,
         reused: bool = True,
     ) -> None:
@@ -72,7 +70,6 @@ class SlabRing:
         self._reused = reused
         self._count = count
         self._spare = spare
-        self._on_return = on_return
         self._free: concurrency.SimpleQueue[tuple[torch.Tensor, list[Event]]] = concurrency.SimpleQueue()
         self._loans: Loans[tuple[torch.Tensor, list[Stream]]] = Loans()
         self.made = 0
@@ -96,8 +93,6 @@ class SlabRing:
             if writer is not None:
                 for event in readers_done:
                     writer.wait_event(event)
-            if self._on_return is not None:
-                self._on_return(slab)
             return slab
         memory = self._allocate(nbytes)
         if not self._reused:

@@ -142,11 +142,6 @@ class ReduceStreams:
         """The current stream has read all it wants of a replica's buckets."""
         self._used[replica].record()
 
-    def released(self, live: LiveBucket) -> None:
-        """Nobody reads a bucket any more; test backends poison it."""
-        for backend, buffer in zip(self._backends, live.buffers, strict=True):
-            backend.released(buffer)
-
     def launch(self, live: LiveBucket, contributors: Sequence[int]) -> None:
         """Give the sum of a bucket, and its way back, to the side streams. Waits for nothing."""
         owner, site = live.plan.owner, self._site(live)

@@ -319,11 +319,9 @@ class Reducer:
         self.release()
 
     def release(self) -> None:
-        """The reduced gradients have been used; tests poison the buckets."""
+        """The reduced gradients have been used."""
         for replica in range(len(self._parameters)):
             self.streams.used(replica)
-        for live in self._layout.buckets:
-            self.streams.released(live)
 
     def abort(self) -> bool:
         """Forget a step that failed; nothing of it reaches a later one.

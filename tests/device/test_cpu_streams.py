@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from chaos import Chaos
 
-from pipegraph.device import Backend, CpuBackend, Slot, backend_for, slots_on
+from pipegraph.device import Backend, Slot, backend_for, slots_on
 from pipegraph.errors import DeviceError
 
 CPU = torch.device("cpu")
@@ -230,42 +229,3 @@ def test_a_device_that_is_not_there_is_refused_by_name() -> None:
         backend_for("meta")
     with backend_for("cpu") as backend, pytest.raises(DeviceError, match="cuda:0#0"):
         backend.stream(Slot(torch.device("cuda:0")), "wrong")
-
-
-# Chaos: the adversary the tests of everything above rely on.
-
-
-def test_held_work_runs_only_when_somebody_waits_for_it() -> None:
-    with CpuBackend(Chaos(seed=0, share=1.0)) as backend:
-        stream = backend.stream(Slot(CPU), "late")
-        source, target = torch.ones(3), torch.zeros(3)
-        backend.copy_async(target, source, stream)
-        copied = stream.record_event()
-        source.zero_()  # too early: nobody has waited
-        copied.synchronize()
-        assert torch.equal(torch.zeros(3), target)
-
-
-def test_a_wait_demands_through_a_chain_of_streams() -> None:
-    with CpuBackend(Chaos(seed=0, share=1.0)) as backend:
-        streams = [backend.stream(Slot(CPU, i), f"chain{i}") for i in range(4)]
-        seen: list[int] = []
-        event = backend.event()
-        for number, stream in enumerate(streams):
-            event.wait(stream)
-            stream.run(lambda number=number: seen.append(number))
-            stream.record_event(event)
-        event.synchronize()
-        assert seen == [0, 1, 2, 3]
-
-
-def test_released_memory_is_poisoned() -> None:
-    with CpuBackend(Chaos(seed=0)) as backend:
-        for dtype in (torch.float32, torch.bfloat16, torch.complex64):
-            buffer = torch.zeros(4, dtype=dtype)
-            backend.released(buffer)
-            assert torch.isnan(buffer).all()
-        numbers = torch.zeros(4, dtype=torch.int64)
-        backend.released(numbers)
-        assert (numbers.view(torch.uint8) == 0xAB).all()
-        assert (backend.alloc(16, "pageable") == 0xAB).all()

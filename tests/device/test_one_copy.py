@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from chaos import Chaos
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -246,62 +243,6 @@ def test_several_slabs_share_an_allocation_where_that_wastes_less():
     assert len({slab.data_ptr() for slab in taken}) == 3
     assert all(slab.numel() == 128 for slab in taken)
     assert counts == [("slabs_made", 3), ("slab_bytes", 384)]
-
-
-# Readers on streams of their own: a batch may be gone for the host while the device still reads it.
-
-
-class LikeADevice(CpuBackend):
-    """Copies by address alone, as a copy engine does."""
-
-    def copy_async(self, dst, src, stream):
-        to, start, nbytes = dst.data_ptr(), src.data_ptr(), src.numel() * src.element_size()
-        stream.run(lambda: ctypes.memmove(to, start, nbytes))
-
-
-def wrongly_read(monkeypatch, steps: int, scatter: bool) -> int:
-    """Batches that work of a late stream reads, by address, after the host has let go of them."""
-    seeds = iter(range(100))
-    monkeypatch.setattr(
-        "pipegraph.operators.to_device.backend_for", lambda device: LikeADevice(Chaos(next(seeds)))
-    )
-    # None is given back to the system, where reading by address would find anything.
-    monkeypatch.setattr("pipegraph.device.device_slabs.SPARE_DEVICE_SLABS", 1_000)
-    graph = pg.Graph()
-    node = graph.add(ops.FromSequence([{"x": torch.full((64,), i)} for i in range(4 * steps)])).then(
-        ops.Batch(4)
-    )
-    last = ops.Scatter(["cpu", "cpu"], copy=True) if scatter else ops.CopyToDevice("cpu", copy=True)
-    wrong: list[int] = []
-    with CpuBackend(Chaos(7, share=0.7)) as backend, graph.loader(node.then(last, capacity=2)) as loader:
-        compute = backend.stream(Slot(torch.device("cpu")), "compute")
-        with backend.use(compute):
-            for step, batch in enumerate(loader):
-                for number, part in enumerate(batch if scatter else (batch,)):
-                    rows = 2 if scatter else 4
-                    want = sum(64 * (4 * step + rows * number + row) for row in range(rows))
-                    seen = (ctypes.c_int64 * part["x"].numel()).from_address(part["x"].data_ptr())
-                    compute.run(partial(lambda seen, want: wrong.append(sum(seen) != want), seen, want))
-                del part, batch
-        compute.synchronize()
-        assert len(wrong) == steps * (2 if scatter else 1)
-    return sum(wrong)
-
-
-STEPS = [1_000, pytest.param(10_000, marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("scatter", [False, True], ids=["copied", "scattered"])
-@pytest.mark.parametrize("steps", STEPS)
-def test_a_slab_is_not_written_while_a_late_stream_reads_it(monkeypatch, steps, scatter):
-    assert wrongly_read(monkeypatch, steps, scatter) == 0
-
-
-@pytest.mark.parametrize("scatter", [False, True], ids=["copied", "scattered"])
-@pytest.mark.parametrize("steps", STEPS)
-def test_without_the_wait_for_late_readers_wrong_numbers_are_found(monkeypatch, steps, scatter):
-    monkeypatch.setattr("pipegraph.device.copy.Arrival.read_on", lambda self, stream: None)
-    assert wrongly_read(monkeypatch, steps, scatter) > 0
 
 
 def test_a_reader_whose_backend_is_closed_holds_nothing_up():

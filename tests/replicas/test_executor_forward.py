@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from accelerators import drawn, places
-from chaos import Chaos
 from torch import nn
 
 from pipegraph.device import CpuBackend, DeviceFacts, Scattered
@@ -269,7 +268,7 @@ def test_unequal_devices_are_said() -> None:
             return DeviceFacts(memory=100, multiprocessors=100)
 
     with pytest.warns(PipegraphWarning, match="differ in memory .*below 0.75"):
-        warn_if_unequal([Small(Chaos(0)), Large()])
+        warn_if_unequal([Small(), Large()])
     warn_if_unequal([Large(), Large()])
 
 
