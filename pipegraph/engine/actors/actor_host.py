@@ -21,7 +21,6 @@ import logging
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -36,7 +35,17 @@ from pipegraph.engine.actors.connection import Connection
 from pipegraph.engine.actors.notes import forget, noted
 from pipegraph.engine.actors.parcel import Parcel, Received
 from pipegraph.engine.actors.room import needs, why_it_waits
-from pipegraph.engine.remote.contract import GRACE_S, STARTS, Call, Died, Overdue, same_call
+from pipegraph.engine.remote.contract import (
+    GRACE_S,
+    AheadState,
+    Call,
+    Died,
+    HostState,
+    Overdue,
+    WorkerHost,
+    moved,
+    same_call,
+)
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.remote.worker import NOTHING
 
@@ -68,7 +77,7 @@ _Answer = tuple[int, "Future[Any]"]
 """The number of a call to the actor, and its answer."""
 
 
-class ActorHost:
+class ActorHost(WorkerHost):
     """See the module docstring. One thread calls; ``cancel`` may come from any.
 
     Args:
@@ -82,6 +91,7 @@ class ActorHost:
 
     pid: int | None = None
     """It is no process of this machine."""
+    _next: tuple[Call, _Answer]  # sent ahead, if there is one
     place = "actor"
     gave_up = "its actor was ended"
 
@@ -94,39 +104,30 @@ class ActorHost:
         timeout_s: float | None,
         connection: Connection,
     ) -> None:
+        super().__init__(contexts[0])
         self._options = options
         self._connection = connection
         self._sealed = sealed
         self._contexts = contexts
-        self._context = contexts[0]
         self._given = given
         self._timeout_s = timeout_s
         self._condition = concurrency.Condition()
         self._cancelled = False
         self._actor: Any = None
         self._sent = 0  # calls to this actor
-        self.ahead: Callable[[], Call | None] | None = None
-        self._next: tuple[Call, _Answer] | None = None  # sent ahead
+        self._forget_ahead()
         self._left: _Answer | None = None  # the answer to the last call before a cancellation
         self._key = uuid.uuid4().bytes
         self._to_note = 0
         self._noting = False
-        self.deaths = 0
 
-    def start(self) -> None:
-        ends = 0
-        while ends < STARTS:
-            try:
-                with self._context.stopping.ending(self.cancel):
-                    return self._start()
-            except Died as died:
-                last = died
-                ends += NODE_DIED not in died.reason
-        raise replace(last, reason=f"{last.reason}, each time that it was started", row=NOTHING, member=0)
+    def _is_own(self, died: Died) -> bool:
+        return NODE_DIED not in died.reason
 
     def _start(self) -> None:
         self._check_connected()
         self._actor = ray.remote(**self._options)(StageActor).remote(self._key)
+        self._state = moved(self._state, HostState.SERVING)
         self._sent = 0
         opened = self._actor.start.remote(self._sealed, self._contexts, *self._given)
         try:
@@ -141,13 +142,14 @@ class ActorHost:
 
     def call(self, name: str, *args: Any) -> Any:
         called = (name, *args)
-        if self._next is not None and same_call(self._next[0], called):
-            answer, self._next = self._next[1], None
+        if self._ahead is AheadState.SENT and same_call(self._next[0], called):
+            answer = self._next[1]
+            self._forget_ahead()
         else:
             if self._left is not None:  # the actor is still in that call, perhaps for long
                 with contextlib.suppress(Exception):
                     self._answer(self._left)
-            if self._actor is None:
+            if self._state is not HostState.SERVING:
                 self.start()
             self._noting = self._to_note > 0
             self._to_note = max(0, self._to_note - 1)
@@ -174,6 +176,12 @@ class ActorHost:
             return
         with contextlib.suppress(Exception):  # the call itself will raise it
             self._next = found, self._send(found)
+            self._ahead = moved(self._ahead, AheadState.SENT)
+
+    def _forget_ahead(self) -> None:
+        """The call sent ahead is called now, or never."""
+        self._ahead = moved(self._ahead, AheadState.NONE)
+        self._next = (), (0, Future())
 
     def _result(self, answer: _Answer, opening: bool = False) -> Any:
         result, counts = self._answer(answer, opening)
@@ -217,8 +225,9 @@ class ActorHost:
         with self._condition:
             while not answer.done():
                 if self._cancelled:
-                    if self._next is not None:  # it will not be called any more
-                        self._left, self._next = self._next[1], None
+                    if self._ahead is AheadState.SENT:  # it will not be called any more
+                        self._left = self._next[1]
+                        self._forget_ahead()
                     raise Cancelled
                 left_s = None if deadline is None else deadline - concurrency.monotonic()
                 if left_s is not None and left_s <= 0:
@@ -263,7 +272,9 @@ class ActorHost:
         return Died(error if isinstance(error, str) else _reason(error), row, "", member)
 
     def _end(self) -> None:
-        actor, self._actor, self._left, self._next = self._actor, None, None, None
+        actor, self._actor, self._left = self._actor, None, None
+        self._forget_ahead()
+        self._state = moved(self._state, HostState.ABSENT)
         if actor is not None and self._connection.alive:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
@@ -298,7 +309,7 @@ class ActorHost:
         Raises:
             Exception: what the operator's ``close`` raised there.
         """
-        if self._actor is None:
+        if self._state is not HostState.SERVING:
             return
         self.uncancel()
         error = None
@@ -309,6 +320,7 @@ class ActorHost:
             if self.deaths and self._connection.alive:
                 forget(self._key)
             self._end()
+            self._state = HostState.CLOSED
         if error is not None:
             raise error
 

@@ -37,11 +37,14 @@ from pipegraph.engine.process.segments import anonymous_file
 from pipegraph.engine.process.wire import Port, Unreadable
 from pipegraph.engine.remote.contract import (
     GRACE_S,
-    STARTS,
+    AheadState,
     Call,
     Died,
+    HostState,
     Overdue,
+    WorkerHost,
     exit_reason,
+    moved,
     same_call,
     stopped_s,
 )
@@ -68,7 +71,7 @@ class _Process:
     poll: select.poll
 
 
-class ProcessHost:
+class ProcessHost(WorkerHost):
     """A :class:`~.contract.Host`; see the module docstring.
 
     Args:
@@ -96,20 +99,18 @@ class ProcessHost:
         timeout_s: float | None,
         count: Callable[[int, str, int], None],
     ) -> None:
+        super().__init__(context)
         self._zygote = parent
         self._sealed = sealed
-        self._context = context
         self._given = given
         self._timeout_s = timeout_s
         self._count = count
-        self._wake = -1  # an eventfd, made with the first process
+        self._wake = -1  # an eventfd, from the first start to the end
         self._waking = concurrency.Lock()  # keeps _wake open during a write
         self._running: _Process | None = None
         self._unanswered = 0
-        self.ahead: Callable[[], Call | None] | None = None
-        self._next: Call | None = None  # sent ahead
-        self._outcome: tuple[Any, Exception | None] | None = None  # its result, if it was answered early
-        self.deaths = 0
+        self._next: Call = ()  # the call sent ahead, if there is one
+        self._outcome: tuple[Any, Exception | None] = None, None  # its result, once it was answered
         forks.notify(self)
 
     @property
@@ -121,16 +122,8 @@ class ProcessHost:
         assert self._running is not None
         return self._running
 
-    def start(self) -> None:
-        if self._wake < 0:
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        for _ in range(STARTS):
-            try:
-                with self._context.stopping.ending(self.cancel):
-                    return self._start()
-            except Died as died:
-                last = died
-        raise replace(last, reason=f"{last.reason}, each time that it was started", row=NOTHING, member=0)
+    def _prepare(self) -> None:
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def _start(self) -> None:
         with contextlib.ExitStack() as undo:
@@ -151,6 +144,7 @@ class ProcessHost:
         for fd in (child.sock.fileno(), child.sentinel, self._wake):
             poll.register(fd, select.POLLIN)
         self._running = _Process(child, Port(child.sock), page, stack, poll)
+        self._state = moved(self._state, HostState.SERVING)
         self._unanswered = 0
         self._send((self._sealed.spans, self._given))
         self._result(None)
@@ -159,21 +153,23 @@ class ProcessHost:
 
     def call(self, name: str, *args: Any) -> Any:
         called = (name, *args)
-        if self._next is not None and same_call(self._next, called):
-            self._next, outcome, self._outcome = None, self._outcome, None
-            if outcome is not None:
-                if outcome[1] is not None:
-                    raise outcome[1]
-                return outcome[0]
+        if self._ahead is not AheadState.NONE and same_call(self._next, called):
+            answered = self._ahead is AheadState.ANSWERED
+            result, error = self._outcome
+            self._forget_ahead()
+            if error is not None:
+                raise error
+            if answered:
+                return result
             self._look_ahead()
             return self._result(self._timeout_s)
-        if self._running is None:
+        if self._state is not HostState.SERVING:
             self.start()
-        expected = self._next is not None and self._outcome is None
+        expected = self._ahead is AheadState.SENT
         while self._unanswered > expected:  # answers to cancelled calls
             with contextlib.suppress(Exception):
                 self._result(self._timeout_s)
-        if self._running is None:  # the process died
+        if self._state is not HostState.SERVING:  # the process died
             self.start()
             expected = False
         self._send((name, args))
@@ -192,13 +188,18 @@ class ProcessHost:
     def _look_ahead(self) -> None:
         if self.ahead is None or (found := self.ahead()) is None:
             return
-        self._next = self._outcome = None
+        self._forget_ahead()
         try:
             self._process.port.send((found[0], found[1:]), wait=False)
         except Exception:  # the call itself will raise it
             return
-        self._next = found
+        self._next, self._ahead = found, moved(self._ahead, AheadState.SENT)
         self._unanswered += 1
+
+    def _forget_ahead(self) -> None:
+        """The call sent ahead is called now, or never."""
+        self._ahead = moved(self._ahead, AheadState.NONE)
+        self._next, self._outcome = (), (None, None)
 
     def _answer_early(self) -> None:
         """Another call was made than the one sent ahead: receive and keep the latter's answer.
@@ -214,6 +215,7 @@ class ProcessHost:
             raise Died(self.gave_up, NOTHING, late.stack) from None
         except Exception as error:
             self._outcome = None, error
+        self._ahead = moved(self._ahead, AheadState.ANSWERED)
 
     def _result(self, timeout_s: float | None, hurry: bool = False) -> Any:
         if hurry and not self._process.poll.poll(HURRY_MS):
@@ -261,7 +263,7 @@ class ProcessHost:
             asked_ns = concurrency.monotonic_ns()
             ready = {fd for fd, _ in self._process.poll.poll(None if left_ms == math.inf else left_ms)}
             if self._wake in ready:
-                self._next = self._outcome = None  # it will not be called any more
+                self._forget_ahead()
                 raise Cancelled
             if sock in ready:
                 return
@@ -318,10 +320,11 @@ class ProcessHost:
         if self._running is not None:
             self._running.port.close()
             os.close(self._running.stack)
+            self._state = moved(self._state, HostState.ABSENT)
         self._running = None
         self._unanswered = 0
-        if self._outcome is None:
-            self._next = None  # lost with the process
+        if self._ahead is AheadState.SENT:  # lost with the process
+            self._forget_ahead()
 
     def _forked(self) -> None:
         """In a forked child: close our copy of the parent's socket, so that the process sees the parent end."""
@@ -332,6 +335,7 @@ class ProcessHost:
             running.child.close()
         if wake >= 0:
             os.close(wake)
+        self._state = HostState.CLOSED
 
     # -- closing -------------------------------------------------------------------------------
 
@@ -346,7 +350,7 @@ class ProcessHost:
                 os.eventfd_read(self._wake)
 
     def close(self, grace_s: float = GRACE_S) -> None:
-        if self._wake < 0:
+        if self._state is HostState.CLOSED:
             return
         error: BaseException | None = None
         try:
@@ -357,6 +361,7 @@ class ProcessHost:
             with self._waking:
                 wake, self._wake = self._wake, -1
                 os.close(wake)
+            self._state = moved(self._state, HostState.CLOSED)
         if error is not None:
             raise error
 

@@ -20,15 +20,13 @@ from pipegraph.bundle import Bundle
 from pipegraph.capabilities import BundleSource, Resumable
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Drawn, Fact
+from pipegraph.engine.remote.contract import NOTHING as NOTHING
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.global_generators import Draws, drawing
 from pipegraph.tree import buffers
 
 PAGE = 32
 """Bytes of the page: row in work, its start time (``monotonic_ns``), number of the fused stage."""
-
-NOTHING = -1
-"""The row's value while none is in work."""
 
 PULL_NS = 2_000_000
 """Items of a source are sent after this time, or in groups of ``PULL``."""
