@@ -196,7 +196,7 @@ class Load(_Reads, BundleMap, Fuses, Planned):
         bound.facts |= Fact.IN_TRAINER  # its blocks are shared by the stage's workers
         return bound
 
-    def read_away(self, source: Source) -> Source | None:
+    def read_remotely(self, source: Source) -> Source | None:
         if self.cache is not None or self.choice or not isinstance(source, ShardSelect):
             return None
         return ShardRows(source) if readable_in_place(source) else None

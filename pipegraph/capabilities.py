@@ -210,8 +210,8 @@ class Fuses:
         this one's; None if they cannot be fused."""
         return None
 
-    def read_away(self, source: Source) -> Source | None:
-        """A source of this operator's outputs for ``source``, read by workers elsewhere; None if they cannot."""
+    def read_remotely(self, source: Source) -> Source | None:
+        """A source of this operator's outputs for ``source``, read by remote workers; None if they cannot."""
         return None
 
 

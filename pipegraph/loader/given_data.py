@@ -53,13 +53,13 @@ class GivenData:
             GraphError: it has another length than the copy that processes read.
         """
         ahead = any_source = False
-        for name, source, described, away in self._sources:
+        for name, source, described, remote in self._sources:
             data, order = described.given()
-            # A sampler is asked in this process, unless all of the graph is elsewhere.
-            order = order if self._isolated or not away else None
+            # A sampler is asked in this process, unless all stages are remote.
+            order = order if self._isolated or not remote else None
             found = length_of(data), fingerprint(data, order)
             before = self._seen.get(name, found)
-            if not away:
+            if not remote:
                 any_source |= found != before
                 ahead |= source.reads_ahead and found != before
                 if described.handed_out is not None:
@@ -68,11 +68,11 @@ class GivenData:
                 self._unseen(name, before[0], found[0])
                 continue
             self._seen[name] = found
-        for name, functions, away in self._functions:
+        for name, functions, remote in self._functions:
             found = None, fingerprint(*functions)
             if found == self._seen.setdefault(name, found):
                 continue
-            if away:
+            if remote:
                 self._unseen(name, None, None, "what its function reads")
             else:
                 ahead = any_source = True
@@ -97,20 +97,20 @@ class GivenData:
 
     def explain(self, error: BaseException) -> None:
         """Add to a failure what of its source's data has changed unseen."""
-        for name, _, described, away in self._sources:
+        for name, _, described, remote in self._sources:
             before, now = self._seen[name][0], length_of(described.given()[0])
-            if away and before != now:
+            if remote and before != now:
                 note(error, self._message(name, before, now))
 
-    def ends(self, elsewhere: Collection[str]) -> None:
+    def ends(self, changed: Collection[str]) -> None:
         """A pass was delivered: warns, once per source, of data that stages have changed in place.
 
         Args:
-            elsewhere: the sources of another process of which that is known.
+            changed: the sources of another process of which that is known.
         """
-        for name, _, described, away in self._sources:
+        for name, _, described, remote in self._sources:
             if name in self._reported:
                 continue
-            if name in elsewhere or (not away and described.changed_in_place()):
+            if name in changed or (not remote and described.changed_in_place()):
                 self._reported.add(name)
                 warnings.warn(IN_PLACE.format(name), PipegraphWarning, stacklevel=5)

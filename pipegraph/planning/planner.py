@@ -21,8 +21,8 @@ from pipegraph.planning.rewrites import (
     fuse_processes,
     leave_out_copies,
     part_inline,
-    read_away,
     read_in_rows,
+    read_remotely,
     repeat_sources,
     shortcut,
 )
@@ -40,7 +40,7 @@ def make_plan(graph: Graph, output: Node | str | None, kind_of: KindOf) -> Plan:
     repeat_sources(planned, edge)
     leave_out_copies(planned, edge)
     read_in_rows(planned, edge)
-    read_away(planned, edge)
+    read_remotely(planned, edge)
     fuse(planned, edge)
     part_inline(planned)
     choose_memory(planned, edge)

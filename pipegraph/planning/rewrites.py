@@ -119,7 +119,7 @@ def read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
         _leave_out(reader.name, planned, f"its work is done in {below.name!r}, row by row", below.name)
 
 
-def read_away(planned: dict[str, StagePlan], output: Edge) -> None:
+def read_remotely(planned: dict[str, StagePlan], output: Edge) -> None:
     """A reader in actors of what a source only names becomes part of that source: its actors read.
 
     A policy, a cache and what replaces samples need the two apart.
@@ -135,7 +135,7 @@ def read_away(planned: dict[str, StagePlan], output: Edge) -> None:
             continue
         if not _plain(source, reader):
             continue
-        both = fusing.read_away(source.source)
+        both = fusing.read_remotely(source.source)
         if both is None:
             continue
         spec = replace(

@@ -1,4 +1,4 @@
-"""The interface of backends that run operators elsewhere: a :class:`Host` per worker, and the two ways it can fail.
+"""The interface of a host: one per worker of a remote stage; and the two ways in which it can fail.
 
 In the stage's thread a proxy (``base_proxy``) takes the operator's place and calls its host; on the other side a
 ``ProcessWorker`` has the operator and serves the calls. Everything else (tickets, order, memory account, policies,

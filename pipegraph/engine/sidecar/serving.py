@@ -78,7 +78,7 @@ class _ReportingSnapshots(Snapshots):
         self._log.append(("stood", self._stage, epoch, step, pickle.loads(pickle.dumps(snapshot))))
 
 
-class HostRuntime(Runtime):
+class SidecarRuntime(Runtime):
     """A runtime that reports ledger entries and snapshots to the trainer."""
 
     def __init__(self, plan: Plan, facts: tuple[int, int, int, int], allocate: Callable[[int], Any]) -> None:
@@ -129,7 +129,7 @@ class Serving:
     ``_lock`` guards the run's number: a run is cancelled whether the request came before or after its start.
     """
 
-    def __init__(self, runtime: HostRuntime) -> None:
+    def __init__(self, runtime: SidecarRuntime) -> None:
         self.runtime = runtime
         self._lock = concurrency.Lock()
         self._number = 0
@@ -303,7 +303,7 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, contr
             plan: Plan = unseal(sealed_fd, spans)
             if any(stage.backend.pool for stage in plan.running):
                 borrowed = zygote.borrow()  # before any thread starts
-            serving = Serving(HostRuntime(plan, facts, port.slab))
+            serving = Serving(SidecarRuntime(plan, facts, port.slab))
             control = Connection(control_fd)
             concurrency.Thread(target=serving.control, args=(control,), name="control", daemon=True).start()
             serving.runtime.open()

@@ -2,7 +2,6 @@
 
 from scheduler.model import Model
 
-from schedule_models.elsewhere import Isolated, ProcessStage
 from schedule_models.pipelines import (
     Completion,
     CompletionBelow,
@@ -20,6 +19,7 @@ from schedule_models.pipelines import (
 )
 from schedule_models.queues import AccountModel, ChannelModel, SequencedChannelModel
 from schedule_models.readers import BlockReaderModel
+from schedule_models.remote import Isolated, ProcessStage
 from schedule_models.replicas import ReducerModel
 
 MODELS: dict[str, type[Model]] = {

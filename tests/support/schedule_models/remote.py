@@ -177,7 +177,7 @@ class FakeSidecarHost:
     def start(self) -> None:
         with self._context.stopping.ending(self._stop):
             plan = pickle.loads(pickle.dumps(self._plan))
-            runtime = serving.HostRuntime(plan, self._facts, lambda nbytes: None)
+            runtime = serving.SidecarRuntime(plan, self._facts, lambda nbytes: None)
             self._serving = serving.Serving(runtime)
             self._control = Link(self._serve_control, "control")
             self._calls = Link(self._serve_call, "sidecar")
@@ -273,7 +273,7 @@ class FakeProcesses(Pool):
         pass
 
 
-class ElsewhereModel(LoaderModel):
+class RemoteModel(LoaderModel):
     """A loader whose worker processes are tasks."""
 
     def run(self) -> None:
@@ -288,7 +288,7 @@ class ElsewhereModel(LoaderModel):
             processes.Processes = real  # type: ignore[misc]
 
 
-class ProcessStage(ElsewhereModel):
+class ProcessStage(RemoteModel):
     """A stage in worker processes, of which one may die at some row."""
 
     def graph(self, variant: int) -> pg.Graph:
@@ -302,7 +302,7 @@ class ProcessStage(ElsewhereModel):
         return graph
 
 
-class Isolated(ElsewhereModel):
+class Isolated(RemoteModel):
     """Both halves of ``isolate=True``: the trainer's runtime and the sidecar's, over two links."""
 
     def graph(self, variant: int) -> pg.Graph:
