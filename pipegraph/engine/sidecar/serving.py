@@ -186,22 +186,22 @@ class Serving:
         return items, self._reports(), error
 
     def instead(self, result: Any, error: Exception) -> Any:
-        """An answer in place of one that cannot be sent: the items before the one that cannot, and its failure."""
+        """An answer in place of one that cannot be sent: with failures in the place of the items that cannot."""
         if not isinstance(result, tuple) or not result[0]:
             return Carried(error)
-        items, reports, ended = result
+        items, *rest = result
         sent: list[Any] = []
         for item in items:
-            whole = [item.one(index) for index in range(item.count)] if isinstance(item, Bundle) else [item]
-            for one in whole:
+            ones = [item.one(index) for index in range(item.count)] if isinstance(item, Bundle) else [item]
+            for one in ones:
                 try:
                     TreePickler(io.BytesIO(), lambda buffer: False).dump(one)
                 except Exception as why:
                     why.add_note(f"pipegraph: {one!r} cannot be sent from the process of isolate=True")
-                    failure: Any = Carried(why)
-                    return [*sent, Failure(failure, one.epoch)], reports, ended
+                    failed: Any = Carried(why)
+                    one = Failure(failed, one.epoch)
                 sent.append(one)
-        return Carried(error)
+        return sent, *rest
 
     def close(self) -> None:
         """End the runtime."""
