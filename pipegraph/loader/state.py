@@ -55,16 +55,18 @@ class Delivered:
         self._begin(found, reached)
 
     def _begin(self, found: dict[Lineage, list[tuple[Path, Lineage]]], reached: Reached) -> None:
-        cursor, steps = reached
-        log: list[tuple[Cursor, Sequence[Lineage], Sequence[Path]]] = [(cursor, (), ())]
-        self._known = found, log, steps
+        log: list[tuple[Reached, Sequence[Lineage], Sequence[Path]]] = [(reached, (), ())]
+        self._known = found, log
         self._kept = sum(map(len, found.values()))
         self._chunks = self._samples = 0
 
     def add(self, chunk: Chunk) -> bool:
         """Count a delivered chunk; says whether it is time to forget some."""
         samples = len(chunk.lineages)
-        self._known[1].append((chunk.after, chunk.lineages, chunk.paths or ((),) * samples))
+        log = self._known[1]
+        _, steps = log[-1][0]
+        reached = chunk.after, None if steps is None else steps + 1
+        log.append((reached, chunk.lineages, chunk.paths or ((),) * samples))
         self._samples += samples
         self._chunks += 1 + samples // FORGET_SAMPLES
         # Not before there is as much new as was kept: so forgetting costs no more than noting.
@@ -72,12 +74,11 @@ class Delivered:
 
     @property
     def reached(self) -> Reached:
-        _, log, steps = self._known
-        return _after(log.copy(), steps)
+        return self._known[1][-1][0]
 
     def read(self) -> tuple[Reached, dict[Path, set[Lineage]]]:
         """What was delivered, and the samples up to its cursor by path."""
-        found, log, steps = self._known
+        found, log = self._known
         entries = log.copy()
         lineages: dict[Path, set[Lineage]] = {}
         for several in found.values():
@@ -86,23 +87,18 @@ class Delivered:
         for _, delivered, paths in entries:
             for lineage, path in zip(delivered, paths, strict=True):
                 lineages.setdefault(path, set()).add(lineage)
-        return _after(entries, steps), lineages
+        return entries[-1][0], lineages
 
     def forget(self, behind: Iterable[Lineage]) -> None:
         """These (source, position) lie before their source's restart: they will not come again."""
-        known, log, steps = self._known
+        known, log = self._known
         found = {key: list(several) for key, several in known.items()}
         for _, delivered, paths in log:
             for lineage, path in zip(delivered, paths, strict=True):
                 found.setdefault(lineage[:2], []).append((path, lineage))
         for key in behind:
             found.pop(key, None)
-        self._begin(found, _after(log, steps))
-
-
-def _after(log: Sequence[Any], steps: int | None) -> Reached:
-    """Of a log that began after ``steps`` chunks."""
-    return log[-1][0], None if steps is None else steps + len(log) - 1
+        self._begin(found, log[-1][0])
 
 
 def encode_delivered(lineages: LineagesByPath) -> list[Any]:
