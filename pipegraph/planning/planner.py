@@ -45,6 +45,8 @@ def make_plan(graph: Graph, output: Node | str | None, kind_of: KindOf) -> Plan:
     part_inline(planned)
     choose_memory(planned, edge)
     fuse_processes(planned, edge)
+    for name, stage in list(planned.items()):  # a rewrite may have put another operator in its place
+        planned[name] = replace(stage, kind=kind_of(stage.operator))
     edge = shortcut(edge, planned)
     _pair_routes(planned, edge)
     for stage in planned.values():

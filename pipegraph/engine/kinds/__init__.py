@@ -10,6 +10,7 @@ from pipegraph.contracts import Operator, Source
 from pipegraph.engine.kinds.expand import ExpandKind
 from pipegraph.engine.kinds.fan_in import FanInKind
 from pipegraph.engine.kinds.map import MapKind
+from pipegraph.engine.kinds.random_access import RandomAccessKind
 from pipegraph.engine.kinds.regroup import RegroupKind
 from pipegraph.engine.kinds.remote_stages import RemoteStagesKind
 from pipegraph.engine.kinds.route import RouteKind
@@ -21,6 +22,7 @@ from pipegraph.planning.kind import StageKind
 
 KINDS: dict[str, StageKind] = {
     "source": SourceKind(),
+    "random access": RandomAccessKind(),
     "sidecar": RemoteStagesKind(),
     "map": MapKind(),
     "rows": RowKind(),
@@ -44,8 +46,8 @@ def kind_of(operator: Operator | Source) -> StageKind:
     if name not in KINDS:
         known = ", ".join(map(repr, KINDS))
         raise GraphError(f"{operator.name}: kind is {name!r}, and must be one of {known}")
-    if isinstance(operator, Operator) and operator.stateful:
+    if isinstance(operator, Source):
+        return KINDS["random access" if operator.random_access else name]
+    if operator.stateful:
         return _STATEFUL.get(name, KINDS[name])
-    if isinstance(operator, RowOperator):
-        name = "rows"
-    return KINDS[name]
+    return KINDS["rows" if isinstance(operator, RowOperator) else name]

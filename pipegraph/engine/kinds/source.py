@@ -1,4 +1,4 @@
-"""Sources: read in sequence by one worker, or, with random access, position by position by all workers of the stage.
+"""Sources, read in sequence by one worker.
 
 A cursor is the number of the rank's next step.
 """
@@ -8,28 +8,23 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from itertools import islice, repeat
+from itertools import islice
 from operator import index as as_int
 from time import perf_counter_ns
 from typing import Any
 
-from pipegraph.bundle import Bundle, PackedParts, named
-from pipegraph.capabilities import BundleItems, BundleSource, Gathers, Grouped, Resumable, Sampled, UserData
+from pipegraph.bundle import Bundle, named
+from pipegraph.capabilities import BundleItems, Resumable, UserData
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineages
-from pipegraph.contracts import DrawnRows, Fact, History, Source, history_of
-from pipegraph.engine.activity import Activity, Cancelled
-from pipegraph.engine.channel import Channel
-from pipegraph.engine.kinds.map import MapKind, MapUnit, Process, RunUnit, map_loop
-from pipegraph.engine.remote.contract import Call
+from pipegraph.contracts import Fact, History, Source, history_of
+from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.stage.failure_policy import is_interrupt
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
-from pipegraph.engine.stage_pump import MORE, StagePump
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import GraphError, note
 from pipegraph.global_generators import Draws
-from pipegraph.planning.kind import Former, Restart
+from pipegraph.planning.kind import Former, Restart, StageKind
 from pipegraph.planning.plan import Plan, StagePlan
 
 Loop = Iterator[Any]
@@ -38,29 +33,24 @@ SNAPSHOT_EVERY = 64
 """Items between two snapshots of an iterator."""
 
 
-class SourceKind(MapKind):
+class SourceKind(StageKind):
     """See the module docstring."""
 
-    in_place = False
-    by_sample = False
+    parallel = True
 
     def stays(self, operator: Any) -> str | None:
         if operator.gives == "part":
             return f"{operator.name} only names what is to be read"
         return super().stays(operator)
 
-    def one_to_one(self, operator: Any) -> bool:
-        return False
-
     def fixed(self, operator: Any) -> str | None:
-        return None if operator.random_access else f"{operator.name} can only be read in sequence"
+        return f"{operator.name} can only be read in sequence"
 
     def level(self, operator: Any, inputs: Sequence[str]) -> str:
         return str(operator.gives)
 
     def hands_over_rows(self, stage: StagePlan) -> bool:
-        source: Any = stage.operator
-        return bool(source.random_access or source.can(BundleItems))
+        return stage.operator.can(BundleItems) is not None
 
     def elastic(self, stage: StagePlan) -> bool:
         source: Any = stage.operator
@@ -102,33 +92,16 @@ class SourceKind(MapKind):
     def bundle_sizes(
         self, stage: StagePlan, plan: Plan, reader: Any, world_size: int
     ) -> tuple[int, int, int, int]:
-        source: Any = stage.operator
-        group = reader.group if source.can(Grouped) else 1
         rows, size, batches = stage.bundle_rows, sys.maxsize, 1
         if stage.bundle is not None:
             batch: Any = plan.stages[stage.bundle].operator
             size = batch.group_size(world_size)
             if rows > batch.group_size():
                 batches = rows // size  # its rows are in memory: several batches per bundle
-        elif source.can(Sampled):
-            rows = 1  # the sampler may wait until the consumer has processed the previous row
-        return max(rows, group), group, size, batches
-
-    def feed(self, stage: StageRun, reader: Any, activity: Activity) -> tuple[Channel, StagePump] | None:
-        source: Any = stage.plan.operator
-        if not source.random_access:
-            return None
-        inner = Channel(max(64, 2 * stage.plan.workers, stage.pace.max_rows), None, activity)
-        inner.pump = StagePump(positions_loop(stage, reader, inner), inner.nudge)
-        return inner, inner.pump
+        return rows, 1, size, batches
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:
-        source: Any = stage.plan.operator
-        if not source.random_access:
-            return sequence_loop(stage, worker)
-        if stage.plan.followers:
-            return map_loop(stage, worker, worker.operator.process, RunUnit(stage, worker), None, True)
-        return map_loop(stage, worker, _reading(worker.operator), _ReadUnit(stage, worker), None, True)
+        return sequence_loop(stage, worker)
 
 
 class _Items(Unit):
@@ -303,144 +276,3 @@ def failure_of(stage: StageRun, error: BaseException, epoch: int, step: int) -> 
         error = wrapped
     note(error, f"pipegraph: stage {stage.name!r}, item {step} of this rank, epoch {epoch}")
     return Failure(error, epoch)
-
-
-def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
-    """Feed the positions of a random-access source to its workers, which read them as a map stage would.
-
-    Runs inline: a worker that finds ``inner`` empty steps this loop.
-    """
-    run, name, pace = stage.run, stage.name, stage.pace
-    epoch, step = run.first_epoch, stage.restart.step
-    single = pace.max_rows == 1
-    planned = stage.plan.operator
-    trusted, waits = Fact.TRUSTED in planned.facts, Fact.WAITS in planned.facts
-    sampled, resumable = source.can(Sampled), source.can(Resumable) is not None
-    # Deal bundles one at a time: a better size may be known for the next one.
-    room = inner.stats().capacity if single and not waits else 1
-    draws = None if Fact.SEEDS_ITSELF in planned.facts else Draws(run.seed, name)
-    began = step
-    while True:
-        run.horizon.wait_for(epoch, source.reads_ahead)
-        filled = 0
-        positions: Any = None
-        while stage.stop_epoch < epoch:
-            group: Any = [] if sampled is None else DrawnRows([], [])
-            failure: Failure | None = None
-            try:
-                if positions is None:
-                    stage.snapshots.restore(source, epoch, run.first_epoch)
-                    failure = snapshot_of(stage, source, epoch, 0) if resumable else None
-                    if step and not trusted:
-                        check_start(name, "positions", source, epoch, (run.rank, run.world_size), step)
-                    if draws is not None:
-                        draws.one(epoch, ("positions",))
-                    positions = iter(source.positions(epoch, run.rank, run.world_size, step))
-                    positions = positions if draws is None else draws.lazily(positions)
-                rows = pace.rows(step - began)
-                if sampled is None:
-                    group.extend(islice(positions, rows))
-                else:
-                    sampled.draw_into(group, positions, rows)
-            except BaseException as error:
-                failure = failure_of(stage, error, epoch, step + len(group))
-            if not group:
-                if failure is None and not trusted:
-                    failure = check_length(stage, source, epoch, step)
-                if failure is not None:
-                    inner.put(failure)
-                break
-            places = group.positions if sampled is not None else list(map(as_int, group))
-            if single:
-                inner.put(Chunk(group[0], ((name, places[0]),), epoch, step, step + 1))
-            else:
-                inner.put(Bundle(group, Lineages(name, places), epoch, step))
-            step += len(group)
-            if failure is not None:
-                inner.put(failure)
-                break
-            filled += 1
-            if filled == room:
-                filled = 0
-                yield None if waits else MORE
-        # Before the epoch's end is sent: a state taken after it must hold the sampler's generator as of now.
-        failed = snapshot_of(stage, source, epoch + 1, 0) if resumable else None
-        if failed is not None:
-            inner.put(failed)
-        inner.put(EndOfEpoch(epoch))
-        epoch, step, began = epoch + 1, 0, 0
-        yield
-
-
-def _reading(source: Source) -> Process:
-    """``process`` of a random-access source: a position in, its item out."""
-
-    def read(chunk: Chunk) -> Chunk:
-        data = chunk.data = source.read(chunk.data, chunk.epoch)
-        if data.__class__ is dict and "key" in data:
-            chunk.keys = (data["key"],)
-        return chunk
-
-    return read
-
-
-class _ReadUnit(MapUnit):
-    """A bundle of positions in work by a random-access source."""
-
-    def __init__(self, stage: StageRun, worker: Worker) -> None:
-        super().__init__(stage, worker)
-        source = stage.plan.operator
-        self._bundles = source.can(BundleSource) is not None or stage.plan.remote
-        self._draws = Draws(stage.run.seed, stage.name)
-        packs = stage.pack is not None and self._local
-        self._may_gather = packs and source.can(Gathers) is not None
-
-    def give(self, bundle: Bundle) -> Any:
-        return self.operator.indices_of(bundle.data, bundle.epoch)
-
-    def call_with(self, given: Any) -> Call:
-        return "read", given, 0, len(given)
-
-    def begin_bundle_with(self, bundle: Bundle, given: Any) -> None:
-        self._indices = given
-        self._gathered: Any = None
-
-    def extend(self, made: list[Any], stop: int) -> None:
-        bundle, source = self.bundle, self.operator
-        if not self._bundles:
-            epoch, add, draws, rows = bundle.epoch, made.append, self._draws, bundle.lineages
-            for place in islice(self.watched(bundle.data), len(made), stop):
-                draws.one(epoch, rows[len(made)])
-                add(source.read(place, epoch))
-            return
-        if self._indices is None:
-            self._indices = self.give(bundle)
-        if self._may_gather and not made and stop == bundle.count and self._gathers(stop):
-            made += repeat(None, stop)
-            return
-        indices = self._indices if stop == bundle.count else self._indices[:stop]
-        source.read_into(made, self.watched(indices) if self._local else indices, len(made))
-
-    def _gathers(self, rows: int) -> bool:
-        """Let the source pack all rows for the next ``Batch``; returns whether it did."""
-        stage = self.stage
-        if not stage.pace.packs(rows):
-            return False
-        indices, gather = self._indices, self.operator.gather
-        with suppress(Exception):
-            # Separate memory for each batch: one that is kept long does not keep the others alive.
-            spans = stage.batches_of(self.bundle)
-            found = [gather(indices[start:stop]) for start, stop in spans]
-            if None not in found:
-                self._gathered = PackedParts.of(found, spans)
-        return self._gathered is not None
-
-    def part(self, start: int, stop: int) -> Chunk | None:
-        out = super().part(start, stop)
-        if self._gathered is not None:
-            assert isinstance(out, Bundle)
-            out.take_packed(self._gathered.part(start, stop))
-        return out
-
-    def named(self, data: list[Any], names: list[Any] | None) -> list[Any] | None:
-        return named(data, names)
