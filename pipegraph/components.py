@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Flag, auto
 from itertools import islice
 from operator import index as as_int
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, final
+from typing import Any, ClassVar, NamedTuple, TypeVar, final
 
 from pipegraph.errors import StateError
 from pipegraph.stopping import Stopping
@@ -17,7 +17,8 @@ History = tuple[tuple[int, Any], ...]
 """``(world size, steps per rank)`` for each world size at which a part of the epoch was consumed. If the ranks consumed
 different numbers of steps, the second value is a sequence with one entry per rank, as ``pipegraph.order`` takes it."""
 
-Kind = Literal["source", "sidecar", "map", "expand", "regroup", "merge", "route"]
+Kind = str
+"""The name of a kind, one of ``engine.kinds.KINDS``."""
 
 
 @dataclass

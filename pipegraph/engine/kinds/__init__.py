@@ -22,18 +22,20 @@ from pipegraph.planning.kind import StageKind
 
 KINDS: dict[str, StageKind] = {
     "source": SourceKind(),
-    "random access": RandomAccessKind(),
-    "sidecar": RemoteStagesKind(),
     "map": MapKind(),
-    "rows": RowKind(),
     "expand": ExpandKind(),
     "regroup": RegroupKind(),
     "merge": FanInKind(),
     "route": RouteKind(),
 }
-"""By an operator's ``kind``."""
+"""By the ``kind`` that an operator's class names."""
 
-_STATEFUL = {name: StatefulKind(KINDS[name]) for name in ("map", "expand", "regroup")}
+_VARIANTS: dict[str, StageKind] = {
+    "random access": RandomAccessKind(),
+    "rows": RowKind(),
+    "sidecar": RemoteStagesKind(),
+    **{f"stateful {name}": StatefulKind(KINDS[name]) for name in ("map", "expand", "regroup")},
+}
 
 
 def kind_of(operator: Operator | Source) -> StageKind:
@@ -43,11 +45,14 @@ def kind_of(operator: Operator | Source) -> StageKind:
         GraphError: there is no such kind.
     """
     name: str = operator.kind
-    if name not in KINDS:
-        known = ", ".join(map(repr, KINDS))
-        raise GraphError(f"{operator.name}: kind is {name!r}, and must be one of {known}")
     if isinstance(operator, Source):
-        return KINDS["random access" if operator.random_access else name]
-    if operator.stateful:
-        return _STATEFUL.get(name, KINDS[name])
-    return KINDS["rows" if isinstance(operator, RowOperator) else name]
+        name = "random access" if operator.random_access else name
+    elif operator.stateful:
+        name = f"stateful {name}" if f"stateful {name}" in _VARIANTS else name
+    elif isinstance(operator, RowOperator):
+        name = "rows"
+    found = KINDS.get(name) or _VARIANTS.get(name)
+    if found is None:
+        known = ", ".join(map(repr, KINDS))
+        raise GraphError(f"{operator.name}: kind is {operator.kind!r}, and must be one of {known}")
+    return found
