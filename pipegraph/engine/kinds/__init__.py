@@ -53,6 +53,6 @@ def kind_of(operator: Operator | Source) -> StageKind:
         name = "rows"
     found = KINDS.get(name) or _VARIANTS.get(name)
     if found is None:
-        known = ", ".join(map(repr, KINDS))
+        known = ", ".join(repr(each) for each in KINDS)
         raise GraphError(f"{operator.name}: kind is {operator.kind!r}, and must be one of {known}")
     return found
