@@ -250,7 +250,7 @@ class Batch(_Groups, BundleRegroup, LengthByRanks, Planned, UserFunctions):
 
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
         if self.cost is None:
-            return super().process(chunk)
+            return self._add(chunk, 1)
         cost = amount(self.cost(chunk.data), "Batch: cost(sample)")
         assert self.limit is not None
         if cost > self.limit:
@@ -266,12 +266,15 @@ class Batch(_Groups, BundleRegroup, LengthByRanks, Planned, UserFunctions):
         return [self._made_of(chunks)]
 
     def _made_of(self, chunks: list[Chunk]) -> Chunk:
-        batch = joined(chunks)
+        bundles = [chunk for chunk in chunks if chunk.__class__ is Bundle]
+        batch = joined(chunks) if bundles else Chunk.group(chunks, None)
         self.failing = (batch,)
-        if all(chunk.__class__ is Bundle and chunk.packed is not None for chunk in chunks):
-            batch.data = batch_of([part for chunk in chunks for part in chunk.packed.parts], self.pad)
+        if len(bundles) == len(chunks) and all(bundle.packed is not None for bundle in bundles):
+            batch.data = batch_of([part for bundle in bundles for part in bundle.packed.parts], self.pad)
         else:
-            items = [item for chunk in chunks for item in samples_of(chunk)]
+            items = [chunk.data for chunk in chunks]
+            if bundles:
+                items = [item for chunk in chunks for item in samples_of(chunk)]
             batch.data = self._collated(items, batch)
             batch.layout = noted(batch.data, items, self._transposes)
         self.failing = ()

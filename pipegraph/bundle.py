@@ -230,8 +230,6 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
 
     Lineages, keys and cursors are as in :meth:`Chunk.group`.
     """
-    if not any(isinstance(chunk, Bundle) for chunk in chunks):
-        return Chunk.group(chunks, None)
     bundles = [chunk if isinstance(chunk, Bundle) else Bundle.of([chunk]) for chunk in chunks]
     first = bundles[0]
     rows: Sequence[Lineage] = first.lineages
