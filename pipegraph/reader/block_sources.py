@@ -141,17 +141,14 @@ class ManifestSource(BlockSource):
         part_number, block = self._manifest.block(number)
         part = self._manifest.parts[part_number]
         form = self._choice.form(part)
-        try:
-            file = open_block(
-                part,
-                block,
-                crc32c=self._manifest.block_checksum(number),
-                store=self._fetcher.store,
-                cache=self._fetcher.cache,
-                local=self._local,
-            )
-        finally:
-            self._fetcher.count_requests()
+        file = open_block(
+            part,
+            block,
+            crc32c=self._manifest.block_checksum(number),
+            store=self._fetcher.store,
+            cache=self._fetcher.cache,
+            local=self._local,
+        )
         try:
             self._fields.check(part_number, file)
             # Without a cache a remote block's encoded bytes are held beside what is made of them.
@@ -277,10 +274,7 @@ class PartSource(BlockSource):
                 "reads parts as streams, or a manifest, with which parts are read in blocks"
             )
         block = Block(0, part.size, 0, 0)
-        try:
-            return open_block(part, block, store=store, cache=self._fetcher.cache, local=self._local)
-        finally:
-            self._fetcher.count_requests()
+        return open_block(part, block, store=store, cache=self._fetcher.cache, local=self._local)
 
     def name(self, number: int) -> str:
         return self._parts[number].name

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from pipegraph import concurrency
 from pipegraph.errors import LoaderClosedError, StoreError
@@ -14,9 +14,17 @@ from pipegraph.storage import Cacheable, CachedFile, NodeCache, StoreClient
 from pipegraph.storage.entries import Download, Sink
 from pipegraph.storage.open_blocks import BlockCache
 from pipegraph.storage.space import NO_ROOM
-from pipegraph.storage.stores import StoreStats
 
 _log = logging.getLogger("pipegraph.cache")
+
+
+COUNTERS: Final = {
+    "requests": "store requests",
+    "retried": "store requests tried again",
+    "stalled": "store requests that stalled",
+    "hedged": "store requests asked twice",
+}
+"""What the store's client counts, as counters of the stage."""
 
 
 class Destination(Enum):
@@ -38,14 +46,13 @@ class Fetcher:
         memory: int,
         count: Callable[[str, int], None],
     ) -> None:
-        self.store = StoreClient(store) if remote else None
+        self.store = StoreClient(store, told=self._told) if remote else None
         self.handle = None if cache is None else NodeCache(cache.folder, cache.limit)
         self.in_use = remote or cache is not None
         self.memory = max(1, memory)
         self._count = count
         self._stopped = concurrency.Event()
         self._destination = Destination.MEMORY if cache is None else Destination.CACHE
-        self._counting, self._counted = concurrency.Lock(), StoreStats()
 
     @property
     def cache(self) -> BlockCache | None:
@@ -82,21 +89,9 @@ class Fetcher:
         self._count("cache misses" if downloaded else "cache hits", 1)
         return file
 
-    def count_requests(self) -> None:
-        """Add the store's requests since the last call to the stage's counters."""
-        if self.store is None:
-            return
-        with self._counting:
-            now, before = self.store.stats, self._counted
-            self._counted = now
-        for name, more in (
-            ("store requests", now.requests - before.requests),
-            ("store requests tried again", now.retried - before.retried),
-            ("store requests that stalled", now.stalled - before.stalled),
-            ("store requests asked twice", now.hedged - before.hedged),
-        ):
-            if more > 0:
-                self._count(name, more)
+    def _told(self, name: str, more: int) -> None:
+        if name in COUNTERS:
+            self._count(COUNTERS[name], more)
 
     def interrupt(self) -> None:
         """End every wait and every transfer."""
@@ -106,10 +101,7 @@ class Fetcher:
         if self.store is not None:
             self.store.close()
 
-    def close(self) -> None:
-        """End every wait and transfer, and count the last requests."""
-        self.interrupt()
-        self.count_requests()
+    close = interrupt
 
 
 class _Stoppable:
