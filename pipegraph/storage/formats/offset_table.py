@@ -66,4 +66,4 @@ def table_rows(file: ShardFile, offsets: Offsets, block: Block, decode: Decode) 
             f"{file.name}: the block at byte {block.offset} is not where the shard has these samples; make the "
             "index anew"
         )
-    return PlacedRows(file, block.offset, found - block.offset, decode)
+    return PlacedRows(file, block.offset, (found - block.offset).tolist(), decode)

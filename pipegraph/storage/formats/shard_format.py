@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import itertools
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar, overload
-
-import numpy as np
 
 from pipegraph.errors import GraphError, ShardError
 from pipegraph.storage.shard_files import ShardFile
@@ -101,24 +100,25 @@ class PlacedRows(BlockSamples[Sample]):
     """
 
     def __init__(
-        self, file: ShardFile, start: int, places: Any, decode: Callable[[bytes, int], Sample]
+        self, file: ShardFile, start: int, places: Sequence[int], decode: Callable[[bytes, int], Sample]
     ) -> None:
         self.file, self._start, self._decode = file, start, decode
-        self._places = np.array(places, np.uint32 if places[-1] < 1 << 32 else np.int64)
-        self.nbytes = self._places.nbytes
+        # An entry of NumPy's arrays costs more to read.
+        self._places = array("I" if places[-1] < 1 << 32 else "Q", places)
+        self.nbytes = len(self._places) * self._places.itemsize
 
     def __len__(self) -> int:
         return len(self._places) - 1
 
     def sample(self, index: int) -> Sample:
-        return self.run(index, index + 1)[0]
+        first, stop = self._places[index], self._places[index + 1]
+        at = self._start + first
+        return self._decode(self.file.read_at(at, stop - first), at)
 
     def run(self, start: int, stop: int) -> list[Sample]:
         places = self._places[start : stop + 1].tolist()
         base, first = self._start + places[0], places[0]
         data = self.file.read_at(base, places[-1] - first)  # one read
-        if len(places) == 2:
-            return [self._decode(data, base)]
         return [
             self._decode(data[a - first : b - first], self._start + a) for a, b in itertools.pairwise(places)
         ]
