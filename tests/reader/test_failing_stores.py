@@ -29,7 +29,9 @@ def quick_stores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Store clients that ask again sooner than those of real runs, and give up only what stalls on purpose."""
     grace_s = 3 if "stall" in request.node.name else 60
     monkeypatch.setattr(
-        fetcher, "StoreClient", lambda options: StoreClient(options, retry=QUICK, grace_s=grace_s)
+        fetcher,
+        "StoreClient",
+        lambda options, told: StoreClient(options, told=told, retry=QUICK, grace_s=grace_s),
     )
 
 
@@ -145,7 +147,9 @@ def test_a_server_that_is_gone_for_good_is_an_error(
 ) -> None:
     short = Backoff(deadline_s=0.5, first_s=0.01, max_s=0.05, min_rate=1e9)
     monkeypatch.setattr(
-        fetcher, "StoreClient", lambda options: StoreClient(options, retry=short, grace_s=0.3)
+        fetcher,
+        "StoreClient",
+        lambda options, told: StoreClient(options, told=told, retry=short, grace_s=0.3),
     )
     gone = new_proxy(s3_port)
     gone.close()

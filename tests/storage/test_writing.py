@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ import torch
 
 import pipegraph as pg
 from pipegraph.errors import DataError, GraphError, LoaderClosedError
-from pipegraph.storage import LocalFile, build_manifest, pack_shards
+from pipegraph.storage import LocalFile, build_manifest, local, pack_shards
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.manifest import Manifest
 from pipegraph.storage.writing import PackProgress
+from pipegraph.storage.writing.pack_sources import PackSource, source_of
 from pipegraph.storage.writing.tar_encoder import header
 
 FORMATS = ["tar", "parquet", "mds"]
@@ -491,3 +492,22 @@ def test_what_a_kill_in_the_last_moment_leaves_is_removed(
     journal.write_text("".join(json.dumps(record) + "\n" for record in records))
     pack_shards(photos, out, format="mds", size="100 kB", workers=1)
     assert shards(out) == whole
+
+
+def test_many_shards_are_packed_again_with_few_files_open(
+    tmp_path: Path, open_descriptors: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pg.ShardWriter(tmp_path / "in", size=2_000) as writer:
+        for number in range(64):
+            writer.write({"text": "a" * 900, "label": number})
+    assert writer.shards > 60
+    monkeypatch.setattr(local, "open_files_limit", lambda: 64)
+    source = source_of(str(tmp_path / "in"))
+    assert isinstance(source, PackSource)
+    before, most = len(open_descriptors()), 0
+    for number in (*range(64), *reversed(range(64))):
+        assert source.read(number)["label"] == number
+        most = max(most, len(open_descriptors()))
+    assert most - before <= 64 // 8
+    source.close()
+    assert len(open_descriptors()) == before

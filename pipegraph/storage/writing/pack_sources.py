@@ -20,9 +20,9 @@ from pipegraph.storage.folders import list_files
 from pipegraph.storage.formats import format_of, known_suffixes
 from pipegraph.storage.formats.tar import split_key
 from pipegraph.storage.indexing import build_manifest
+from pipegraph.storage.local import LocalParts, PartFile
 from pipegraph.storage.manifest import Manifest
 from pipegraph.storage.parts import expand_parts
-from pipegraph.storage.shard_files import LocalFile, ShardFile
 from pipegraph.storage.side_files import refuse_unfinished
 
 from .encoder import Sample
@@ -196,7 +196,8 @@ class ShardsSource(PackSource):
 
     def __init__(self, parts: Any, manifest: Manifest | None = None) -> None:
         self.manifest = self._index(parts) if manifest is None else manifest
-        self._files: dict[int, ShardFile] = {}
+        self._local = LocalParts()
+        self._files: dict[int, PartFile] = {}
         self._blocks: OrderedDict[int, tuple[Any, int]] = OrderedDict()
         self._held = 0
 
@@ -239,7 +240,7 @@ class ShardsSource(PackSource):
         part = self.manifest.parts[part_number]
         file = self._files.get(part_number)
         if file is None:
-            file = self._files[part_number] = LocalFile(part.uri)
+            file = self._files[part_number] = self._local.open(part)
         form = format_of(part)
         rows = form.read(file, block)
         nbytes = form.held_nbytes(rows, block)
