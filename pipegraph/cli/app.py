@@ -104,7 +104,7 @@ def plan(
     ] = None,
 ) -> None:
     """Check a graph and print what would run: operators, workers, queues, rewrites, decoders. Runs no stage."""
-    from pipegraph.cli.plan_command import run_plan
+    from pipegraph.cli.graph_commands import run_plan
     from pipegraph.cli.target import load_graph
 
     run_plan(load_graph(graph), output, svg)
@@ -128,7 +128,7 @@ def profile(
     ] = None,
 ) -> None:
     """Run a graph without training and print the throughput of every stage and the bottleneck."""
-    from pipegraph.cli.profile_command import run_profile
+    from pipegraph.cli.graph_commands import run_profile
     from pipegraph.cli.target import load_graph
 
     run_profile(load_graph(graph), seconds, output, json, step_ms / 1000, report, trace)
@@ -142,7 +142,7 @@ def tune(
     step_ms: StepMs = 0.0,
 ) -> None:
     """Find workers and queue lengths, and print them as code to paste behind the graph."""
-    from pipegraph.cli.profile_command import run_tune
+    from pipegraph.cli.graph_commands import run_tune
     from pipegraph.cli.target import load_graph
 
     run_tune(load_graph(graph), seconds, output, step_ms / 1000)
@@ -217,7 +217,7 @@ def quality(
     ] = 1000,
 ) -> None:
     """How well a graph's order shuffles: measures of one epoch, beside those of a global shuffle."""
-    from pipegraph.cli.quality_command import run_quality
+    from pipegraph.cli.graph_commands import run_quality
     from pipegraph.cli.target import load_graph
 
     run_quality(load_graph(graph), classes)

@@ -1,0 +1,147 @@
+"""``pipegraph plan | profile | tune | quality``: what a graph would run, how fast it runs, how well it shuffles."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from pipegraph.cli.progress_bars import ProgressLine
+from pipegraph.errors import DataError, GraphError, LoaderClosedError, MissingExtraError
+from pipegraph.graph import Graph
+from pipegraph.loader.loader import Loader
+from pipegraph.operators import Batch, DecodeImage
+from pipegraph.operators.images import open_backend
+from pipegraph.operators.ordered import OrderedSource
+from pipegraph.order import total_samples
+from pipegraph.order.quality import quality
+from pipegraph.planning.drawing import plan_svg
+from pipegraph.profile.record import record
+from pipegraph.storage import Manifest
+
+EVERY_S = 0.5
+"""Between two moments of the report's charts."""
+
+SAMPLES_PER_PART = 1000
+"""Data without shards is taken to lie in runs of this many neighbours."""
+
+
+def run_plan(graph: Graph, output: str | None, svg: str | None) -> None:
+    """Print the plan, and write its picture to ``svg``."""
+    plan = graph.plan(output)
+    operators = [stage.operator for stage in plan.running]
+    if any(isinstance(each, DecodeImage) and each.backend == "auto" for each in operators):
+        # A plan measures nothing, and says what has been measured.
+        with suppress(MissingExtraError):
+            open_backend("auto")
+            plan = graph.plan(output)
+    print(plan)
+    if svg is not None:
+        Path(svg).write_text(plan_svg(plan), encoding="utf-8")
+        print(f"picture: {svg}")
+
+
+def run_profile(
+    graph: Graph,
+    seconds: float,
+    output: str | None,
+    as_json: bool,
+    step_s: float = 0.0,
+    report: str | None = None,
+    trace: str | None = None,
+) -> None:
+    """Iterate ``graph`` over and over for ``seconds``, then print its profile."""
+    with (
+        graph.loader(output, epochs=None) as loader,
+        record(loader, report=report, trace=trace, every=EVERY_S),
+    ):
+        _run_for(loader, seconds, step_s, ProgressLine(f"profiling {graph.name}", quiet=as_json))
+    found = loader.profile()
+    print(found.to_json(indent=2) if as_json else found)
+
+
+def run_tune(graph: Graph, seconds: float, output: str | None, step_s: float = 0.0) -> None:
+    """Iterate ``graph`` over and over for ``seconds`` with ``autotune=True``; prints code for the settings.
+
+    What was tried and why goes to the standard error, so that the code can be sent to a file.
+    """
+    with graph.loader(output, epochs=None, autotune=True) as loader:
+        _run_for(loader, seconds, step_s, ProgressLine(f"tuning {graph.name}", quiet=not sys.stdout.isatty()))
+    found = loader.tuning()
+    print(found.story, file=sys.stderr)
+    print(found.code)
+
+
+def _run_for(loader: Loader, seconds: float, step_s: float, progress: ProgressLine) -> None:
+    """Iterate a loader over and over for ``seconds``, ``step_s`` of them for each chunk; closes it then."""
+    over = threading.Event()
+
+    def stop() -> None:
+        over.set()
+        loader.close()
+
+    # Not a check per batch: a stalled pipeline must be reported too.
+    clock = threading.Timer(seconds, stop)
+    clock.daemon = True
+    clock.name = "pipegraph-profile-clock"
+    started = perf_counter()
+    clock.start()
+    try:
+        with progress:
+            progress.start("running", seconds, unit="s")
+            while not over.is_set():
+                before = loader.profile().items
+                for chunk in loader.chunks():
+                    progress.advance(perf_counter() - started, len(chunk))
+                    if step_s:
+                        over.wait(step_s)
+                if loader.profile().items == before:
+                    raise DataError(f"graph {loader.plan.graph_name!r} delivered nothing in a whole epoch")
+    except LoaderClosedError:
+        if not over.is_set():
+            raise
+    finally:
+        clock.cancel()
+        if clock.is_alive():
+            clock.join()
+
+
+def run_quality(graph: Graph, classes: int) -> None:
+    """Print the measures of the graph's first epoch, beside those of a global shuffle."""
+    plan = graph.plan()
+    sources = [stage for stage in plan.running if isinstance(stage.operator, OrderedSource)]
+    if len(sources) != 1:
+        names = ", ".join(repr(stage.name) for stage in sources) or "none"
+        raise GraphError(
+            f"graph {graph.name!r}: one source with an order is needed (ShardSelect, ListFiles, FromSequence), "
+            f"found {names}"
+        )
+    source: Any = sources[0].operator
+    if not source.random_access:
+        raise GraphError(
+            f"stage {sources[0].name!r}: the order of whole parts is known only while they are read; "
+            "give ShardSelect a manifest= or another order"
+        )
+    layout = source.layout()
+    total = total_samples(layout)
+    batch = next(
+        (stage.operator.size for stage in plan.running if isinstance(stage.operator, Batch)), None
+    ) or min(256, total)
+    if isinstance(layout, Manifest):
+        parts = np.asarray(layout.part_samples)
+    else:
+        parts = np.full(-(-total // SAMPLES_PER_PART), SAMPLES_PER_PART, np.int64)
+        parts[-1] = total - SAMPLES_PER_PART * (len(parts) - 1)
+    seed = graph.seed or 0
+
+    def epoch(number: int) -> Any:
+        length = source.order.length(layout, 1, (), 0, seed, number)
+        return source.order.indices(layout, seed, number, 0, 1, 0, length)
+
+    print(f"order of stage {sources[0].name!r}: {total:,} samples, batches of {batch}, {len(parts):,} parts")
+    print(quality(epoch(0), np.asarray(parts, np.int64), batch, classes, epoch(1)))
