@@ -46,7 +46,7 @@ class Fetcher:
         memory: int,
         count: Callable[[str, int], None],
     ) -> None:
-        self.store = StoreClient(store, told=self._told) if remote else None
+        self.store = StoreClient(store, on_count=self._on_count) if remote else None
         self.handle = None if cache is None else NodeCache(cache.folder, cache.limit)
         self.in_use = remote or cache is not None
         self.memory = max(1, memory)
@@ -89,7 +89,7 @@ class Fetcher:
         self._count("cache misses" if downloaded else "cache hits", 1)
         return file
 
-    def _told(self, name: str, more: int) -> None:
+    def _on_count(self, name: str, more: int) -> None:
         if name in COUNTERS:
             self._count(COUNTERS[name], more)
 

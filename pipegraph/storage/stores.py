@@ -65,7 +65,7 @@ class StoreClient(Closing):
             environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``), then from the instance's metadata service.
         retry, hedge, grace_s: see `policy`; a `Hedge` belongs to one client.
         range_nbytes, parallel: large reads are cut into ranges of this size, ``parallel`` at once.
-        told: called with a name of ``StoreStats`` and how much is added to it, by any thread.
+        on_count: called with a name of ``StoreStats`` and how much is added to it, by any thread.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class StoreClient(Closing):
         grace_s: float = 10.0,
         range_nbytes: int = RANGE_NBYTES,
         parallel: int = PARALLEL,
-        told: Callable[[str, int], None] = lambda name, more: None,
+        on_count: Callable[[str, int], None] = lambda name, more: None,
     ) -> None:
         try:
             self._obstore = importlib.import_module("obstore")
@@ -88,7 +88,7 @@ class StoreClient(Closing):
         self.range_nbytes, self.parallel = range_nbytes, parallel
         self._lock = concurrency.Lock()
         self._stores: dict[str, Any] = {}
-        self._counts, self._told = collections.Counter[str](), told
+        self._counts, self._on_count = collections.Counter[str](), on_count
         self._versions = Versions()
         self._requests = Requests(
             self._obstore, self._retry, hedge or Hedge(), grace_s, range_nbytes, self._count, self._versions
@@ -325,7 +325,7 @@ class StoreClient(Closing):
         with self._lock:
             self._counts.update(more)
         for name, count in more.items():
-            self._told(name, count)
+            self._on_count(name, count)
 
     def _store(self, url: str) -> tuple[Any, str]:
         root, key = split_url(url)

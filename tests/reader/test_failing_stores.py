@@ -31,7 +31,7 @@ def quick_stores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         fetcher,
         "StoreClient",
-        lambda options, told: StoreClient(options, told=told, retry=QUICK, grace_s=grace_s),
+        lambda options, on_count: StoreClient(options, on_count=on_count, retry=QUICK, grace_s=grace_s),
     )
 
 
@@ -149,7 +149,7 @@ def test_a_server_that_is_gone_for_good_is_an_error(
     monkeypatch.setattr(
         fetcher,
         "StoreClient",
-        lambda options, told: StoreClient(options, told=told, retry=short, grace_s=0.3),
+        lambda options, on_count: StoreClient(options, on_count=on_count, retry=short, grace_s=0.3),
     )
     gone = new_proxy(s3_port)
     gone.close()
