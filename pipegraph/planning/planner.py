@@ -7,14 +7,22 @@ from dataclasses import replace
 from typing import cast
 
 from pipegraph.backends import THREAD
-from pipegraph.capabilities import FollowsRoute, Planned, RowOperator, functions_of
-from pipegraph.contracts import DEPENDENCES, STATE_METHODS, Fact, FanIn, Operator, Source
+from pipegraph.capabilities import FollowsRoute, Planned, functions_of
+from pipegraph.contracts import Fact, FanIn, Operator
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import draws_from
 from pipegraph.graph import Graph, Node
 from pipegraph.planning.bundle_chains import bundle_rows
-from pipegraph.planning.kind import KindOf, StageKind
-from pipegraph.planning.plan import BATCHES_PER_WORKER, SAMPLES_PER_QUEUE, Plan, StagePlan, lineage_above
+from pipegraph.planning.checks import (
+    check_cache,
+    check_level,
+    check_policy,
+    check_state,
+    check_substitutes,
+    check_timeout,
+)
+from pipegraph.planning.kind import KindOf
+from pipegraph.planning.plan import BATCHES_PER_WORKER, SAMPLES_PER_QUEUE, Plan, StagePlan
 from pipegraph.planning.rewrites import (
     choose_memory,
     fuse,
@@ -50,7 +58,7 @@ def make_plan(graph: Graph, output: Node | str | None, kind_of: KindOf) -> Plan:
     edge = shortcut(edge, planned)
     _pair_routes(planned, edge)
     for stage in planned.values():
-        _check_substitutes(stage, planned)
+        check_substitutes(stage, planned)
     bundle_rows(planned, edge)
     mark_tuned(planned)
     inelastic = tuple(
@@ -59,7 +67,7 @@ def make_plan(graph: Graph, output: Node | str | None, kind_of: KindOf) -> Plan:
     plan = Plan(graph.name, graph.seed, planned, edge, inelastic, asked)
     for stage in plan.running:
         if stage.caches:
-            _check_cache(plan, stage)
+            check_cache(plan, stage)
     return plan
 
 
@@ -109,7 +117,7 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: Kind
     levels = [planned[edge.stage].level for edge in upstream]
     notes: list[str] = []
     if spec.on_error != "raise":
-        _check_policy(spec, operator, kind)
+        check_policy(spec, operator, kind)
     backend = spec.backend
     if not backend.in_trainer:
         why = kind.stays(operator)
@@ -117,7 +125,7 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: Kind
             notes.append(f"runs in a thread: {why}")
             backend = THREAD
     if spec.timeout is not None:
-        _check_timeout(spec, operator, kind)
+        check_timeout(spec, operator, kind)
     workers = spec.workers
     bypassed = None
     fixed = kind.fixed(operator)
@@ -131,8 +139,8 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: Kind
             f"ListFiles); {operator.name} ends with its first error. Put the work that may fail into a stage behind it"
         )
     if isinstance(operator, Operator):
-        _check_state(spec, operator, kind)
-        _check_level(spec, operator, levels, upstream)
+        check_state(spec, operator, kind)
+        check_level(spec, operator, levels, upstream)
         if (bound := operator.can(Planned)) is not None:
             bypassed = bound.bypass()
             notes += bound.notes()
@@ -188,72 +196,6 @@ def _shifting(upstream: tuple[Edge, ...], planned: Mapping[str, StagePlan]) -> l
         for name, stage in planned.items()
         if stage.spec.outcome.drops and 0 < sum(name in above for above in inputs) < len(inputs)
     ]
-
-
-def _check_timeout(spec: StageSpec, operator: Operator | Source, kind: StageKind) -> None:
-    why = kind.stays(operator)
-    if why is not None:
-        raise GraphError(f"stage {spec.name!r}: timeout= is for work on items, and {why}; leave it out")
-    if spec.backend.in_consumer:
-        raise GraphError(
-            f"stage {spec.name!r}: timeout= needs backend='thread' or 'process': an inline stage runs in the thread of "
-            "its consumer, which cannot stop waiting for itself"
-        )
-
-
-def _check_state(spec: StageSpec, operator: Operator, kind: StageKind) -> None:
-    has = [name for name in STATE_METHODS if callable(getattr(operator, name, None))]
-    name = type(operator).__name__
-    said = type(operator).stateful is not Operator.stateful
-    if len(has) == 2 and not operator.stateful and not said:
-        raise GraphError(
-            f"stage {spec.name!r}: {name} has state_dict() and load_state_dict() of a class that is no operator: say "
-            "in the class what they are for, stateful = True if the stage must resume from them (in order, with one "
-            "worker), else stateful = False"
-        )
-    if not operator.stateful:
-        return
-    if kind.stateless:
-        raise GraphError(
-            f"stage {spec.name!r}: {name} has a state_dict() and load_state_dict(), but {kind.stateless}. Say "
-            "stateful = False if they are there for something else"
-        )
-    if len(has) < 2:
-        raise GraphError(
-            f"stage {spec.name!r}: {name} says stateful = True, and needs both state_dict() and load_state_dict(state)"
-        )
-
-
-def _check_policy(spec: StageSpec, operator: Operator | Source, kind: StageKind) -> None:
-    if kind.reads_in_turn:
-        several = cast(FanIn, operator).inputs == "many"
-        raise GraphError(
-            f"stage {spec.name!r}: on_error={spec.on_error!r} is for stages with one input; {operator.name} "
-            f"{'has several' if several else 'makes nothing of it that could fail'}"
-        )
-    if spec.policy.retries and kind.keeps:
-        raise GraphError(
-            f"stage {spec.name!r}: Retry() tries one item again, but {operator.name} keeps what it was given before; "
-            "put the work that may fail into a stage of its own"
-        )
-
-
-def _check_level(spec: StageSpec, operator: Operator, levels: list[str], upstream: tuple[Edge, ...]) -> None:
-    if operator.needs == "any":
-        return
-    for level, edge in zip(levels, upstream, strict=True):
-        if level in operator.needs.split("|"):
-            continue
-        remedy = {
-            "batches": "put MicroBatches() behind it",
-            "batch": "put Unbatch() between them",
-            "sample": "put Batch(n) between them",
-        }.get(level, "put Load() behind the source of shards")
-        plural = {"sample": "samples", "batch": "batches", "batches": "lists of batches", "part": "shards"}
-        wanted = " or ".join(plural[need] for need in operator.needs.split("|"))
-        raise GraphError(
-            f"stage {spec.name!r}: {operator.name} takes {wanted}, but {edge.stage!r} gives {plural[level]}; {remedy}"
-        )
 
 
 def _pair_routes(planned: dict[str, StagePlan], output: Edge) -> None:
@@ -322,84 +264,5 @@ def _route_above(edge: Edge, planned: Mapping[str, StagePlan]) -> Edge | None:
         edge = stage.upstream[0]
 
 
-def _check_substitutes(stage: StagePlan, planned: Mapping[str, StagePlan]) -> None:
-    policy = stage.spec.outcome
-    if not policy.substitutes:
-        return
-    word = type(policy).__name__
-    if stage.source is None and not stage.one_to_one:
-        raise GraphError(
-            f"stage {stage.name!r}: {word}() works for one-to-one stages, not for {stage.operator.name}"
-        )
-    chain = lineage_above(stage, planned)
-    whole = stage.source is None and chain[0].level == "batch"
-    if whole and not (stage.operator.can(RowOperator) and policy.neighbours):
-        raise GraphError(
-            f"stage {stage.name!r}: {word}() puts one sample in another's place, but this function fails for a whole "
-            "batch; move it before Batch"
-        )
-    for above in chain if policy.neighbours else ():
-        operator = above.operator
-        if above.source is not None:
-            if not above.source.random_access:
-                raise GraphError(
-                    f"stage {stage.name!r}: {word}() needs a random-access source, and {above.name!r} "
-                    f"({operator.name}) is not one; use FromSequence or ListFiles, or Skip()"
-                )
-        elif not above.work.elastic or above.kind.expands:
-            raise GraphError(
-                f"stage {stage.name!r}: {word}() needs only one-to-one stages or Batch between it and its source, "
-                f"and {above.name!r} is a {operator.name}; use Skip()"
-            )
-
-
 def _is_elastic(stage: StagePlan) -> bool:
     return stage.kind.elastic(stage) and not (stage.spec.outcome.drops and stage.upstream)
-
-
-def _dependence(operator: Operator) -> str:
-    """Why what an operator makes of a sample cannot be kept for other epochs."""
-    words = [] if operator.depends_on is None else operator.depends_on.split("|")
-    if wrong := [word for word in words if word not in DEPENDENCES]:
-        return f"declares depends_on with {wrong[0]!r}, which is none of {', '.join(DEPENDENCES)}"
-    if not words:
-        return (
-            'does not declare what its result depends on: write depends_on = "item" in its class, or add "place" (it '
-            'reads positions), "epoch" or "random" (it draws numbers), as "item|epoch"'
-        )
-    if "random" in words:
-        return "draws random numbers, and every epoch must draw anew"
-    return (
-        f"depends on its {' and '.join(word for word in words if word != 'item')}, which every epoch changes"
-    )
-
-
-def _check_cache(plan: Plan, stage: StagePlan) -> None:
-    """Raises GraphError where a cache could change what is delivered; says why."""
-    for above in lineage_above(stage, plan.stages):
-        operator, source = above.operator, above.source
-        why = None
-        if source is not None:
-            if not source.random_access:
-                why = f"its source {above.name!r} ({operator.name}) is not random-access"
-            elif source.index_of is None:
-                why = (
-                    f"its source {above.name!r} ({operator.name}) does not say which sample is at a position of an "
-                    "epoch: define index_of(position, epoch), which returns the sample's index in the data"
-                )
-        elif not above.one_to_one:
-            why = f"{above.name!r} ({operator.name}) is not one-to-one"
-        elif above.work.depends_on != "item":
-            why = f"{above.name!r} ({operator.name}) {_dependence(above.work)}"
-        elif drawn := draws_from(functions_of(operator)):
-            why = f"{above.name!r} ({operator.name}) draws from {' and '.join(drawn)}, and every epoch must draw anew"
-        elif above.work.stateful or above.caches:
-            why = f"{above.name!r} ({operator.name}) keeps state of its own"
-        if why is None and above.spec.outcome.substitutes:
-            why = f"{above.name!r} puts substitutes in other samples' places ({type(above.spec.outcome).__name__})"
-        if why is None and len(plan.consumers(above.name)) > 1:
-            why = f"{above.name!r} feeds other stages too, which need it in every epoch"
-        if why is not None:
-            raise GraphError(
-                f"stage {stage.name!r}: Cache cannot stand here: {why}; move it up, or leave it out"
-            )

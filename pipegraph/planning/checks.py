@@ -1,0 +1,167 @@
+"""What a stage may not do where it stands: checks of its options, its policy, its input, and of caches. Pure.
+
+Each raises GraphError, which names the stage, the rule and the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from pipegraph.capabilities import RowOperator, functions_of
+from pipegraph.contracts import DEPENDENCES, STATE_METHODS, FanIn, Operator, Source
+from pipegraph.errors import GraphError
+from pipegraph.global_generators import draws_from
+from pipegraph.planning.kind import StageKind
+from pipegraph.planning.plan import Plan, StagePlan, lineage_above
+from pipegraph.stage_spec import Edge, StageSpec
+
+
+def check_timeout(spec: StageSpec, operator: Operator | Source, kind: StageKind) -> None:
+    """``timeout=`` needs work on items, in a thread or process of its own."""
+    why = kind.stays(operator)
+    if why is not None:
+        raise GraphError(f"stage {spec.name!r}: timeout= is for work on items, and {why}; leave it out")
+    if spec.backend.in_consumer:
+        raise GraphError(
+            f"stage {spec.name!r}: timeout= needs backend='thread' or 'process': an inline stage runs in the thread of "
+            "its consumer, which cannot stop waiting for itself"
+        )
+
+
+def check_state(spec: StageSpec, operator: Operator, kind: StageKind) -> None:
+    """What an operator says of its state fits what it has, and its kind."""
+    has = [name for name in STATE_METHODS if callable(getattr(operator, name, None))]
+    name = type(operator).__name__
+    said = type(operator).stateful is not Operator.stateful
+    if len(has) == 2 and not operator.stateful and not said:
+        raise GraphError(
+            f"stage {spec.name!r}: {name} has state_dict() and load_state_dict() of a class that is no operator: say "
+            "in the class what they are for, stateful = True if the stage must resume from them (in order, with one "
+            "worker), else stateful = False"
+        )
+    if not operator.stateful:
+        return
+    if kind.stateless:
+        raise GraphError(
+            f"stage {spec.name!r}: {name} has a state_dict() and load_state_dict(), but {kind.stateless}. Say "
+            "stateful = False if they are there for something else"
+        )
+    if len(has) < 2:
+        raise GraphError(
+            f"stage {spec.name!r}: {name} says stateful = True, and needs both state_dict() and load_state_dict(state)"
+        )
+
+
+def check_policy(spec: StageSpec, operator: Operator | Source, kind: StageKind) -> None:
+    """A policy needs one input, and a stage that can try an item again."""
+    if kind.reads_in_turn:
+        several = cast(FanIn, operator).inputs == "many"
+        raise GraphError(
+            f"stage {spec.name!r}: on_error={spec.on_error!r} is for stages with one input; {operator.name} "
+            f"{'has several' if several else 'makes nothing of it that could fail'}"
+        )
+    if spec.policy.retries and kind.keeps:
+        raise GraphError(
+            f"stage {spec.name!r}: Retry() tries one item again, but {operator.name} keeps what it was given before; "
+            "put the work that may fail into a stage of its own"
+        )
+
+
+def check_level(spec: StageSpec, operator: Operator, levels: list[str], upstream: tuple[Edge, ...]) -> None:
+    """The stage takes what the stages above it give."""
+    if operator.needs == "any":
+        return
+    for level, edge in zip(levels, upstream, strict=True):
+        if level in operator.needs.split("|"):
+            continue
+        remedy = {
+            "batches": "put MicroBatches() behind it",
+            "batch": "put Unbatch() between them",
+            "sample": "put Batch(n) between them",
+        }.get(level, "put Load() behind the source of shards")
+        plural = {"sample": "samples", "batch": "batches", "batches": "lists of batches", "part": "shards"}
+        wanted = " or ".join(plural[need] for need in operator.needs.split("|"))
+        raise GraphError(
+            f"stage {spec.name!r}: {operator.name} takes {wanted}, but {edge.stage!r} gives {plural[level]}; {remedy}"
+        )
+
+
+def check_substitutes(stage: StagePlan, planned: Mapping[str, StagePlan]) -> None:
+    """A policy that substitutes needs one-to-one stages, and samples to read in place of others."""
+    policy = stage.spec.outcome
+    if not policy.substitutes:
+        return
+    word = type(policy).__name__
+    if stage.source is None and not stage.one_to_one:
+        raise GraphError(
+            f"stage {stage.name!r}: {word}() works for one-to-one stages, not for {stage.operator.name}"
+        )
+    chain = lineage_above(stage, planned)
+    whole = stage.source is None and chain[0].level == "batch"
+    if whole and not (stage.operator.can(RowOperator) and policy.neighbours):
+        raise GraphError(
+            f"stage {stage.name!r}: {word}() puts one sample in another's place, but this function fails for a whole "
+            "batch; move it before Batch"
+        )
+    for above in chain if policy.neighbours else ():
+        operator = above.operator
+        if above.source is not None:
+            if not above.source.random_access:
+                raise GraphError(
+                    f"stage {stage.name!r}: {word}() needs a random-access source, and {above.name!r} "
+                    f"({operator.name}) is not one; use FromSequence or ListFiles, or Skip()"
+                )
+        elif not above.work.elastic or above.kind.expands:
+            raise GraphError(
+                f"stage {stage.name!r}: {word}() needs only one-to-one stages or Batch between it and its source, "
+                f"and {above.name!r} is a {operator.name}; use Skip()"
+            )
+
+
+def _dependence(operator: Operator) -> str:
+    """Why what an operator makes of a sample cannot be kept for other epochs."""
+    words = [] if operator.depends_on is None else operator.depends_on.split("|")
+    if wrong := [word for word in words if word not in DEPENDENCES]:
+        return f"declares depends_on with {wrong[0]!r}, which is none of {', '.join(DEPENDENCES)}"
+    if not words:
+        return (
+            'does not declare what its result depends on: write depends_on = "item" in its class, or add "place" (it '
+            'reads positions), "epoch" or "random" (it draws numbers), as "item|epoch"'
+        )
+    if "random" in words:
+        return "draws random numbers, and every epoch must draw anew"
+    return (
+        f"depends on its {' and '.join(word for word in words if word != 'item')}, which every epoch changes"
+    )
+
+
+def check_cache(plan: Plan, stage: StagePlan) -> None:
+    """Raises GraphError where a cache could change what is delivered; says why."""
+    for above in lineage_above(stage, plan.stages):
+        operator, source = above.operator, above.source
+        why = None
+        if source is not None:
+            if not source.random_access:
+                why = f"its source {above.name!r} ({operator.name}) is not random-access"
+            elif source.index_of is None:
+                why = (
+                    f"its source {above.name!r} ({operator.name}) does not say which sample is at a position of an "
+                    "epoch: define index_of(position, epoch), which returns the sample's index in the data"
+                )
+        elif not above.one_to_one:
+            why = f"{above.name!r} ({operator.name}) is not one-to-one"
+        elif above.work.depends_on != "item":
+            why = f"{above.name!r} ({operator.name}) {_dependence(above.work)}"
+        elif drawn := draws_from(functions_of(operator)):
+            why = f"{above.name!r} ({operator.name}) draws from {' and '.join(drawn)}, and every epoch must draw anew"
+        elif above.work.stateful or above.caches:
+            why = f"{above.name!r} ({operator.name}) keeps state of its own"
+        if why is None and above.spec.outcome.substitutes:
+            why = f"{above.name!r} puts substitutes in other samples' places ({type(above.spec.outcome).__name__})"
+        if why is None and len(plan.consumers(above.name)) > 1:
+            why = f"{above.name!r} feeds other stages too, which need it in every epoch"
+        if why is not None:
+            raise GraphError(
+                f"stage {stage.name!r}: Cache cannot stand here: {why}; move it up, or leave it out"
+            )
