@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import UserDict, deque
 from typing import Any
 
@@ -60,47 +59,61 @@ def through(data: Any, operator: Any) -> Any:
     return found
 
 
-TO_CPU = [ops.CopyToDevice("cpu", copy=True), ops.Scatter(["cpu"], copy=True)]
+@pytest.fixture
+def target(place: torch.device) -> torch.device:
+    """The CPU, then the accelerator; what is moved there is made in host memory."""
+    torch.set_default_device(None)
+    return place
+
+
+MOVERS = [
+    lambda place: ops.CopyToDevice(place, copy=True),
+    lambda place: ops.Scatter([place], copy=True),
+]
 
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("kind", [Mesh, OfOneArgument])
-def test_an_object_moves_itself_and_the_given_one_stays(kind: Any, nested: bool) -> None:
+def test_an_object_moves_itself_and_the_given_one_stays(
+    kind: Any, nested: bool, target: torch.device
+) -> None:
     given = kind(torch.arange(4.0))
     data = {"a": torch.ones(3), "deep": [(given, 1)]} if nested else given
-    found = through(data, ops.CopyToDevice("cpu", copy=True))
+    found = through(data, MOVERS[0](target))
     moved = found["deep"][0][0] if nested else found
-    assert moved.moves == [("cpu", kind is Mesh)]
+    assert moved.moves == [(target.type, kind is Mesh)]
     assert given.moves == [] and moved.x.tolist() == given.x.tolist() and moved.x is not given.x
     if nested:
         assert found["a"].tolist() == [1, 1, 1] and found["a"] is not data["a"] and found["deep"][0][1] == 1
 
 
 @pytest.mark.parametrize("thing", [Plain(), Slotted()], ids=["plain", "slotted"])
-@pytest.mark.parametrize("operator", TO_CPU, ids=["copy", "scatter"])
-def test_an_object_with_tensors_that_cannot_move_is_refused(thing: Any, operator: Any) -> None:
+@pytest.mark.parametrize("mover", MOVERS, ids=["copy", "scatter"])
+def test_an_object_with_tensors_that_cannot_move_is_refused(
+    thing: Any, mover: Any, target: torch.device
+) -> None:
     name = "edges" if isinstance(thing, Plain) else "x"
     batch = {"x": torch.ones(1, 2), "thing": thing}
     with pytest.raises(
         TypeError, match=rf"a {type(thing).__name__} has tensors in \.{name}, which would stay in"
     ):
-        through(batch, copy.copy(operator))
+        through(batch, mover(target))
 
 
-def test_an_object_without_tensors_is_passed_on() -> None:
+def test_an_object_without_tensors_is_passed_on(target: torch.device) -> None:
     named = Named()
-    assert through({"x": torch.ones(2), "named": named}, copy.copy(TO_CPU[0]))["named"].name == "n"
+    assert through({"x": torch.ones(2), "named": named}, MOVERS[0](target))["named"].name == "n"
 
 
-def test_a_packed_sequence_goes_as_torch_moves_it() -> None:
+def test_a_packed_sequence_goes_as_torch_moves_it(target: torch.device) -> None:
     given = pack_sequence([torch.ones(3), torch.ones(2)])
-    found = through({"packed": given}, copy.copy(TO_CPU[0]))["packed"]
+    found = through({"packed": given}, MOVERS[0](target))["packed"]
     assert type(found) is PackedSequence and found.batch_sizes is given.batch_sizes
 
 
-def test_tensors_in_a_mapping_that_is_no_dict_are_copied() -> None:
+def test_tensors_in_a_mapping_that_is_no_dict_are_copied(target: torch.device) -> None:
     given: Any = UserDict(x=torch.ones(3))
-    found = through(given, copy.copy(TO_CPU[0]))
+    found = through(given, MOVERS[0](target))
     assert type(found) is UserDict and found["x"].tolist() == [1, 1, 1] and found["x"] is not given["x"]
 
 
@@ -126,12 +139,12 @@ class Holder:
     [{"graphs": [Plain()]}, [Mesh(torch.ones(2))], Holder(Slotted()), deque([torch.ones(1)])],
     ids=["objects in a dict", "one that could move itself", "an object", "a deque"],
 )
-def test_tensors_further_down_in_an_object_are_found_too(held: Any) -> None:
+def test_tensors_further_down_in_an_object_are_found_too(held: Any, target: torch.device) -> None:
     with pytest.raises(TypeError, match=r"a Holder has tensors in \.held, which would stay in host memory"):
-        through(Holder(held), ops.CopyToDevice("cpu", copy=True))
+        through(Holder(held), MOVERS[0](target))
 
 
-def test_tensors_in_a_deque_or_a_set_are_found() -> None:
+def test_tensors_in_a_deque_or_a_set_are_found(target: torch.device) -> None:
     with pytest.raises(TypeError, match="a deque has tensors in its entries"):
-        through(deque([torch.ones(1)]), ops.CopyToDevice("cpu", copy=True))
-    assert through({"names": {"a"}}, ops.CopyToDevice("cpu", copy=True)) == {"names": {"a"}}
+        through(deque([torch.ones(1)]), MOVERS[0](target))
+    assert through({"names": {"a"}}, MOVERS[0](target)) == {"names": {"a"}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 from collections import deque
@@ -368,6 +369,44 @@ def test_what_is_done_to_the_optimizer_is_done_to_all(make_executor: MakeExecuto
     assert isinstance(executor.optimizer, torch.optim.Optimizer)
     assert len(executor.optimizer.param_groups[0]["params"]) == 4
     assert_close(executor, alone)
+
+
+def test_methods_and_attributes_of_the_optimizer_are_those_of_all(make_executor: MakeExecutor) -> None:
+    class Counting(torch.optim.SGD):
+        counts = 0
+        factor = 1.0
+
+        def count(self) -> int:
+            self.counts += 1
+            return self.counts
+
+    executor = make_executor(mlp(), 2, optimizer=lambda given: Counting(given, lr=0.1))
+    optimizer, each = executor.optimizer, executor._optimizers.parts[0].each
+    seen: list[str] = []
+    handles = [
+        optimizer.register_step_pre_hook(lambda *_: seen.append("pre")),
+        optimizer.register_step_post_hook(lambda *_: seen.append("post")),
+    ]
+    executor(data()).sum().backward()
+    assert optimizer.step(lambda: 7.0) == 7.0
+    assert sorted(seen) == ["post"] * 2 + ["pre"] * 2
+    for handle in handles:
+        handle.remove()
+    optimizer.step()
+    assert len(seen) == 4
+    assert optimizer.count() == 1 and [one.counts for one in each] == [1, 1]
+    optimizer.factor = 2.0
+    assert [one.factor for one in each] == [2.0, 2.0] and optimizer.factor == 2.0
+    assert repr(optimizer) == "<Counting on 2 replicas>"
+    first = executor.module[0].weight
+    optimizer.state[first] = {"kept": 1}
+    assert first in optimizer.state and len(optimizer.state) >= 1
+    del optimizer.state[first]
+    assert first not in optimizer.state
+    with pytest.raises(ReplicaError, match=r"optimizer.state cannot be exchanged: .*load_state_dict\(\)"):
+        optimizer.state = {}
+    with pytest.raises(ReplicaError, match=r"cannot be copied or pickled: use its state_dict\(\)"):
+        copy.deepcopy(optimizer)
 
 
 def test_a_refused_state_leaves_the_replicas_alike(make_executor: MakeExecutor) -> None:
