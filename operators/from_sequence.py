@@ -65,14 +65,14 @@ class _SampledIndices(Iterator[Drawn]):
 class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, UserFunctions):
     """Any map-style data set: ``dataset[i]`` for i in the order, or for i in a torch ``Sampler``.
 
-    The data set is one object, which all workers of the stage and all loaders of the graph use at once. One that opens
+    The dataset is one object, which all workers of the stage and all loaders of the graph use at once. One that opens
     a handle at first use (``if self.db is None: ...``) gives them all the same handle; where that may not be shared,
     keep it in a ``threading.local``, or write a ``Source`` whose ``open(context)`` makes one for each worker.
 
-    Resuming draws from a sampler again and drops what was delivered, so it must draw the same. Those with ``set_epoch``
-    do, those with a ``generator`` (a state holds how it stood as the epoch began, 7 KB), and those that draw from
-    torch's global one, for it stands as the graph's seed and the epoch say. One with other random numbers of its own
-    wants a ``set_epoch`` that seeds them.
+    On resume the sampler is iterated again and the indices already delivered are skipped, so it must yield the same
+    sequence. Samplers with ``set_epoch`` do; so do samplers with a ``generator`` (its state at the start of the epoch
+    is saved, 7 KB), and those that draw from torch's global generator, which is seeded by the graph's seed and the
+    epoch. A sampler with its own source of randomness needs a ``set_epoch`` that seeds it.
 
     Args:
         dataset: has ``__len__`` and ``__getitem__``.

@@ -151,7 +151,7 @@ class Graph:
             name: unique in the graph; by default the operator's.
             workers: how many work on it at once; ``"auto"`` begins with one, and the tuner finds how many while passes
                 run (``docs/profiling.md``).
-            backend: ``"inline"``, ``"thread"``, for functions that hold the interpreter lock ``"process"`` (Linux; see
+            backend: ``"inline"``, ``"thread"``, for functions that hold the GIL ``"process"`` (Linux; see
                 ``docs/processes.md``), or, on other machines, ``"ray"``: ``workers`` are then actors (``docs/ray.md``).
             capacity: items its output queue may hold; by default 64 samples, or 2 batches per worker; ``"auto"`` begins
                 with that and lets the tuner change it.
@@ -350,7 +350,7 @@ class Graph:
             autotune: find workers and capacities of all stages during training, beginning with those of the graph;
                 :meth:`Loader.tuning` says what was found. Not with ``isolate=True``.
             isolate: run all stages above those that move chunks to pinned memory or devices in one process of
-                their own, so that their Python code never holds the training process's interpreter lock. Operators
+                their own, so that their Python code never holds the training process's GIL. Operators
                 are sent there (functions by value), a quarter of ``memory_limit`` is for what has crossed, and behind
                 a copy to a device only ordered one-to-one stages may follow.
             rank, world_size: by default those of torch.distributed, else of the environment, else 0 and 1.

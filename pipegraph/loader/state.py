@@ -8,11 +8,11 @@ from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.contracts import Fact
-from pipegraph.engine.stage.consumed import Taken, Unknown, consumed, entry, why_unknown
+from pipegraph.engine.stage.consumed import Unknown, consumed, entry, why_unknown
 from pipegraph.engine.stage.cursors import freeze
 from pipegraph.engine.stage.restore import Path, Resume, restarts
 from pipegraph.errors import GraphError, StateError
-from pipegraph.order.left import check_history
+from pipegraph.order.left import Taken, check_history
 from pipegraph.planning.plan import Plan
 
 VERSION = 1

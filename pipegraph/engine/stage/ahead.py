@@ -21,7 +21,7 @@ QUICK_NS = 10_000_000
 """Items at longer intervals, times the cost of a call, are not taken ahead: the wait is short compared to them, and at
 the end of an epoch idle workers should get them."""
 
-Taken = tuple[int, Any, int | None]
+NextItem = tuple[int, Any, int | None]
 """Ticket, item and the bytes reserved for it; None if they are not reserved yet."""
 
 
@@ -45,7 +45,7 @@ class Ahead:
         self._rows = rows
         self._call = call
         self._quick_ns = QUICK_NS * stage.plan.backend.call_cost
-        self._taken: Taken | None = None
+        self._taken: NextItem | None = None
         self._asked_ns = 0
 
     @property
@@ -53,7 +53,7 @@ class Ahead:
         """Whether an item was taken ahead."""
         return self._taken is not None
 
-    def take(self) -> Taken:
+    def take(self) -> NextItem:
         """Remove and return the item taken ahead; only if it ``holds`` one."""
         taken, self._taken = self._taken, None
         assert taken is not None

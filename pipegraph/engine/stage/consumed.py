@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipegraph.chunk import Cursor
+from pipegraph.order.left import Taken
 from pipegraph.planning.kind import Reached
 from pipegraph.planning.plan import Plan, StagePlan
-
-Taken = tuple[int, str]
-"""Steps consumed from the start, and further ones out of order, in the format of ``pipegraph.order.left``."""
 
 
 class Unknown(Exception):
