@@ -15,7 +15,7 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.actors import actor_host
 from pipegraph.engine.actors.actor_host import ActorHost
 from pipegraph.engine.actors.parcel import Received
-from pipegraph.engine.remote.contract import Died, Overdue
+from pipegraph.engine.remote.contract import Died, HostState, Overdue
 from pipegraph.engine.stage import ahead
 
 
@@ -153,8 +153,8 @@ class Answers:
 
 
 def host_of(actor, *following, timeout_s=0.01):
-    host = ActorHost({}, None, [Context("work")], (None, -1), timeout_s, SimpleNamespace(alive=True))
-    host._actor = actor
+    host = ActorHost({}, None, [Context("work")], (None, False), timeout_s, SimpleNamespace(alive=True))
+    host._actor, host._state = actor, HostState.SERVING
     queue = list(following)
     host.ahead = lambda: queue.pop(0) if queue else None
     return host
