@@ -45,6 +45,7 @@ class WorkerThreads:
         self._ready: set[concurrency.Thread] = set()  # whose worker has opened its operator
         self._inside: set[concurrency.Thread] = set()  # of these, the ones in the current run
         self._ended: set[concurrency.Thread] = set()  # which have finished
+        self._names: dict[int | None, str] = {}  # of all so far, by identity
         self._waiting: list[concurrency.Lock] = []  # of the calls of ``wait_until``
 
     # -- waiting -------------------------------------------------------------------------------
@@ -108,6 +109,8 @@ class WorkerThreads:
                     failed(thread, error)
                 else:
                     self._threads.append(thread)
+                    name = thread.name.removeprefix(self._prefix)
+                    self._names[thread.ident] = " ".join(name.rsplit("-", 1))
             self.changed()
 
     def _live(self, life: Callable[[], None]) -> None:
@@ -239,15 +242,10 @@ class WorkerThreads:
 
     # -- inspection ----------------------------------------------------------------------------
 
-    def names(self) -> dict[int, str]:
-        """``"stage worker"`` by thread identity."""
+    def names(self) -> dict[int | None, str]:
+        """``"stage worker"`` by thread identity, of threads that have ended too."""
         with self.lock:
-            threads = list(self._threads)
-        return {
-            thread.ident: " ".join(thread.name.removeprefix(self._prefix).rsplit("-", 1))
-            for thread in threads
-            if thread.ident is not None
-        }
+            return dict(self._names)
 
     def _stage_of(self, thread: concurrency.Thread) -> str:
         return thread.name.removeprefix(self._prefix).rpartition("-")[0]

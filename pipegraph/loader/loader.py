@@ -271,7 +271,7 @@ class Loader(Closing):
             progress.items, progress.samples, waits, first_s, progress.in_pass()
         )
 
-    def _trace(self, on: bool) -> tuple[Events, dict[int, str]]:
+    def _trace(self, on: bool) -> tuple[Events, dict[int | None, str]]:
         """Trace from now on, or no more; returns the events since then and the names of the workers' threads.
 
         Raises:

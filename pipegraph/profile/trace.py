@@ -23,7 +23,7 @@ SHOWN_SAMPLES = 8
 TRAINING = "training"
 
 
-def trace_events(events: Events, threads: Mapping[int, str], graph: str) -> dict[str, Any]:
+def trace_events(events: Events, threads: Mapping[int | None, str], graph: str) -> dict[str, Any]:
     """The trace as JSON.
 
     Args:

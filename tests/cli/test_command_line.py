@@ -198,7 +198,9 @@ def test_profile_with_a_simulated_step_names_training_and_writes_the_report(pipe
     page = tmp_path / "report.html"
     asked = ["profile", f"{pipeline}:graph", "--seconds", "1", "--step-ms", "30", "--report", str(page)]
     assert main(asked) == 0
-    assert "Training sets the pace" in " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr()
+    assert "Training sets the pace" in " ".join(printed.out.split())
+    assert f"report: {page}" in printed.err
     assert "Profile of squares" in page.read_text(encoding="utf-8")
 
 

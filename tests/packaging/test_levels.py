@@ -96,6 +96,16 @@ def test_every_module_imports_only_from_lines_above_its_own_except_the_documente
     assert used == DOORS
 
 
+def test_profile_and_tuning_are_given_records_and_know_no_loader():
+    known = modules()
+    for name, path in known.items():
+        if name.partition(".")[0] in ("profile", "tuning"):
+            found = {other for other, _ in imports(name, path, known)}
+            assert not {
+                each for each in found if each.partition(".")[0] == "loader" or each == "engine.runtime"
+            }, name
+
+
 def test_a_newcomer_finds_few_folders_at_the_top_and_no_file_name_twice():
     top = {
         name.split(".")[0] for name, path in modules().items() if path.name == "__init__.py" or "." in name

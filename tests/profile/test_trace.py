@@ -109,3 +109,15 @@ def test_of_too_many_events_the_oldest_are_dropped(monkeypatch):
     for took in range(5):
         tracer.worked("decode", took)
     assert [event.took_ns for event in tracer.take().worked] == [2, 3, 4]
+
+
+def test_tracks_keep_their_names_where_the_loader_is_closed_before_the_recording_ends(tmp_path):
+    graph = pg.Graph("closed first")
+    graph.add(ops.FromSequence(range(40)), name="read").then(lambda x: x, name="decode", workers=2)
+    path = tmp_path / "trace.json"
+    loader = graph.loader()
+    with pg.record(loader, trace=path), loader:
+        assert len(list(loader)) == 40
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert "read 0" in names and not any(name.startswith("thread ") for name in names)
