@@ -78,21 +78,14 @@ class Search:
 
     def next(self, facts: Facts) -> dict[str, Size]:
         """The sizes to have from now on, after a window in which those returned last were in force."""
-        if self._holders:
-            known = {
-                name: replace(work, locked=True)
-                for name, work in facts.stages.items()
-                if name in self._holders
-            }
-            facts = replace(facts, stages={**facts.stages, **known})
+        known = {name: replace(facts.stages[name], locked=True) for name in self._holders}
+        facts = replace(facts, stages={**facts.stages, **known})
         for name, why in facts.refused.items():
             self.advice[f"refused {name}"] = f"{name}: a worker could not be started: {why}"
         for name, stage in facts.stages.items():
             if stage.locked and not stage.process:
-                self.advice[name] = self.advice.get(name) or (
-                    f"{name}: holds the interpreter lock while it works, so that more threads do not help; "
-                    "backend='process' would"
-                )
+                why = "holds the interpreter lock while it works, so that more threads do not help"
+                self.advice.setdefault(name, f"{name}: {why}; backend='process' would")
         if self._trial is not None:
             decided = self._judge(facts)
             if decided is None:
@@ -103,7 +96,8 @@ class Search:
             return self.sizes
         found = self._raise(facts) or self._give_back(facts)
         if found is None:
-            self._settle(facts)
+            self.settled, self._calm, self._resting, self._slower = True, facts, self._rest, 0
+            self._rest *= 2
             return self.sizes
         then, why = found
         changes = {name: (self.sizes[name], size) for name, size in then.items() if size != self.sizes[name]}
@@ -118,8 +112,9 @@ class Search:
         """Whether the step on trial stays; None: measure once more."""
         assert self._trial is not None
         decision, then, before = self._trial
-        grows = any(new.workers > old.workers for old, new in decision.changes.values()) or all(
-            new.workers == old.workers and new.capacity > old.capacity
+        # A raise may lengthen queues with it, and a smaller stage never has a longer one.
+        grows = any(
+            (new.workers, new.capacity) > (old.workers, old.capacity)
             for old, new in decision.changes.values()
         )
         least = KEPT_GAIN if grows else -LOSS
@@ -163,10 +158,6 @@ class Search:
 
     # -- resting -------------------------------------------------------------------------------
 
-    def _settle(self, facts: Facts) -> None:
-        self.settled, self._calm, self._resting, self._slower = True, facts, self._rest, 0
-        self._rest *= 2
-
     def _rests(self, facts: Facts) -> bool:
         """Whether a settled search stays so."""
         if not self.settled:
@@ -181,8 +172,7 @@ class Search:
         if shifted:
             self._rest = REST
             self._kept_needless.clear()
-            for name in self._holders:
-                self.advice.pop(name, None)
+            self.advice = {name: why for name, why in self.advice.items() if name not in self._holders}
             self._holders.clear()
         self.settled, self._distance, self._bold, self._again = False, 1, False, False
         self._unlucky.clear()
@@ -231,18 +221,15 @@ class Search:
             stage = facts.stages[name]
             if name in self._kept_needless:
                 continue
-            if stage.workers and size.workers > 1 and stage.work_s / (size.workers - 1) < SPARE * period:
-                fewer = size.workers - 1
-                while fewer > 1 and stage.work_s / (fewer - 1) < SPARE * period:
-                    fewer -= 1
+            fewer = size.workers
+            while fewer > 1 and stage.work_s / (fewer - 1) < SPARE * period:
+                fewer -= 1
+            if stage.workers and fewer < size.workers:
                 return {**self.sizes, name: replace(size, workers=fewer)}, "fewer are enough"
-            queues = [edge for edge in facts.edges if edge.producer == name]
-            shorter = max(size.capacity // 2, stage.queue_for(size.workers))
-            if stage.capacity and shorter < size.capacity and all(edge.unused for edge in queues):
-                return {
-                    **self.sizes,
-                    name: replace(size, capacity=shorter),
-                }, "most of its queue was never used"
+            unused = all(edge.unused for edge in facts.edges if edge.producer == name)
+            shorter = replace(size, capacity=max(size.capacity // 2, stage.queue_for(size.workers)))
+            if stage.capacity and unused and shorter.capacity < size.capacity:
+                return {**self.sizes, name: shorter}, "most of its queue was never used"
         return None
 
 
