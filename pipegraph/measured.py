@@ -30,18 +30,8 @@ class Report(ABC):
         """The same for people: short lines for the printed profile; none if there is nothing to say."""
 
 
-@dataclass(frozen=True)
-class ReportSnapshot(Report):
-    """A report as it stood when it was asked for."""
-
-    values: dict[str, Any]
-    texts: list[str]
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.values
-
-    def lines(self) -> list[str]:
-        return self.texts
+Reported = tuple[dict[str, Any], list[str]]
+"""A report as it stood when it was asked for: JSON, and lines."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +72,7 @@ class Measured:
     workers: Mapping[str, int] = field(default_factory=dict)
     queues: Mapping[Edge, QueueLook] = field(default_factory=dict)
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    reports: Mapping[str, Mapping[str, Report]] = field(default_factory=dict)
+    reports: Mapping[str, Mapping[str, Reported]] = field(default_factory=dict)
     grown: Mapping[str, int] = field(default_factory=dict)
     cores: float = 0.0
     memory: tuple[int, int, int] = (0, 0, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipegraph import concurrency
@@ -14,6 +14,7 @@ from pipegraph.engine.meter import Meter
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.tracing import Tracer
+from pipegraph.measured import Report, Reported
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.stopping import Stopping
 
@@ -105,6 +106,11 @@ class LoaderContext(ABC):
         pinned_for = [each.pinned_for() for each in movers if each is not None]
         device = next((found for found in pinned_for if found is not None), self._device)
         return Context(*place, self.stopping, count, share, read, memory, self.memory_limit, device)
+
+    def reports(self, stage: str) -> Mapping[str, Reported]:
+        """The reports of a stage's workers, as they stand."""
+        found = self.shared(stage).items()
+        return {name: (made.to_dict(), made.lines()) for name, made in found if isinstance(made, Report)}
 
     def shared(self, stage: str) -> dict[str, Any]:
         """The objects that a stage's workers share, by name; available after ``close`` too."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter_ns, process_time_ns
 
@@ -18,7 +19,7 @@ from pipegraph.engine.loader_context import LoaderContext
 from pipegraph.engine.run import Run
 from pipegraph.engine.staffing import Staffing
 from pipegraph.machine import cores, scheduled
-from pipegraph.measured import Edge, Measured, QueueLook, Report
+from pipegraph.measured import Edge, Measured, QueueLook
 from pipegraph.measurements import COUNTERS, Totals, growth, merge
 
 
@@ -95,29 +96,40 @@ class PassTotals:
             passes = self._so_far()
             if self._interval is not None:
                 self._look_at_gauges(self._interval.run)
-            life = self._stage_totals() + self._scheduled
-            queues, memory, process_bytes = self._queues, self._memory, self._process_bytes
-            life.update({("items", ""): items, ("samples", ""): samples, ("passes", ""): self._passes})
+            found = self.counted(passes)
+            of_training = {("items", ""): items, ("samples", ""): samples, ("passes", ""): self._passes}
+            return replace(
+                found,
+                life=Counter({**found.life, **self._scheduled, **of_training}),
+                durations={**found.durations, "": waits},
+                workers={name: self._staffing.workers(name) for name in found.reports},
+                queues=self._queues,
+                cores=cores(),
+                memory=(*self._memory, loader.memory_limit),
+                process_bytes=self._process_bytes,
+                first_batch_s=first_batch_s,
+                in_pass=in_pass,
+                identity=self.identity,
+            )
+
+    def counted(self, passes: Totals) -> Measured:
+        """What the stages have counted so far; ``passes`` while passes ran."""
+        loader = self._loader
+        life = self._stage_totals()
+        durations: dict[str, Durations] = {}
+        for name, meters in loader.meters.items():
+            life["coreless_ns", name] = sum(meter.coreless_ns() for meter in meters)
+            durations[name] = Durations()
+            for meter in meters:
+                durations[name].merge(meter.watch.durations())
         stages = [each.name for each in loader.plan.stages.values() if each.bypassed is None]
-        stages += [name for name in loader.meters if name not in stages]
         return Measured(
             life=life,
             passes=passes,
-            durations={"": waits, **{name: self._durations(name) for name in stages}},
-            workers={name: self._staffing.workers(name) for name in stages},
-            queues=queues,
+            durations=durations,
             counters={name: dict(found) for name, found in list(loader.counters.items())},
-            reports={
-                name: {key: made for key, made in loader.shared(name).items() if isinstance(made, Report)}
-                for name in stages
-            },
+            reports={name: loader.reports(name) for name in dict.fromkeys([*stages, *loader.meters])},
             grown=dict(loader.grown),
-            cores=cores(),
-            memory=(*memory, loader.memory_limit),
-            process_bytes=process_bytes,
-            first_batch_s=first_batch_s,
-            in_pass=in_pass,
-            identity=self.identity,
         )
 
     def look(self, run: Run, now_ns: int) -> Totals:
@@ -137,19 +149,6 @@ class PassTotals:
         for key, value in remote.items():
             # Puts into the first queue here are the remote stage's, not those of the receiving loop.
             found[key] = value if key[0] == "put" else found[key] + value
-        return found
-
-    def life(self) -> tuple[Totals, dict[str, Durations]]:
-        """The counts of every stage, also between runs, and the durations of its pieces of work."""
-        found = self._stage_totals()
-        for name, meters in self._loader.meters.items():
-            found["coreless_ns", name] = sum(meter.coreless_ns() for meter in meters)
-        return found, {name: self._durations(name) for name in self._loader.meters}
-
-    def _durations(self, stage: str) -> Durations:
-        found = Durations()
-        for meter in self._loader.meters.get(stage, ()):
-            found.merge(meter.watch.durations())
         return found
 
     def _stage_totals(self) -> Totals:

@@ -157,8 +157,8 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
         backend=stage.backend,
         grown_to=measured.grown.get(name),
         counters=measured.counters.get(name, {}),
-        reports={key: report.to_dict() for key, report in reports.items()},
-        remarks=tuple(line for report in reports.values() for line in report.lines()),
+        reports={key: values for key, (values, _) in reports.items()},
+        remarks=tuple(line for _, lines in reports.values() for line in lines),
         within=stage.within,
     )
 

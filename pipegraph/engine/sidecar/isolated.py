@@ -7,7 +7,7 @@ asks the sidecar only for profiles and, to prune states, for positions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.sidecar.sidecar import Sidecar, SidecarHost
 from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
+from pipegraph.measured import Reported
 from pipegraph.measurements import Totals
 from pipegraph.planning.isolation import Isolation, RemoteStages
 from pipegraph.planning.plan import StagePlan
@@ -100,7 +101,7 @@ class IsolatedRuntime(Runtime):
         self._sidecar_limit = max(1, memory_limit - own_limit)
         self.sidecar: Sidecar | None = None
         self.runs = 0
-        self._reports: dict[str, dict[str, Any]] = {}
+        self._reports: Mapping[str, Mapping[str, Reported]] = {}
         self._starting_run: IsolatedRun | None = None  # not counted before it starts
         self._last: tuple[int, Totals] = 0, Counter()  # run number and totals of the sidecar's last report
         first = [stage for stage in self.plan.running if stage.upstream]
@@ -139,12 +140,13 @@ class IsolatedRuntime(Runtime):
         found = None if self.sidecar is None else self.sidecar.ask("profile")
         if found is None:
             return self._totals_of(run)
-        number, totals, life, durations, grown, counters, self._reports = found
-        for name, took in durations.items():
-            self.meters[name] = [Meter.of({key[0]: n for key, n in life.items() if key[1:] == (name,)}, took)]
-        self.grown.update(grown)
-        self.counters.update(counters)
-        self._last = number, totals
+        number, counted = found
+        for name, took in counted.durations.items():
+            self.meters[name] = [Meter.of(counted.of(name)[0], took)]
+        self.grown.update(counted.grown)
+        self.counters.update(counted.counters)
+        self._reports = counted.reports
+        self._last = number, counted.passes
         return self._totals_of(run)
 
     def _totals_of(self, run: IsolatedRun) -> Totals:
@@ -159,6 +161,6 @@ class IsolatedRuntime(Runtime):
                 seen[key] = value
         return seen
 
-    def shared(self, stage: str) -> dict[str, Any]:
-        """The objects that a stage's workers share, as the sidecar last reported them."""
-        return self._reports.get(stage) or super().shared(stage)
+    def reports(self, stage: str) -> Mapping[str, Reported]:
+        """The reports of a stage, as the sidecar last sent them."""
+        return self._reports.get(stage) or super().reports(stage)

@@ -10,7 +10,7 @@ import io
 import pickle
 import signal
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from time import perf_counter_ns
@@ -35,7 +35,8 @@ from pipegraph.engine.stage.budgets import Quarantined
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.restore import Resume
 from pipegraph.engine.stage.snapshots import Snapshots
-from pipegraph.measured import Report, ReportSnapshot
+from pipegraph.measured import Measured
+from pipegraph.measurements import Totals
 from pipegraph.planning.plan import Plan
 
 MAX_ITEMS = 64
@@ -261,28 +262,13 @@ class Serving:
         if run is not None:
             self.runtime.cancel_run(run)
 
-    def profile(self) -> Any:
-        """What the stages have counted: ``(run number, totals, life, durations, grown queues, counters, reports)``."""
+    def profile(self) -> tuple[int, Measured]:
+        """The number of the run, and what the stages have counted so far, in it and before."""
         runtime = self.runtime
         with self._lock:
             run, number = runtime.run, self._number
-        totals = {} if run is None else runtime.pass_totals.look(run, perf_counter_ns())
-        reports = {
-            name: {
-                key: ReportSnapshot(made.to_dict(), made.lines())
-                for key, made in runtime.shared(name).items()
-                if isinstance(made, Report)
-            }
-            for name in runtime.meters
-        }
-        return (
-            number,
-            totals,
-            *runtime.pass_totals.life(),
-            dict(runtime.grown),
-            {k: dict(v) for k, v in runtime.counters.items()},
-            reports,
-        )
+        totals: Totals = Counter() if run is None else runtime.pass_totals.look(run, perf_counter_ns())
+        return number, runtime.pass_totals.counted(totals)
 
     def positions(self, name: str, steps: range, epoch: int, rank: int, world_size: int) -> list[int]:
         """The positions of a source's steps."""
