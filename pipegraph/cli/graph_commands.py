@@ -63,6 +63,9 @@ def run_profile(
         _run_for(loader, seconds, step_s, ProgressLine(f"profiling {graph.name}", quiet=as_json))
     found = loader.profile()
     print(found.to_json(indent=2) if as_json else found)
+    for what, path in (("report", report), ("trace", trace)):
+        if path is not None:
+            print(f"{what}: {path}", file=sys.stderr)
 
 
 def run_tune(graph: Graph, seconds: float, output: str | None, step_s: float = 0.0) -> None:
