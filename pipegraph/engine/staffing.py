@@ -160,6 +160,8 @@ class Staffing:
         loader, threads = self._loader, self._threads
         with self._sizing:
             with threads.lock:
+                if not loader.workers:  # closed since
+                    return
                 workers, capacity = self._opened_workers(stage), loader.capacity(stage)
                 self._worker_time[stage].change(workers)
             run.stages[stage].staff(max(1, workers), capacity)
