@@ -1,7 +1,7 @@
 """From one worker everywhere: how near the tuner comes to the best setting of a grid search, and what it must not do.
 
 Claim: on pipelines of planted costs (waits, as of storage) at least 95 % of the grid search's best within 30 s; budgets
-are never exceeded; a stage that holds the interpreter lock gets no more threads; a shift of cost is followed.
+are never exceeded; a stage that holds the GIL gets no more threads; a shift of cost is followed.
 
 Planted costs need no core, and how late a wait ends is taken off the next one, so that other load hardly matters. The
 tuner's final sizes and the best of the grid are run in turn, and compared by ratios.
@@ -78,7 +78,7 @@ class Waits:
 
 
 def loops(item: int) -> int:
-    """Two milliseconds of Python, which hold the interpreter lock."""
+    """Two milliseconds of Python, which hold the GIL."""
     until = time.thread_time() + 0.002
     while time.thread_time() < until:
         pass

@@ -245,7 +245,7 @@ def dataloader(depth: int) -> Iterator[Iterator[int]]:
 
 
 class Chain:
-    """A map-style data set that passes its index through ``depth`` functions."""
+    """A map-style dataset that passes its index through ``depth`` functions."""
 
     def __init__(self, depth: int) -> None:
         self.functions = [identity] * depth

@@ -81,7 +81,7 @@ def main() -> None:
         "--jitter", type=float, default=0.1, help="sigma of lognormal load times (default 0.1)"
     )
     parser.add_argument("--held", type=int, default=4, help="parts a trainer may hold (default 4)")
-    parser.add_argument("--parts", type=int, default=PARTS, help=f"parts in the data set (default {PARTS})")
+    parser.add_argument("--parts", type=int, default=PARTS, help=f"parts in the dataset (default {PARTS})")
     parser.add_argument("--orders", nargs="+", choices=["parts", "lanes"], default=["parts", "lanes"])
     options = parser.parse_args()
     shared = {"jitter": options.jitter, "held": options.held, "parts": options.parts}

@@ -108,7 +108,7 @@ def pipegraph_batch_function(paths: Sequence[str]) -> Iterator[Any]:
 
 
 class Photographs:
-    """A map-style data set over the photographs, repeated without end in sight."""
+    """A map-style dataset over the photographs, repeated without end in sight."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self.paths = paths

@@ -5,7 +5,7 @@ Claim: with ``isolate=True`` the loop keeps at least 0.95 of its speed without a
     python benchmarks/isolate.py --rounds 40
 
 A step is some hundred small tensor operations and takes its batch; to make a batch takes about 0.6 of a step, most of
-it in Python, which holds the interpreter lock. So one worker is always ahead, and what the loop loses it loses to the
+it in Python, which holds the GIL. So one worker is always ahead, and what the loop loses it loses to the
 lock, to wake-ups and to what the loader itself does in its thread.
 
 All loaders are open at once and stand still but for one; the loop runs for some tens of steps with each in turn, and

@@ -1,4 +1,4 @@
-"""A transform in pure Python, which holds the interpreter lock: work for processes. At 2 ms and at 0.1 ms an item.
+"""A transform in pure Python, which holds the GIL: work for processes. At 2 ms and at 0.1 ms an item.
 
 Claim: at least 0.95 (0.85 at 0.1 ms) of two hand-written processes, and ahead of every peer with as many.
 
@@ -72,7 +72,7 @@ class Transform:
         """One item as a NumPy array."""
         return self(index).numpy()
 
-    # A map-style data set of transformed samples.
+    # A map-style dataset of transformed samples.
 
     def __len__(self) -> int:
         return ENDLESS
@@ -125,7 +125,7 @@ def pipegraph(transform: Transform, backend: str) -> Iterator[Any]:
 
 @contextmanager
 def pipegraph_source(transform: Transform) -> Iterator[Any]:
-    """A data set that does the work, read in processes."""
+    """A dataset that does the work, read in processes."""
     import pipegraph as pg
     from pipegraph import operators as ops
 
@@ -196,7 +196,7 @@ def spdl(transform: Transform) -> Iterator[Any]:
 
 @contextmanager
 def grain(transform: Transform) -> Iterator[Any]:
-    """A map data set, batched and prefetched in two processes, each of which reads in its own thread."""
+    """A map dataset, batched and prefetched in two processes, each of which reads in its own thread."""
     import grain as gr
     import torch
 

@@ -21,7 +21,7 @@ from images import BATCH, ENDLESS_EPOCHS, SIZE, WORKERS, write_shards
 
 
 class Samples:
-    """A map-style data set: a function of a path, the photographs repeated without end in sight."""
+    """A map-style dataset: a function of a path, the photographs repeated without end in sight."""
 
     def __init__(self, paths: Sequence[str], function: Callable[[str], Any]) -> None:
         self.paths = paths

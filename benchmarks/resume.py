@@ -2,7 +2,7 @@
 
 Claim: no row that was trained on is read again, so that a resume costs no more than a start.
 
-40,000 shuffled rows, each about 0.1 ms of work without the interpreter lock, in batches of 64 by 2 workers; stopped
+40,000 shuffled rows, each about 0.1 ms of work without the GIL, in batches of 64 by 2 workers; stopped
 after 312 batches, the middle of the epoch. Each contestant's next batch must be that of its run without a stop.
 A ``DataLoader`` has no state: its way is to draw the batches again and drop them.
 
@@ -35,7 +35,7 @@ Opened = tuple[Iterator[Any], Callable[[], Any]]
 
 
 class Rows:
-    """A map-style data set: row i is i, after some work."""
+    """A map-style dataset: row i is i, after some work."""
 
     def __len__(self) -> int:
         return ROWS

@@ -2,7 +2,7 @@
 
 Claim: ahead of every peer, row by row and batch by batch.
 
-Two ways to ask: "rows" asks the data set for one row at a time and collates, as most data sets are
+Two ways to ask: "rows" asks the dataset for one row at a time and collates, as most datasets are
 written; "batches" asks it for a list of indices at once, as each library's documentation recommends for
 rows in memory.
 

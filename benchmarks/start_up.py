@@ -66,7 +66,7 @@ def modules_of(name: str) -> tuple[str, ...]:
 
 
 class Rows:
-    """A map-style data set of numbers."""
+    """A map-style dataset of numbers."""
 
     def __len__(self) -> int:
         return 10_000

@@ -113,7 +113,7 @@ def pipegraph_batches(windows: Windows) -> Iterator[Any]:
 
 @contextmanager
 def pipegraph_windows(windows: Windows) -> Iterator[Any]:
-    """The plain way: a data set, then a batch."""
+    """The plain way: a dataset, then a batch."""
     import pipegraph as pg
     from pipegraph import operators as ops
 

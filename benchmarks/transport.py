@@ -65,7 +65,7 @@ def fresh(item: Any) -> Any:
 
 
 class Same:
-    """A map-style data set whose items are all alike; made where it is read."""
+    """A map-style dataset whose items are all alike; made where it is read."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make = make
@@ -124,7 +124,7 @@ def copies(make: Callable[[], Any]) -> Iterator[Iterable[Any]]:
 
 @contextmanager
 def pipegraph(make: Callable[[], Any]) -> Iterator[Iterable[Any]]:
-    """A data set read in one process."""
+    """A dataset read in one process."""
     import pipegraph as pg
     from pipegraph import operators as ops
 
@@ -136,7 +136,7 @@ def pipegraph(make: Callable[[], Any]) -> Iterator[Iterable[Any]]:
 
 @contextmanager
 def pipegraph_rows(make: Callable[[], Any]) -> Iterator[Iterable[Any]]:
-    """A data set read in one process, and a batch of ``ROWS`` behind it that leaves its rows as they are."""
+    """A dataset read in one process, and a batch of ``ROWS`` behind it that leaves its rows as they are."""
     import pipegraph as pg
     from pipegraph import operators as ops
 
@@ -149,7 +149,7 @@ def pipegraph_rows(make: Callable[[], Any]) -> Iterator[Iterable[Any]]:
 
 @contextmanager
 def pipegraph_isolate(make: Callable[[], Any]) -> Iterator[Iterable[Any]]:
-    """A data set read in the sidecar."""
+    """A dataset read in the sidecar."""
     import pipegraph as pg
     from pipegraph import operators as ops
 
@@ -185,7 +185,7 @@ def spdl(make: Callable[[], Any], arena: bool) -> Iterator[Iterable[Any]]:
 
 @contextmanager
 def grain(make: Callable[[], Any]) -> Iterator[Iterable[Any]]:
-    """A map data set prefetched in one process. Its shared memory is for NumPy arrays: tensors go as such."""
+    """A map dataset prefetched in one process. Its shared memory is for NumPy arrays: tensors go as such."""
     import grain as gr
 
     data = gr.MapDataset.range(ENDLESS).map(SameArrays(make).__getitem__)

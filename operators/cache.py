@@ -143,7 +143,7 @@ class Cache(Memo):
     does not show). What does not fit into the limit is made anew each time; what is in stays in. Entries are known by
     the stages above: their parameters, and the names and code of their functions, with the callable objects that these
     are, belong to or close over (their public attributes, and a network's weights), but not what else these call, nor
-    what is in the data set. Another data set of the same length, or a change further down in your code, needs another
+    what is in the dataset. Another dataset of the same length, or a change further down in your code, needs another
     folder.
 
     Args:

@@ -194,7 +194,7 @@ def _end_to_end(parts: Sequence[Columns]) -> Any:
 
 
 def _has_its_own_memory(array: np.ndarray) -> bool:
-    """Whether nothing but the array lies in the memory that it keeps; torch wants to write it, too."""
+    """Whether nothing but the array lies in the memory that it keeps; torch needs to write to it, too."""
     base = array.base
     return array.flags.writeable and (base is None or memoryview(base).nbytes == array.nbytes)  # type: ignore[arg-type]
 

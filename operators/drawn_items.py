@@ -111,7 +111,7 @@ def _is_resumable(items: Any) -> bool:
 
 
 def _is_streaming(items: Any) -> bool:
-    """Whether this is one of Hugging Face's streaming data sets; ``datasets`` is not imported for it."""
+    """Whether this is one of Hugging Face's streaming datasets; ``datasets`` is not imported for it."""
     module = sys.modules.get("datasets")
     kind = getattr(module, "IterableDataset", None)
     return kind is not None and isinstance(items, kind)

@@ -28,8 +28,8 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
     A callable with a parameter ``epoch`` gets it. An iterator (which can be read once) serves one
     epoch. Resuming reads an iterable again and drops what was delivered, which costs that time and
     needs items that repeat; where the iterator or the iterable has ``state_dict()`` and ``load_state_dict(state)``, as
-    Hugging Face's streaming data sets and torchdata's loaders have, it resumes from its own state. A Hugging Face data
-    set with a shuffle buffer is read again, since the buffer is not in its state: use ``Shuffle`` behind it instead.
+    Hugging Face's streaming datasets and torchdata's loaders have, it resumes from its own state. A Hugging Face
+    dataset with a shuffle buffer is read again, since the buffer is not in its state: use ``Shuffle`` behind it.
 
     An iterator that waits for long (a silent socket, a queue) delays ``close`` and Ctrl-C by 5 s, as a thread cannot be
     ended from outside, and stays. A process is ended within 3 s; a ``Source`` whose ``cancel`` ends its wait

@@ -1,4 +1,4 @@
-"""FromSequence: the items of any map-style data set."""
+"""FromSequence: the items of any map-style dataset."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from pipegraph.order import Order, StridedOrder
 from pipegraph.tree import copy_containers
 
 ITEMS_AT_ONCE = 16
-"""Items asked of a data set's ``__getitems__`` in one call: most of the gain, little to hold back."""
+"""Items asked of a dataset's ``__getitems__`` in one call: most of the gain, little to hold back."""
 
 
 class _Indices(list[Any]):
-    """Indices of a data set, and the epoch and positions for which they are read, also in a worker's process."""
+    """Indices of a dataset, and the epoch and positions for which they are read, also in a worker's process."""
 
     def __init__(self, indices: Iterable[Any], epoch: int = 0, positions: list[int] | None = None) -> None:
         super().__init__(indices)
@@ -63,7 +63,7 @@ class _SampledIndices(Iterator[Drawn]):
 
 @final
 class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, UserFunctions):
-    """Any map-style data set: ``dataset[i]`` for i in the order, or for i in a torch ``Sampler``.
+    """Any map-style dataset: ``dataset[i]`` for i in the order, or for i in a torch ``Sampler``.
 
     The dataset is one object, which all workers of the stage and all loaders of the graph use at once. One that opens
     a handle at first use (``if self.db is None: ...``) gives them all the same handle; where that may not be shared,
@@ -78,10 +78,10 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
         dataset: has ``__len__`` and ``__getitem__``.
         order: which sample at which position; it gets the graph's seed and the pass's epoch as they are.
         sampler: gives the indices of this rank instead, in each epoch; ``set_epoch`` is called where it has one.
-        shuffle: whether the default order shuffles; by default data sets and files come as they lie, shards shuffled.
+        shuffle: whether the default order shuffles; by default datasets and files come as they lie, shards shuffled.
 
     Raises:
-        GraphError: the data set lacks ``__len__`` or ``__getitem__``, is a mapping without ``sampler`` or is read by
+        GraphError: the dataset lacks ``__len__`` or ``__getitem__``, is a mapping without ``sampler`` or is read by
             ``await``; two of ``order``, ``sampler`` and ``shuffle`` are given; or a sampler can be iterated once only.
     """
 
@@ -97,7 +97,7 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
     ) -> None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise GraphError(
-                f"FromSequence: the data set needs __len__ and __getitem__, {type(dataset).__name__} lacks one; "
+                f"FromSequence: the dataset needs __len__ and __getitem__, {type(dataset).__name__} lacks one; "
                 "use FromIterable for what can only be iterated"
             )
         if isinstance(dataset, Mapping) and sampler is None:
@@ -192,7 +192,7 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
         return _Indices(super().indices_of(positions, epoch), epoch, list(positions))
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
-        """At once where the data set can, item by item from one on that fails."""
+        """At once where the dataset can, item by item from one on that fails."""
         if self.group > 1 and start == 0:
             try:
                 self._draws.several()

@@ -43,7 +43,7 @@ class ListFiles(OrderedSource):
             By default every file but those that are left beside samples: READMEs, licences, checksums, ``Thumbs.db``.
         classes: whether the first folder of a path is the file's class; ``"auto"`` where all files lie in such folders.
         order: which file at which position.
-        shuffle: whether the default order shuffles; by default data sets and files come as they lie, shards shuffled.
+        shuffle: whether the default order shuffles; by default datasets and files come as they lie, shards shuffled.
 
     Raises:
         GraphError: ``classes`` or ``pattern`` is something else, or both ``order`` and ``shuffle`` are given.

@@ -120,7 +120,7 @@ class OrderedSource(Source, Neighbours, UserData):
         turn, residue = divmod(position, stride)
         first = (turn - turn % POSITIONS_AT_ONCE) * stride + residue
         block, layout = self._block, self.layout_of(epoch)
-        key = epoch, first, layout if layout.__class__ is int else None  # a data set may grow
+        key = epoch, first, layout if layout.__class__ is int else None  # a dataset may grow
         if block is None or block[0] != key:
             drawn = np.arange(first, first + POSITIONS_AT_ONCE * stride, stride)
             indices = self.order.samples_at(layout, drawn, self.seed, epoch).tolist()

@@ -1,4 +1,4 @@
-"""A Ray Data set as a source: its blocks lie in the cluster's memory, its rows come in an order of pipegraph's."""
+"""A Ray Dataset as a source: its blocks lie in the cluster's memory, its rows come in an order of pipegraph's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class BlockLayout:
-    """What an order needs to know of a data set: one part per block."""
+    """What an order needs to know of a dataset: one part per block."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.part_samples: Int64Array = np.asarray(sizes, np.int64)
@@ -32,12 +32,12 @@ class BlockLayout:
 
 @final
 class FromRayData(OrderedSource):
-    """The rows of a materialised Ray Data set, as dicts of its columns.
+    """The rows of a materialised Ray Dataset, as dicts of its columns.
 
     Numbers, text and bytes are Python's; tensors are NumPy arrays that lie in the object store and are read-only. A
     column of numbers with nulls is float, with NaN.
 
-    Every rank gets the same data set and reads its own share of it, row by row as the order deals them: no rank waits
+    Every rank gets the same dataset and reads its own share of it, row by row as the order deals them: no rank waits
     for another, each row is read once per epoch, and a state can be loaded at another number of ranks. Blocks are
     fetched as they come up, a few at a time.
 
@@ -49,7 +49,7 @@ class FromRayData(OrderedSource):
         shuffle: True for ``LaneOrder()``; by default rows come as they lie.
 
     Raises:
-        GraphError: not a materialised data set.
+        GraphError: not a materialised dataset.
     """
 
     facts = Fact.IN_TRAINER
@@ -60,7 +60,7 @@ class FromRayData(OrderedSource):
         super().__init__(order_of(order, shuffle, default, "FromRayData"))
         if type(dataset).__name__ != "MaterializedDataset":
             what = (
-                "this data set is not materialised" if hasattr(dataset, "materialize") else f"got {dataset!r}"
+                "this dataset is not materialised" if hasattr(dataset, "materialize") else f"got {dataset!r}"
             )
             raise GraphError(
                 f"FromRayData: {what}: give it dataset.materialize(), once for all ranks. What does not fit into the "

@@ -108,7 +108,7 @@ class ShardSelect(OrderedSource, Grouped):
         manifest: a :class:`~pipegraph.storage.Manifest`, or the file or URL that ``pipegraph index`` wrote; by default
             ``_manifest.json`` beside the shards, if it lists them.
         store: for URLs, obstore's options (``endpoint``, ``region`` ...); what is missing comes from the environment.
-        shuffle: whether the default order shuffles; by default data sets and files come as they lie, shards shuffled.
+        shuffle: whether the default order shuffles; by default datasets and files come as they lie, shards shuffled.
         missing: shards that the manifest lists, and that a folder, a glob or a list of files lacks, are an error, as is
             the folder of a pack that has not ended; ``"skip"`` reads what is there, and the plan says so.
 

@@ -36,7 +36,7 @@ class FromTable(OrderedSource, BundleSource):
     whole table, needs an entry in ``fill``: what a batch looks like never depends on which rows are in it.
 
     Args:
-        table: of pyarrow, pandas or polars, or a map-style Hugging Face data set, whose stored values are then read as
+        table: of pyarrow, pandas or polars, or a map-style Hugging Face dataset, whose stored values are then read as
             they are: an image is a dict of its bytes and path.
         columns: to read; all by default.
         fill: column -> value in place of its nulls; of lists of numbers, a list for the missing ones, a
@@ -118,8 +118,8 @@ def _arrow_table(given: Any) -> tuple[Any, Int64Array | None]:
     if hasattr(given, "to_arrow"):
         return given.to_arrow(), None
     raise GraphError(
-        f"FromTable: a table of pyarrow, pandas or polars, or a Hugging Face data set is needed, got "
-        f"{type(given).__name__}; use FromSequence for other data sets"
+        f"FromTable: a table of pyarrow, pandas or polars, or a Hugging Face dataset is needed, got "
+        f"{type(given).__name__}; use FromSequence for other datasets"
     )
 
 

@@ -200,7 +200,7 @@ class StageProfile:
         metric="stage_service_seconds 0.99",
     )
     busy: float = measurement(
-        "share 0..1 that its workers worked, or waited inside their work: for data, a device, the interpreter lock.",
+        "share 0..1 that its workers worked, or waited inside their work: for data, a device, the GIL.",
         "ratio",
         "busy: table notebook live page log",
         lambda stage: stage.share(stage.passes["busy_ns"]),

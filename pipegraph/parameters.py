@@ -16,7 +16,7 @@ from typing import Any
 from pipegraph.errors import GraphError
 
 ENTRIES = 1000
-"""Lists and mappings that are longer count by their length, as data sets do."""
+"""Lists and mappings that are longer count by their length, as datasets do."""
 
 DEPTH = 3
 """Functions within functions that are looked into."""

@@ -129,7 +129,7 @@ def copy_containers(data: Any) -> Any:
 def buffers(data: Any) -> tuple[tuple[int, int], ...]:
     """``(identity, nbytes)`` of each distinct buffer under a tree; scalars, short text and short containers hold none.
 
-    A view counts with its own extent, not with all it is cut from: a row of a data set that lies
+    A view counts with its own extent, not with all it is cut from: a row of a dataset that lies
     in memory anyway is as large as the row.
     """
     kind = type(data)

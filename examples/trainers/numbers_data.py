@@ -1,4 +1,4 @@
-"""The data set of these examples, and a record of the rows that were trained on: one file per rank, a line per step."""
+"""The dataset of these examples, and a record of the rows that were trained on: one file per rank, a line per step."""
 
 import json
 from pathlib import Path

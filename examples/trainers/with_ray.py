@@ -1,4 +1,4 @@
-"""Ray Train: a Ray Data set and a stage of actors in a TorchTrainer, stopped in the middle of an epoch, and resumed by
+"""Ray Train: a Ray Dataset and a stage of actors in a TorchTrainer, stopped in the middle of an epoch, and resumed by
 another number of workers.
 
 python with_ray.py FOLDER --trainers 2 --stop-after 5

@@ -234,7 +234,7 @@ def _fed_name(source: Any) -> str:
 def _field(fields: Fields, name: str) -> Any:
     if name not in fields:
         raise GraphError(
-            f"Dali: the definition wants a field {name!r}, the chunk has {', '.join(sorted(fields))}"
+            f"Dali: the definition needs a field {name!r}, the chunk has {', '.join(sorted(fields))}"
         )
     return fields[name]
 

@@ -163,7 +163,7 @@ def index(
         str | None,
         typer.Option(
             help="About how large blocks are, such as '64 MB'.",
-            show_default="8 MB, more for data sets above 8 TB",
+            show_default="8 MB, more for datasets above 8 TB",
         ),
     ] = None,
     store: Annotated[
@@ -188,7 +188,7 @@ def pack(
         typer.Argument(
             help="A folder of files (those of a sample share their name up to the first dot; class folders give "
             "labels), a text file with a path per line, shards (a folder, a glob), hf:NAME:SPLIT or a saved Hugging "
-            "Face data set, or FILE.py:FUNCTION, which returns a data set or yields dicts."
+            "Face dataset, or FILE.py:FUNCTION, which returns a dataset or yields dicts."
         ),
     ],
     target: Annotated[str, typer.Argument(help="The folder for the shards and their manifest.")],
@@ -203,7 +203,7 @@ def pack(
     ] = False,
     seed: Annotated[int, typer.Option(help="Of the shuffle.")] = 0,
 ) -> None:
-    """Write a data set as shards, in parallel. A stopped run resumes; the shards are the same whatever the workers."""
+    """Write a dataset as shards, in parallel. A stopped run resumes; the shards are the same whatever the workers."""
     from pipegraph.cli.pack_command import run_pack
 
     run_pack(source, target, format, size, workers, shuffle, seed)

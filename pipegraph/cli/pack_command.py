@@ -1,4 +1,4 @@
-"""``pipegraph pack``: a data set to shards."""
+"""``pipegraph pack``: a dataset to shards."""
 
 from __future__ import annotations
 

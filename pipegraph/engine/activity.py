@@ -32,7 +32,7 @@ class WakeCounts(Protocol):
 
 def count_wakes(counts: WakeCounts) -> None:
     """Let the calling thread count in ``counts`` how often it resumed after a wait, and how late after its wake-up:
-    because it had no core, or not the interpreter lock."""
+    because it had no core, or not the GIL."""
     _own.counts = counts
 
 

@@ -24,8 +24,8 @@ STARTING = 0.1
 it is far busier than all above it, since much of a short pass goes by before queues are full."""
 
 LATE_S = 1e-3
-"""Threads that take this long to continue once they are woken, with a free core, wait for the interpreter lock: tens
-of microseconds are usual, and the lock changes hands every 5 ms where many want it."""
+"""Threads that take this long to continue once they are woken, with a free core, wait for the GIL: tens
+of microseconds are usual, and the lock changes hands every 5 ms where many need it."""
 
 MUCH = 0.1
 """Cores that a stage must run on or wait for, for the others to wait because of it."""
@@ -43,7 +43,7 @@ COMPUTES = 0.5
 """Share of its work, but for the time without a core, that a stage which is held back by cores runs on one."""
 
 Cause = Literal["unknown", "consumer", "stage", "storage", "cores", "lock", "memory"]
-"""Why the bottleneck is one: training itself, the stage's own work, reading, too few cores, the interpreter lock, or
+"""Why the bottleneck is one: training itself, the stage's own work, reading, too few cores, the GIL, or
 room under ``memory_limit``."""
 
 
@@ -127,7 +127,7 @@ def find_lock_holder(
     coreless: Mapping[str, float],
     wake_s: float,
 ) -> str | None:
-    """The stage that sets the pace because it holds the interpreter lock; None where the lock is not the reason.
+    """The stage that sets the pace because it holds the GIL; None where the lock is not the reason.
 
     A stage that waits for the lock inside its work looks busy and is not running. Threads in general are then late
     to continue, and it is the stage that runs most which keeps them waiting.
@@ -162,7 +162,7 @@ class StageFacts:
         running: ran on a core.
         coreless: were ready to run and had no core.
         memory: waited for room under ``memory_limit``.
-        reads: whether it brings data in from outside: storage, a data set.
+        reads: whether it brings data in from outside: storage, a dataset.
     """
 
     busy: float
@@ -173,7 +173,7 @@ class StageFacts:
 
 
 def find_cause(stage: StageFacts, cores_used: float, cores: float) -> Cause:
-    """Why a stage that sets the pace, and not for the interpreter lock, is as slow as it is.
+    """Why a stage that sets the pace, and not for the GIL, is as slow as it is.
 
     ``cores_used`` are this process's and its workers' on average, of the ``cores`` that they may use.
 

@@ -27,7 +27,7 @@ from .bottleneck import (
 from .values import MIN_S, ChannelProfile, Profile, run_busy, run_of
 
 NEARLY_ALL = 0.8
-"""Share of all running that one stage does where it alone can hold the interpreter lock for long."""
+"""Share of all running that one stage does where it alone can hold the GIL for long."""
 
 MIN_BLOCKED = 0.1
 """Share of its time that a stage waits for room if what follows is slower."""
@@ -208,7 +208,7 @@ def _wake_s(measured: Measured) -> float:
     """Mean seconds between a thread's wake and its next step, without those in which it had no core.
 
     Threads that mostly wait are without a core right after a wake. What others do, who wait for one in their work, is
-    no measure of the interpreter lock.
+    no measure of the GIL.
     """
     late_ns = wakes = 0
     for name in measured.workers:

@@ -91,7 +91,7 @@ def _why(profile: Profile, stage: StageProfile) -> str:
     if profile.cause == "lock":
         cores = (stage.running or 0.0) * stage.workers
         return (
-            f"it holds the interpreter lock ({cores:.1f} cores' worth of running), for which other threads wait "
+            f"it holds the GIL ({cores:.1f} cores' worth of running), for which other threads wait "
             f'{format_duration(profile.wake_s)} each time; more threads do not help: give it backend="process", '
             f"or use code that releases the lock"
         )

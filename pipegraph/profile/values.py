@@ -80,7 +80,7 @@ class Profile:
     )
     cause: Cause = measurement(
         'why the bottleneck is one: ``"consumer"`` (training sets the pace), ``"stage"`` (its own work), ``"storage"`` '
-        '(reading), ``"cores"`` (all are in use), ``"lock"`` (it holds the interpreter lock, for which others wait), '
+        '(reading), ``"cores"`` (all are in use), ``"lock"`` (it holds the GIL, for which others wait), '
         '``"memory"`` (it waits for room under ``memory_limit``), or ``"unknown"``.',
         "text",
         default="unknown",
@@ -172,7 +172,7 @@ class Profile:
 
     @property
     def lock(self) -> bool:
-        """Whether the bottleneck is one because it holds the interpreter lock, for which the others wait."""
+        """Whether the bottleneck is one because it holds the GIL, for which the others wait."""
         return self.cause == "lock"
 
     @property

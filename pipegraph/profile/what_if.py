@@ -3,7 +3,7 @@
 The pipeline runs as fast as its most loaded resource allows (Denning and Buzen, "The Operational Analysis of Queueing
 Network Models", 1978: throughput is at most workers / demand, demand being the seconds of work for one delivered
 chunk). Resources are the workers of each stage, the training loop with the inline stages that it drives, the cores,
-and the interpreter lock where a stage holds it. The measured run says how near it came to its own bound; the same
+and the GIL where a stage holds it. The measured run says how near it came to its own bound; the same
 share is expected of the changed one.
 """
 
@@ -46,7 +46,7 @@ class Demand:
         core_s: of these, on a core.
         workers: how many there are; 0 for a stage that runs in the threads that wait for it.
         feeds: stages that read from it.
-        locked: whether its time on a core is time with the interpreter lock.
+        locked: whether its time on a core is time with the GIL.
     """
 
     seconds: float

@@ -333,7 +333,7 @@ class BlockReader:
                 waits = self._cancelled or not self._ahead
                 due = None if waits else self._start_due()
                 if events == self._events and not self._closed:
-                    # Not a poll: the time at which the policy wants the next block to be started.
+                    # Not a poll: the time at which the policy starts the next block.
                     self._planning.wait(due)
             self._sweep()
 

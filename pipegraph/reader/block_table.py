@@ -173,7 +173,7 @@ class BlockTable:
         ]
         if self._source.keeps and schedule.scanned > schedule.tick:
             # What lies in the node cache is opened again at once, and while it is open it cannot be evicted, even
-            # where the plan wants its place for another: what is not needed soon is closed.
+            # where the plan needs its place for another: what is not needed soon is closed.
             for entry in spare:
                 if entry.file is not None and not _needed(entry, schedule):
                     self.drop(entry)

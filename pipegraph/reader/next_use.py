@@ -108,7 +108,7 @@ class NextUseIndex:
         self._named_to = step + self._now.next_use(soonest[len(soonest) // 2], step) if soonest else NEVER
 
     def next_use(self, name: str) -> float:
-        """Steps until the use; infinite for what is not of this data set, not of this node's ranks, or far ahead."""
+        """Steps until the use; infinite for what is not of this dataset, not of this node's ranks, or far ahead."""
         number = self._places.get(place_of(name))
         if number is None or self._deal is None:
             return float("inf")

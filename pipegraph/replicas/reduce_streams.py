@@ -139,7 +139,7 @@ class ReduceStreams:
             stream.record_event(event)
 
     def used(self, replica: int) -> None:
-        """The current stream has read all it wants of a replica's buckets."""
+        """The current stream has read all it needs of a replica's buckets."""
         self._used[replica].record()
 
     def launch(self, live: LiveBucket, contributors: Sequence[int]) -> None:

@@ -132,7 +132,7 @@ def build_manifest(
             environment.
         workers: parts read at the same time.
         checksums: read every byte for CRC-32C of parts and blocks.
-        block_nbytes: about how large blocks are; None: 8 MB, or what makes `MAX_BLOCKS` of a larger data set.
+        block_nbytes: about how large blocks are; None: 8 MB, or what makes `MAX_BLOCKS` of a larger dataset.
         progress: called in this thread after each part.
         broken: gets each part that cannot be indexed to its end, and why. What comes behind the last block that was
             found is then one block of one sample, whose reading fails; without `broken` the part is an error.

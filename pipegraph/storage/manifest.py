@@ -1,4 +1,4 @@
-"""Manifests: the parts of a data set and where their samples lie."""
+"""Manifests: the parts of a dataset and where their samples lie."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class PartIndex:
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """The parts of a data set with their samples and blocks; equal if names, sizes, checksums and layout are.
+    """The parts of a dataset with their samples and blocks; equal if names, sizes, checksums and layout are.
 
     Blocks and samples are numbered through all parts, in the order of `parts`.
     Arrays are int64 and not to be changed.
@@ -173,7 +173,7 @@ class Manifest:
     def digest(self) -> str:
         """Names, sizes and layout as one hash: the data in which a position identifies a sample.
 
-        Neither the folder nor checksums count, so that a data set keeps its digest when it is copied or indexed anew.
+        Neither the folder nor checksums count, so that a dataset keeps its digest when it is copied or indexed anew.
         """
         return self._hash(self.first_block, self.block_offsets, self.block_samples)
 

@@ -7,7 +7,7 @@ Invariants, at every moment and whichever process is killed:
 - A file under ``partial/`` belongs to the one process that holds its exclusive
   lock; without a lock it is a dead process's, and anyone may take it over. That process alone
   may read it before it was synced and renamed, once its bytes were checked.
-- Readers hold a lock on the file they read. Who wants to remove one takes
+- Readers hold a lock on the file they read. To remove one, a process takes
   the exclusive lock without waiting, and leaves it alone if that fails.
 """
 

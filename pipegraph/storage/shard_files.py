@@ -62,7 +62,7 @@ class ShardFile(Closing, ABC):
         """Give back what is held. Idempotent."""
 
     def open(self) -> io.BufferedReader:
-        """A buffered binary file over this shard, for libraries that want one."""
+        """A buffered binary file over this shard, for libraries that need one."""
         return io.BufferedReader(self.open_raw(), self.stream_nbytes)
 
     def open_raw(self) -> io.RawIOBase:
@@ -86,8 +86,8 @@ class LocalFile(ShardFile):
     """A file, read in place with ``pread``: no memory is held and no position shared.
 
     ``pread`` and not ``mmap``: a file cut short under a map kills the process
-    (SIGBUS) where ``pread`` gives an error, and it releases the interpreter
-    lock while the disk works.
+    (SIGBUS) where ``pread`` gives an error, and it releases the GIL
+    while the disk works.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

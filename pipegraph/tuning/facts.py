@@ -44,7 +44,7 @@ class Work:
         size: as planned; it stays so where the tuner may change neither.
         workers, capacity: the tuner may change them.
         computes: it works rather than waits, so that each of its workers needs a core.
-        locked: it holds the interpreter lock while it works: more threads do not help.
+        locked: it holds the GIL while it works: more threads do not help.
         process: its workers are processes.
         least: capacity below which its queues must not fall, per worker and in all.
         item_bytes: of what one worker, or one place in a queue, holds.

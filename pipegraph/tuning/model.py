@@ -3,7 +3,7 @@
 A stage with period x (its work per chunk, shared by its workers) behind a producer with period y and a queue of n items
 finds that queue empty with probability p, as in a birth-death process; it then waits y (tf.data's analytical model:
 tensorflow/core/framework/model.cc). Its own period becomes x + p*y, and so on down to the training loop. Cores and the
-interpreter lock are shared by all.
+GIL are shared by all.
 """
 
 from __future__ import annotations

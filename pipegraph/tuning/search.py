@@ -84,7 +84,7 @@ class Search:
             self.advice[f"refused {name}"] = f"{name}: a worker could not be started: {why}"
         for name, stage in facts.stages.items():
             if stage.locked and not stage.process:
-                why = "holds the interpreter lock while it works, so that more threads do not help"
+                why = "holds the GIL while it works, so that more threads do not help"
                 self.advice.setdefault(name, f"{name}: {why}; backend='process' would")
         if self._trial is not None:
             decided = self._judge(facts)
@@ -145,7 +145,7 @@ class Search:
         return kept
 
     def _explain(self, decision: Decision, before: Facts, facts: Facts) -> None:
-        """Say why more threads of a stage that computes did not help, where it is the interpreter lock."""
+        """Say why more threads of a stage that computes did not help, where it is the GIL."""
         for name, (old, new) in decision.changes.items():
             stage, cores = before.stages[name], before.budget.cores
             alone = before.core_s * before.rate < cores - 0.5
@@ -153,7 +153,7 @@ class Search:
                 self._holders.add(name)
                 self.advice[name] = (
                     f"{name}: computes and was no faster with more threads, while cores were free: it holds the "
-                    "interpreter lock, and backend='process' would help"
+                    "GIL, and backend='process' would help"
                 )
 
     # -- resting -------------------------------------------------------------------------------

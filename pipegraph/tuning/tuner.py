@@ -42,7 +42,7 @@ COMPUTES = 0.5
 """Share of its work that a stage runs on a core, or waits for one, from which on each worker needs one."""
 
 HOLDS = 0.7
-"""Share of its work that a thread runs on a core where it can keep the interpreter lock from others."""
+"""Share of its work that a thread runs on a core where it can keep the GIL from others."""
 
 PINNED_PART = 4
 """The part of the memory limit that may be pinned is one over this."""

@@ -97,7 +97,7 @@ def test_every_epoch_is_judged_by_itself():
 
 
 class Data:
-    """A map-style data set of which some items cannot be read."""
+    """A map-style dataset of which some items cannot be read."""
 
     def __init__(self, items, *bad):
         self.items, self.bad = items, bad

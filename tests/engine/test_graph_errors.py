@@ -293,7 +293,7 @@ def test_weights_that_are_no_numbers_are_said(weights):
             lambda: ops.FromIterable(3),
             "FromIterable: an iterable or a callable that returns one is needed, got 3",
         ),
-        (lambda: ops.FromSequence(iter([])), "FromSequence: the data set needs __len__ and __getitem__"),
+        (lambda: ops.FromSequence(iter([])), "FromSequence: the dataset needs __len__ and __getitem__"),
         (lambda: ops.FromSequence([1], order=3), "FromSequence: order must be one of pg.order, got 3"),
         (lambda: pg.Graph(seed="x"), "seed must be an int in 0..2**64-1 or None, got 'x'"),
         (

@@ -1,6 +1,6 @@
 """Hugging Face's ``datasets``: map-style, streaming, and packed.
 
-The streaming data set of huggingface/transformers issue 40245: training resumed in the middle used to read everything
+The streaming dataset of huggingface/transformers issue 40245: training resumed in the middle used to read everything
 before it again, which took hours.
 """
 

@@ -312,7 +312,7 @@ def test_pin_memory(workers: dict[str, Any]) -> None:
 
 
 class Rows(data.Dataset[Any]):
-    """Opens its database at the first read, as such data sets do; a connection belongs to one thread."""
+    """Opens its database at the first read, as such datasets do; a connection belongs to one thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -89,7 +89,7 @@ def fails_at_start(worker: int) -> None:
 
 
 def drawn(seed: int, workers: bool) -> tuple[Any, dict[str, Any], int]:
-    """What makes the data set, the loader's arguments, and after how many batches the first pass is left."""
+    """What makes the dataset, the loader's arguments, and after how many batches the first pass is left."""
     rng = random.Random(seed)
     pick = rng.choice
     n = pick([0, 1, 5, 12, 23])

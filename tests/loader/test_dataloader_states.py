@@ -113,7 +113,7 @@ def test_a_state_of_before_the_first_pass_has_a_whole_epoch(kind: Any, place: An
     again.load_state_dict(state)
     assert delivered(again) == whole
     if place["num_workers"] == 0 and kind is not Squares:
-        return  # the data set is the caller's own object, which has moved on with the pass
+        return  # the dataset is the caller's own object, which has moved on with the pass
     stopped = make()
     state = stopped.state_dict()
     next(iter(stopped))
@@ -527,7 +527,7 @@ def test_a_distributed_checkpoint_holds_a_state(kind: Any, taken: int | None, tm
 
     loader, fresh = make(), make()
     if kind is Counts and taken == 8:
-        return  # between epochs a data set in the training process is the caller's own object
+        return  # between epochs a dataset in the training process is the caller's own object
     if taken is not None:
         for _ in zip(range(taken), passing := iter(loader), strict=False):
             pass

@@ -477,7 +477,7 @@ def test_what_is_no_chunk_is_an_error_that_names_the_stage():
 
 
 class InGroups:
-    """A data set that reads many at once."""
+    """A dataset that reads many at once."""
 
     def __len__(self):
         return 40

@@ -12,7 +12,7 @@ from pipegraph import operators as ops
 
 
 class Numbers:
-    """Counts what was read of it; its state is kept by the object, not by an iterator, as in many data sets."""
+    """Counts what was read of it; its state is kept by the object, not by an iterator, as in many datasets."""
 
     def __init__(self, count: int = 1000) -> None:
         self.count = count

@@ -8,6 +8,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 INSTEAD = {
+    r"data sets?": "dataset",
+    r"(?<!global )interpreter(?:'s)? lock": "GIL",
+    r"pre-emption": "preemption",
+    r"wants": "needs",
     r"any thread may (?:call|ask|use|take)|safe from any thread": "thread-safe",
     r"brought near": "fetched, local",
     r"Crew|Team": "replica runner, replica threads",

@@ -334,7 +334,7 @@ def hangs():
 
 
 def hangs_in_c():
-    ctypes.PyDLL(None).pause()  # with the interpreter lock
+    ctypes.PyDLL(None).pause()  # with the GIL
 
 
 @pytest.mark.parametrize("hang", [hangs, hangs_in_c])

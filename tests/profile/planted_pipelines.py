@@ -1,6 +1,6 @@
 """Pipelines with a planted bottleneck: what holds them back is known, since it was put there.
 
-Costs are waits: a simulated cost takes its time without a core and without the interpreter lock. Only where cores or
+Costs are waits: a simulated cost takes its time without a core and without the GIL. Only where cores or
 the lock are planted does a stage compute.
 """
 
@@ -48,7 +48,7 @@ class Sleeps:
 
 
 class Hashes:
-    """A function that computes without the interpreter lock."""
+    """A function that computes without the GIL."""
 
     def __init__(self, seconds):
         self.rounds = max(1, round(seconds / 0.004))
@@ -60,7 +60,7 @@ class Hashes:
 
 
 class Loops:
-    """A function that computes in Python, holding the interpreter lock."""
+    """A function that computes in Python, holding the GIL."""
 
     def __init__(self, seconds):
         self.seconds = seconds
@@ -73,7 +73,7 @@ class Loops:
 
 
 class Stored:
-    """A data set that takes this long to read an item."""
+    """A dataset that takes this long to read an item."""
 
     def __init__(self, seconds):
         self.seconds = seconds

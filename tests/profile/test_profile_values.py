@@ -91,10 +91,7 @@ def test_long_names_of_stages_do_not_widen_the_table():
 def test_the_interpreter_lock_is_named_as_the_reason():
     held = dataclasses.replace(profile().stages["decode"], running=0.45)
     said = " ".join(str(profile(stages={"decode": held}, cause="lock", wake_s=0.004)).split())
-    assert (
-        "Stage 'decode' holds training back: it holds the interpreter lock (0.9 cores' worth of running)"
-        in said
-    )
+    assert "Stage 'decode' holds training back: it holds the GIL (0.9 cores' worth of running)" in said
     assert "other threads wait 4 ms each time" in said
 
 

@@ -16,7 +16,7 @@ from pipegraph.testing import assert_resumes_exactly
 
 @pytest.fixture(scope="module")
 def rows(cluster):
-    """A materialised data set of 60 rows in several blocks."""
+    """A materialised dataset of 60 rows in several blocks."""
     import ray.data
 
     ray.data.DataContext.get_current().enable_progress_bars = False
@@ -64,7 +64,7 @@ def test_a_data_set_that_is_not_materialised_is_refused(cluster):
     import ray.data
 
     with pytest.raises(
-        GraphError, match=r"FromRayData: this data set is not materialised: give it dataset.materialize"
+        GraphError, match=r"FromRayData: this dataset is not materialised: give it dataset.materialize"
     ):
         ops.FromRayData(ray.data.range(3))
 

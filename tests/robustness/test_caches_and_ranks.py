@@ -216,7 +216,7 @@ def test_ranks_of_any_number_share_any_number_of_samples(
 
 
 class Drawing:
-    """A data set that draws when it is read."""
+    """A dataset that draws when it is read."""
 
     def __len__(self) -> int:
         return 5

@@ -60,7 +60,7 @@ def test_a_torch_generator_made_from_a_samples_own_depends_on_nothing_else() -> 
 
 
 def test_a_handle_that_open_makes_is_each_workers_own() -> None:
-    """The way for data sets with lazy handles; ``FromSequence`` shares its data set among all workers."""
+    """The way for datasets with lazy handles; ``FromSequence`` shares its dataset among all workers."""
 
     class Rows(pg.Source):
         random_access = True
@@ -116,7 +116,7 @@ def outcome(items: list[Any]) -> list[Any]:
 
 
 class Augmented:
-    """A data set that draws as it is read."""
+    """A dataset that draws as it is read."""
 
     def __len__(self) -> int:
         return 24
@@ -147,9 +147,9 @@ def stages_of(kind: str, graph: pg.Graph, options: dict[str, Any]) -> None:
         graph.add(source).then(draw_in_every_way, **options).then(ops.Batch(5, collate=list)).then(
             ops.Unbatch()
         )
-    elif kind == "data set":
+    elif kind == "dataset":
         graph.add(ops.FromSequence(Augmented(), shuffle=True), **options)
-    elif kind == "data set in groups":
+    elif kind == "dataset in groups":
         graph.add(ops.FromSequence(AugmentedInGroups(), shuffle=True), **options)
     elif kind == "iterable":
 
@@ -183,8 +183,8 @@ def stages_of(kind: str, graph: pg.Graph, options: dict[str, Any]) -> None:
 KINDS = [
     "map",
     "map on its way to a batch",
-    "data set",
-    "data set in groups",
+    "dataset",
+    "dataset in groups",
     "iterable",
     "flat map",
     "collate",

@@ -213,7 +213,7 @@ def test_a_state_of_one_loader_continues_in_another_while_the_first_continues_to
 
 
 class MapStyle:
-    """A data set without ``__iter__`` that answers any index, as those that wrap around do."""
+    """A dataset without ``__iter__`` that answers any index, as those that wrap around do."""
 
     def __len__(self) -> int:
         return 5

@@ -1,4 +1,4 @@
-"""What people bring from torch: samplers, data sets, saving at any point, Ctrl-C, and arguments that are wrong."""
+"""What people bring from torch: samplers, datasets, saving at any point, Ctrl-C, and arguments that are wrong."""
 
 from __future__ import annotations
 

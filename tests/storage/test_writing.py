@@ -147,7 +147,7 @@ def test_shards_can_be_rewritten_in_another_order_and_format(
 
 
 class Rows:
-    """A map-style data set of every kind of value."""
+    """A map-style dataset of every kind of value."""
 
     def __len__(self) -> int:
         return 500

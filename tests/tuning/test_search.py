@@ -122,7 +122,7 @@ def test_training_that_does_not_wait_leaves_everything_as_it_is():
 def test_a_stage_found_to_hold_the_lock_by_trial_is_not_tried_again():
     works = [Work("a", 0.02, core_s=0.02, computes=True)]
     search, seen = tuned(works, windows=80, rate_of=lambda sizes: 45.0 / sizes["a"].workers)
-    assert "it holds the interpreter lock" in search.tuning.advice[0]
+    assert "it holds the GIL" in search.tuning.advice[0]
     assert [decision.changes["a"][1].workers for decision in search.decisions] == [2]
     assert max(sizes["a"].workers for sizes in seen) == 2
     assert search.sizes["a"].workers == 1 and search.settled

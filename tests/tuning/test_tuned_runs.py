@@ -91,7 +91,7 @@ def test_workers_that_compute_never_exceed_the_cores(monkeypatch):
     block, workers, graph = bytes(1 << 21), Workers(), pg.Graph("computing")
 
     def digest(item):
-        hashlib.sha256(block).digest()  # without the interpreter lock
+        hashlib.sha256(block).digest()  # without the GIL
         return item
 
     graph.add(ops.FromIterable(range(10**6)), name="read").then(Costs(workers, digest), name="digest")

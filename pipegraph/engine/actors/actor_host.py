@@ -61,7 +61,7 @@ NODE_DIED = "its node has died"
 """Ray's text for an actor that ended with its node. One that is starting then waits for another node."""
 
 LOOK_S = 5.0
-"""Seconds for an actor to report its stack; one whose code holds the interpreter lock never does."""
+"""Seconds for an actor to report its stack; one whose code holds the GIL never does."""
 
 _LOST = (
     lost.RayActorError,

@@ -46,7 +46,7 @@ def serve(fd: int, ready: int, names: Sequence[str] = ()) -> None:
     gc.freeze()  # never collect existing objects: a collection would write to their pages, which children share
     with contextlib.suppress(
         BrokenPipeError
-    ):  # the trainer wants it no longer, as the closed socket will say
+    ):  # the trainer no longer needs it, as the closed socket will say
         os.write(ready, b"r")
     os.close(ready)
     with socket.socket(fileno=fd) as sock:

@@ -1,6 +1,6 @@
 """An object pickled once into memory that all worker processes share.
 
-Arrays in it (such as a data set in memory) are mapped copy-on-write: all workers share one copy until one writes to it.
+Arrays in it (such as a dataset in memory) are mapped copy-on-write: all workers share one copy until one writes to it.
 """
 
 from __future__ import annotations

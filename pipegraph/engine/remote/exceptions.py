@@ -127,7 +127,7 @@ def _slots(error: BaseException) -> dict[str, Any]:
     """Fields in slots: those of built-in exceptions, which only ``__init__`` sets, and of ``__slots__``."""
     found = {}
     for kind in type(error).__mro__:
-        # A group's are read-only, and set from args. An AttributeError's ``obj`` may be the whole data set.
+        # A group's are read-only, and set from args. An AttributeError's ``obj`` may be the whole dataset.
         if kind in (BaseException, BaseExceptionGroup, object):
             continue
         for name, slot in vars(kind).items():

@@ -114,7 +114,7 @@ class ProcessWorker:
     Args:
         page: records which row is in work.
         carry: what makes of an error something that can be sent.
-        pack: packs rows as the next ``Batch`` wants them; None if there is none.
+        pack: packs rows as the next ``Batch`` needs them; None if there is none.
     """
 
     def __init__(

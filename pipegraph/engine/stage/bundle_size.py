@@ -17,7 +17,7 @@ BUNDLE_NS = 1_000_000
 """After a bundle that took less, the next may be twice as large: the hand-over costs 1 % of this."""
 
 LONG_NS = 8 * BUNDLE_NS
-"""A bundle that took more was too large. Not 2 * BUNDLE_NS, because a wait for the interpreter lock takes 5 ms."""
+"""A bundle that took more was too large. Not 2 * BUNDLE_NS, because a wait for the GIL takes 5 ms."""
 
 LIGHT_ROW_BYTES = 32 << 10
 """Rows up to this size are packed where they are made: an extra copy costs less than keeping separate objects."""

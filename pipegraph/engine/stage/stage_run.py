@@ -37,7 +37,7 @@ class StageRun(StageContext):
 
     Attributes:
         collects: whether it takes whole bundles into groups, not single rows.
-        pack: packs bundles as the next ``Batch`` wants them.
+        pack: packs bundles as the next ``Batch`` needs them.
         jobs: batches whose rows the workers share; see ``row_parallel``.
     """
 

@@ -131,12 +131,12 @@ class BatchProgress:
         (part,) = parts.get(f"rank{rank}") or next(iter(parts.values()))
         if len(part["copies"]) != len(fresh.copies):
             raise StateError(
-                f"the state has {len(part['copies'])} copies of a data set, this loader has {len(fresh.copies)}: each "
+                f"the state has {len(part['copies'])} copies of a dataset, this loader has {len(fresh.copies)}: each "
                 f"worker continues its own; resume with num_workers={len(part['copies'])}"
             )
         if f"rank{rank}" not in parts and any(where is not None for _, where in part["copies"]):
             warnings.warn(
-                f"the state has no part of rank {rank}, only of {', '.join(parts)}, whose data set's own state this "
+                f"the state has no part of rank {rank}, only of {', '.join(parts)}, whose dataset's own state this "
                 "rank takes over: if ranks read different data, save and load a state on every rank",
                 PipegraphWarning,
                 stacklevel=3,

@@ -44,7 +44,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     Args:
         workers: what ``num_workers`` counts: ``"process"``, as in torch, each with its own copy of the dataset; or
-            ``"thread"``, which start at once and copy nothing: for what releases the interpreter lock. Torch's random
+            ``"thread"``, which start at once and copy nothing: for what releases the GIL. Torch's random
             functions then give each sample its own numbers. An iterable is read by one thread. There is no
             ``get_worker_info`` and no ``worker_init_fn``.
 

@@ -99,7 +99,7 @@ def _stack_shared(
 def own_copy(dataset: Any) -> Any:
     """A copy of a dataset for a worker's thread: what it opens later is its own, the data in it is shared.
 
-    Data sets within it (``Subset``, ``ConcatDataset``, ...) are copied alike.
+    Datasets within it (``Subset``, ``ConcatDataset``, ...) are copied alike.
     """
     if isinstance(dataset, Dataset):
         made = copy.copy(dataset)

@@ -74,7 +74,7 @@ class IndexFeed:
 
 
 class DrawnIndices:
-    """Indices drawn from a sampler, anew for each epoch, by whichever worker's thread wants one first. Thread-safe."""
+    """Indices drawn from a sampler, anew for each epoch, by whichever worker's thread needs one first. Thread-safe."""
 
     remaining = Remaining()
 

@@ -41,7 +41,7 @@ class Encoder(ABC):
         """What :meth:`add` takes, and of which :meth:`size` tells the bytes.
 
         Args:
-            number: of the sample in the data set: its key, where it has none.
+            number: of the sample in the dataset: its key, where it has none.
 
         Raises:
             DataError: the format has no place for a value; names the field.

@@ -1,4 +1,4 @@
-"""The kind of value in each field, the same for all samples of a data set. Pure."""
+"""The kind of value in each field, the same for all samples of a dataset. Pure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def kinds_of(samples: Iterable[Mapping[str, Any]]) -> Kinds:
         if number and kinds.keys() != found.keys():
             odd = ", ".join(sorted(map(str, kinds.keys() ^ found.keys())))
             raise DataError(
-                f"samples of one data set must have the same fields; two of them differ in {odd}: give all of them "
+                f"samples of one dataset must have the same fields; two of them differ in {odd}: give all of them "
                 "the same, or write tar, where they may differ"
             )
         for name, kind in kinds.items():
@@ -111,7 +111,7 @@ def fitted(value: Any, kind: str, field: str) -> Any:
         if kind == "json":
             return as_json(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"field {field!r} holds {kind} in this data set, not this value: {error}") from error
+        raise DataError(f"field {field!r} holds {kind} in this dataset, not this value: {error}") from error
     raise DataError(
         f"field {field!r} holds {kind} in the samples that were looked at first, and {found} in this one; make all "
         "values of a field alike"

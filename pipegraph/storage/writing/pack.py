@@ -1,4 +1,4 @@
-"""Packs a whole data set into shards in parallel: resumable, and the same bytes for any number of workers.
+"""Packs a whole dataset into shards in parallel: resumable, and the same bytes for any number of workers.
 
 First a plan, which follows from the source alone: which samples go to which shard. Then each shard is one task of one
 worker process. A stopped run leaves whole shards and a note of them, and the next one writes the others.
@@ -37,7 +37,7 @@ from .tar_encoder import MARKER_NBYTES
 Int64Array = npt.NDArray[np.int64]
 
 _PROBES: Final = 64
-"""Samples, spread over the data set, from which sizes and kinds of fields are taken."""
+"""Samples, spread over the dataset, from which sizes and kinds of fields are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,13 @@ def pack_shards(
     shuffle: int | None = None,
     progress: Progress | None = None,
 ) -> Manifest:
-    """Write a data set as shards, with their manifest.
+    """Write a dataset as shards, with their manifest.
 
     The same call after a crash or an interrupt writes only what is missing; one on a complete folder changes nothing.
 
     Args:
         source: a folder of files or of shards, a text file that lists files, a pattern of shards, the folder or
-            ``hf:NAME:SPLIT`` of a Hugging Face data set, a list of paths, a data set with ``__len__`` and
+            ``hf:NAME:SPLIT`` of a Hugging Face dataset, a list of paths, a dataset with ``__len__`` and
             ``__getitem__``, an iterable of dicts, or a function that returns one of these.
         target: the folder for the shards.
         format: one of those of docs/writing-shards.md, such as ``"tar"``, ``"parquet"`` or ``"mds"``.

@@ -1,4 +1,4 @@
-"""Inputs of a pack: files, shards, data sets, streams."""
+"""Inputs of a pack: files, shards, datasets, streams."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _content(path: str, nbytes: int) -> bytes:
 
 
 class SequenceSource(PackSource):
-    """A data set with ``__len__`` and ``__getitem__``. Samples that are tuples have the fields ``"0"``, ``"1"`` ..."""
+    """A dataset with ``__len__`` and ``__getitem__``. Samples that are tuples have the fields ``"0"``, ``"1"`` ..."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = _undecoded(dataset)
@@ -282,7 +282,7 @@ def as_sample(item: Any) -> Sample:
 
 
 def _undecoded(dataset: Any) -> Any:
-    """A Hugging Face data set whose images and sounds stay the bytes that they are stored as."""
+    """A Hugging Face dataset whose images and sounds stay the bytes that they are stored as."""
     features = getattr(dataset, "features", None)
     if features is None or not hasattr(dataset, "cast_column"):
         return dataset
@@ -334,7 +334,7 @@ def source_of(given: Any) -> PackSource | PackedStream:
     if isinstance(given, Iterable) and not isinstance(given, Mapping | bytes):
         return PackedStream(given)
     raise DataError(
-        f"a {type(given).__name__} cannot be packed; give a folder, a list of files, a data set or an iterable of dicts"
+        f"a {type(given).__name__} cannot be packed; give a folder, a list of files, a dataset or an iterable of dicts"
     )
 
 

@@ -1,4 +1,4 @@
-"""The functions, data sets and samplers of random graphs, all pure functions of their item."""
+"""The functions, datasets and samplers of random graphs, all pure functions of their item."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def fail(item: Any, modulus: int) -> Any:
 
 
 class Rough:
-    """A data set in which some items cannot be read; several at once where it ``offers`` that."""
+    """A dataset in which some items cannot be read; several at once where it ``offers`` that."""
 
     def __init__(self, count: int, modulus: int, offers: bool) -> None:
         self.items = items_of("ints", count)
