@@ -32,7 +32,7 @@ from harness import Contestant
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Operator
+from pipegraph.contracts import Context, Fact, Operator
 from pipegraph.device import Backend, Slot, backend_for, normalised
 from pipegraph.operators.batch_slabs import StageSlabs
 
@@ -47,7 +47,7 @@ before it, and one for jitter."""
 class Filled(Operator):
     """Batches whose slabs hold their images already: what costs time behind it is the hand-over and the copy."""
 
-    slabs = True
+    facts = Fact.SLABS
 
     def __init__(self, rows: int) -> None:
         self.rows = rows

@@ -171,7 +171,7 @@ def test_what_was_delivered_is_forgotten_also_where_nobody_takes_a_state():
     with unordered(BlockOrder()) as loader:
         peak = 0
         for _ in loader:
-            peak = max(peak, sum(map(len, loader._progress.place.reached()[1].values())))
+            peak = max(peak, sum(map(len, loader._progress.place.delivered.read()[1].values())))
     assert peak < 2 * FORGET_EVERY
 
 

@@ -267,7 +267,7 @@ def test_definitions_that_cannot_be_fed_or_resumed_are_refused(tmp_path):
 
 @needs_dali
 def test_a_missing_field_is_named_with_those_that_are_there(runner):
-    with pytest.raises(GraphError, match="wants a field 'jpg', the chunk has label"):
+    with pytest.raises(GraphError, match="needs a field 'jpg', the chunk has label"):
         run(runner, {"label": [1]})
 
 
