@@ -104,7 +104,7 @@ Capability = TypeVar("Capability")
 MISPLACED: dict[str, tuple[type, str]] = {
     **{name: (FunctionType, f"derive from pipegraph.capabilities.{owner} too") for name, owner in (
         ("work_into", "BundleMap"), ("read_into", "BundleSource"), ("take_bundle", "BundleRegroup"),
-        ("snapshot", "Resumable"), ("substitute", "Neighbours"), ("begin_batch", "RowOperator"),
+        ("snapshot", "Resumable"), ("substitute", "Neighbours"),
         ("pinned_for", "Moves"), ("take_in", "Fuses"), ("length_for", "LengthByRanks"),
     )},
     **{name: (bool, f"say it in `facts = Fact.{fact}`") for name, fact in (
