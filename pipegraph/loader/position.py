@@ -20,8 +20,8 @@ from pipegraph.engine.run import Run
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
-from pipegraph.loader import state as states
-from pipegraph.loader.state import Reached
+from pipegraph.loader import delivered as record, state as states
+from pipegraph.loader.delivered import Reached
 from pipegraph.planning.plan import Plan
 
 
@@ -88,7 +88,7 @@ class Place:
         self.start = start
         self._reached: Reached = start.cursor, None if start.chunks is None else start.chunks + before
         self.rows: RowsInDelivery | None = None
-        self.delivered = states.Delivered(self._reached, start.delivered) if start.delivered else None
+        self.delivered = record.Delivered(self._reached, start.delivered) if start.delivered else None
         self.later: tuple[Resume, ...] = ()
         self.nothing = False
         self.restored = False
@@ -257,7 +257,7 @@ class Progress:
     def enter(self, place: Place, run: Run) -> None:
         """The pass continues at this place, on this run."""
         if self.tracked and place.delivered is None:
-            place.delivered = states.Delivered(place.reached, {})
+            place.delivered = record.Delivered(place.reached, {})
         place.snapshots = run.snapshots
         mine = weakref.ref(self)
         for name, snapshots in place.snapshots.items():
@@ -292,8 +292,8 @@ class Progress:
         """Record a delivered chunk of a ``counted`` graph."""
         if place.delivered is None:
             place.advance(chunk.after)
-            self._since_prune += 1 + len(chunk.lineages) // states.FORGET_SAMPLES
-            due = self._since_prune >= states.FORGET_EVERY
+            self._since_prune += 1 + len(chunk.lineages) // record.FORGET_SAMPLES
+            due = self._since_prune >= record.FORGET_EVERY
         else:
             due = place.delivered.add(chunk)
         if due:
@@ -321,7 +321,7 @@ class Progress:
             "history": place.start.history,
             "stream": () if place.nothing else place.start.stream or own,
             "later": list(map(states.encode_part, place.later)),
-            "delivered": states.encode_delivered(rows),
+            "delivered": record.encode_delivered(rows),
             "ledger": self._ledger_state(place, cursor),
             "iterators": self._iterator_states(place, cursor),
         }

@@ -1,28 +1,21 @@
-"""The format of a loader's state, and the record of samples delivered out of order. Pure."""
+"""The format of a loader's state. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.contracts import Fact
 from pipegraph.engine.stage.consumed import Unknown, consumed, entry, why_unknown
 from pipegraph.engine.stage.cursors import freeze
-from pipegraph.engine.stage.restore import Path, Resume, restarts
+from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.errors import GraphError, StateError
+from pipegraph.loader.delivered import decode_delivered, encode_delivered
 from pipegraph.order.left import Taken, check_history
 from pipegraph.planning.plan import Plan
 
 VERSION = 1
-
-FORGET_EVERY = 64
-"""Chunks delivered between two times at which what a restart would not need is forgotten, at least."""
-
-FORGET_SAMPLES = 64
-"""This many samples of a chunk count as another chunk, because samples are recorded one by one."""
-
 
 MAX_STEPS = 1 << 53
 """More than any state has of steps, epochs or samples: a larger number is not counted out, nor is an array's size."""
@@ -31,99 +24,6 @@ MAX_RANKS = 1 << 20
 
 MAX_DELIVERED = 1 << 24
 """Samples delivered beyond the watermark: as many as stages hold at once, and far fewer than this."""
-
-LineagesByPath = Mapping[Path, Set[Lineage]]
-"""Samples delivered beyond the watermark, by the way on which they came."""
-
-Reached = tuple[Cursor, int | None]
-"""The cursor after the last chunk delivered of an epoch, and how many were (None: unknown, the graph was changed). One
-value: no state has the one without the other."""
-
-
-class Delivered:
-    """The watermark, and the samples delivered that a restart would read again; no more than stages hold at once.
-
-    One thread writes; any other, also a signal handler inside the writer, may :meth:`read`. So there is no lock:
-    what is known is one pair, replaced as a whole, of samples that never change and a log that only grows.
-    """
-
-    def __init__(self, reached: Reached, lineages: LineagesByPath) -> None:
-        found: dict[Lineage, list[tuple[Path, Lineage]]] = {}  # by (source, position), as they are forgotten
-        for path, each in lineages.items():
-            for lineage in each:
-                found.setdefault(lineage[:2], []).append((path, lineage))
-        self._begin(found, reached)
-
-    def _begin(self, found: dict[Lineage, list[tuple[Path, Lineage]]], reached: Reached) -> None:
-        log: list[tuple[Reached, Sequence[Lineage], Sequence[Path]]] = [(reached, (), ())]
-        self._known = found, log
-        self._kept = sum(map(len, found.values()))
-        self._chunks = self._samples = 0
-
-    def add(self, chunk: Chunk) -> bool:
-        """Count a delivered chunk; says whether it is time to forget some."""
-        samples = len(chunk.lineages)
-        log = self._known[1]
-        _, steps = log[-1][0]
-        reached = chunk.after, None if steps is None else steps + 1
-        log.append((reached, chunk.lineages, chunk.paths or ((),) * samples))
-        self._samples += samples
-        self._chunks += 1 + samples // FORGET_SAMPLES
-        # Not before there is as much new as was kept: so forgetting costs no more than noting.
-        return self._chunks >= FORGET_EVERY and self._samples >= self._kept
-
-    @property
-    def reached(self) -> Reached:
-        return self._known[1][-1][0]
-
-    def read(self) -> tuple[Reached, dict[Path, set[Lineage]]]:
-        """What was delivered, and the samples up to its cursor by path."""
-        found, log = self._known
-        entries = log.copy()
-        lineages: dict[Path, set[Lineage]] = {}
-        for several in found.values():
-            for path, lineage in several:
-                lineages.setdefault(path, set()).add(lineage)
-        for _, delivered, paths in entries:
-            for lineage, path in zip(delivered, paths, strict=True):
-                lineages.setdefault(path, set()).add(lineage)
-        return entries[-1][0], lineages
-
-    def forget(self, behind: Iterable[Lineage]) -> None:
-        """These (source, position) lie before their source's restart: they will not come again."""
-        known, log = self._known
-        found = {key: list(several) for key, several in known.items()}
-        for _, delivered, paths in log:
-            for lineage, path in zip(delivered, paths, strict=True):
-                found.setdefault(lineage[:2], []).append((path, lineage))
-        for key in behind:
-            found.pop(key, None)
-        self._begin(found, log[-1][0])
-
-
-def encode_delivered(lineages: LineagesByPath) -> list[Any]:
-    """JSON: per path, runs of the last index under a common prefix."""
-    encoded = []
-    for path, each in sorted(lineages.items()):
-        runs: list[Any] = []
-        for lineage in sorted(each):
-            if runs and runs[-1][0] == lineage[:-1] and runs[-1][2] == lineage[-1] - 1:
-                runs[-1][2] = lineage[-1]
-            else:
-                runs.append([lineage[:-1], lineage[-1], lineage[-1]])
-        encoded.append([list(path), [[list(prefix), low, high] for prefix, low, high in runs]])
-    return encoded
-
-
-def decode_delivered(encoded: Iterable[Any]) -> dict[Path, set[Lineage]]:
-    """The inverse of :func:`encode_delivered`."""
-    found: dict[Path, set[Lineage]] = {}
-    for path, runs in encoded:
-        lineages = found.setdefault(tuple(path), set())
-        for prefix, low, high in runs:
-            head = freeze(prefix)
-            lineages.update((*head, last) for last in range(low, high + 1))
-    return found
 
 
 def encode_part(part: Resume) -> list[Any]:

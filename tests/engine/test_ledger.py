@@ -10,7 +10,7 @@ from channel_states import wait_until
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.engine.stage.ledger import KEPT
-from pipegraph.loader.state import FORGET_EVERY
+from pipegraph.loader.delivered import FORGET_EVERY
 from pipegraph.order import BlockOrder, StridedOrder
 from tests.engine.breaking_stages import breaks, make
 

@@ -10,7 +10,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.loader import state as states
+from pipegraph.loader import delivered
 from pipegraph.testing import Gate, no_leaks
 
 __all__ = ["no_leaks"]
@@ -355,7 +355,7 @@ def below_completion_order(source):
 
 @pytest.mark.parametrize("source", [Backwards, Declared])
 def test_a_state_below_completion_order_knows_the_positions_of_a_users_source(source, monkeypatch):
-    monkeypatch.setattr(states, "FORGET_EVERY", 11)  # at the last delivery below
+    monkeypatch.setattr(delivered, "FORGET_EVERY", 11)  # at the last delivery below
     graph, gate = below_completion_order(source())
     got = []
     with graph.loader() as loader:
