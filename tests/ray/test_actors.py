@@ -1,5 +1,6 @@
 """Stages whose operators live in Ray actors: the same data, errors and policies as everywhere, and no actor left."""
 
+import logging
 import os
 import threading
 import time
@@ -205,9 +206,30 @@ def test_actors_that_there_is_no_room_for_join_later_and_nobody_waits_for_them(c
         assert len({pid for _, pid in found}) <= 2
 
 
-def test_an_actor_that_is_only_starting_is_said_to_need_nothing(monkeypatch, caplog):
+def test_an_actor_that_is_only_starting_is_said_to_need_nothing(monkeypatch, caplog, tmp_path):
+    """The actor opens its operator only once the log has said something: a reader of a pipe waits for its writer."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    class OpensOnceSaid(pg.Operator):
+        def open(self, context):
+            pipe.read_bytes()
+
+        def process(self, chunk):
+            return chunk
+
+    class Says(logging.Handler):
+        def emit(self, record):
+            if "Ray actor" in record.getMessage():
+                pipe.write_bytes(b"")
+
     monkeypatch.setattr("pipegraph.engine.actors.actor_host.PATIENCE_S", 0.0)
-    assert outcome(pipeline(lambda x: x, range(3), workers=1, resources={"num_cpus": 0})).chunks
+    monkeypatch.setattr(logging.getLogger("pipegraph"), "handlers", [Says()])
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(3))).then(
+        OpensOnceSaid(), name="work", backend="ray", resources={"num_cpus": 0}
+    )
+    assert outcome(graph).chunks
     (said,) = (each.message for each in caplog.records if "Ray actor" in each.message)
     assert said.startswith("stage 'work': the Ray actor of worker 0 is starting: ")
 
