@@ -137,15 +137,16 @@ class Contents:
         return chunks, None
 
     def take_out(self, epoch: int) -> list[Chunk]:
-        """Remove and return the ready chunks of ``epoch`` or earlier."""
-        dropped = [item for item in self.ready if isinstance(item, Chunk) and item.epoch <= epoch]
-        if not dropped:
-            return dropped
+        """Remove the ready chunks and failures of ``epoch`` or earlier; returns the chunks."""
+        gone = [item for item in self.ready if isinstance(item, Chunk | Failure) and item.epoch <= epoch]
+        if not gone:
+            return []
         first = self.ready[0]
         self.ready = deque(
-            item for item in self.ready if not (isinstance(item, Chunk) and item.epoch <= epoch)
+            item for item in self.ready if not (isinstance(item, Chunk | Failure) and item.epoch <= epoch)
         )
-        if self.offset and first is dropped[0]:
+        dropped = [item for item in gone if isinstance(item, Chunk)]
+        if self.offset and dropped and first is dropped[0]:
             assert isinstance(first, Bundle)
             dropped[0] = first.share(self.offset, first.count)
             self.offset = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from pipegraph.capabilities import RowOperator, functions_of
+from pipegraph.capabilities import Neighbours, RowOperator, functions_of
 from pipegraph.contracts import DEPENDENCES, STATE_METHODS, FanIn, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import draws_from
@@ -111,6 +111,12 @@ def check_substitutes(stage: StagePlan, planned: Mapping[str, StagePlan]) -> Non
                 raise GraphError(
                     f"stage {stage.name!r}: {word}() needs a random-access source, and {above.name!r} "
                     f"({operator.name}) is not one; use FromSequence or ListFiles, or Skip()"
+                )
+            if above.source.can(Neighbours) is None:
+                raise GraphError(
+                    f"stage {stage.name!r}: {word}() asks the source for a sample near the one that failed, and "
+                    f"{above.name!r} ({operator.name}) does not say which: derive it from "
+                    "pipegraph.capabilities.Neighbours too, or use Skip()"
                 )
         elif not above.work.elastic or above.kind.expands:
             raise GraphError(

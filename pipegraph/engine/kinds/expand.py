@@ -18,6 +18,7 @@ from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
 from pipegraph.engine.stage_worker import Worker
+from pipegraph.errors import GraphError
 from pipegraph.planning.kind import Former, Reached, Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 
@@ -128,6 +129,13 @@ def _expand(
             child = next(children, None)
             if child is not None and not isinstance(child, Chunk):
                 raise not_a_chunk(child, stage.name, "each item of process")
+            if (
+                child is not None and index and child.after == (before, index)
+            ):  # as the one before it was given
+                raise GraphError(
+                    f"stage {stage.name!r}: process gave one chunk twice, which a resume cannot tell apart: make each "
+                    "item with chunk.child(index, data) or chunk.row(index, data)"
+                )
         except BaseException as error:
             child = stage.failures.handle(worker, parent, error, row)
             children = iter(())

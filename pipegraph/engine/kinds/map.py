@@ -21,6 +21,7 @@ from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
 from pipegraph.engine.stage_worker import Worker
+from pipegraph.errors import GraphError
 from pipegraph.planning.kind import Reached, StageKind
 from pipegraph.planning.plan import StagePlan
 from pipegraph.tree import copy_containers
@@ -136,6 +137,10 @@ def _single(
     del out  # a failure's traceback refers to this frame
 
 
+MAX_IN_VAIN = 1_000
+"""Calls in a row that add no result, though an iteration may end early: an operator adds none, and never would."""
+
+
 class MapUnit(Unit):
     """A bundle in work by an operator with ``bundles``."""
 
@@ -174,16 +179,27 @@ class MapUnit(Unit):
         while len(made) < count:
             stop = len(made) + self.reserve(count - len(made))
             away, start = self.away_ns, perf_counter_ns()
-            while len(made) < stop:
+            in_vain = 0
+            while (done := len(made)) < stop:
                 try:
                     self.extend(made, stop)
                 except BaseException as error:
                     self._apply_policy(made, error, process)
+                in_vain = in_vain + 1 if len(made) == done else 0
+                if in_vain == MAX_IN_VAIN or len(made) > stop:
+                    raise self._miscounted(len(made), stop)
             spent += perf_counter_ns() - start - (self.away_ns - away)
         meter.busy_ns += spent
         meter.calls += count
         self.send(last=True)
         self.pace.note(count, spent, self.nbytes)
+
+    def _miscounted(self, found: int, asked: int) -> GraphError:
+        """The error for an operator or order that does not give one result for each of its samples."""
+        return GraphError(
+            f"stage {self.stage.name!r}: {type(self.operator).__name__} gave {found} results for {asked} samples of "
+            "a bundle: its work_into or read_into must append one for each (pipegraph.bundle.DROPPED for one it drops)"
+        )
 
     def give(self, bundle: Bundle) -> Any:
         """The argument for the operator, made from a bundle."""

@@ -113,7 +113,7 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
     held = HeldInOrder(account) if in_order else Held(account)
     together = stage.plan.bundle_rows
     marks = _Marks(stage) if stage.plan.marked else None
-    checked = not resumes_itself(operator) and not trusted
+    checked = not resumes_itself(planned) and not trusted
     groups = GroupCheck(stage.plan) if checked else None
     inbox, sender = stage.inboxes[0], stage.sender
     one = RowIntake(inbox, account).get
