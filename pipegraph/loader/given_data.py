@@ -23,6 +23,12 @@ UNSEEN = (
 )
 
 
+Lengths = tuple[int | None, int | None]
+"""Of the data, and of the sampler; None where there is none or it is not known."""
+
+NONE: Lengths = (None, None)
+
+
 class GivenData:
     """Looks, where a pass begins and ends, at what the sources of a loader were given.
 
@@ -42,7 +48,7 @@ class GivenData:
             if stage.source is None
         ]
         self._isolated = isolated
-        self._seen: dict[str, tuple[int | None, int]] = {}
+        self._seen: dict[str, tuple[Lengths, int]] = {}
         self._reported: set[str] = set()
 
     def begins(self) -> tuple[bool, bool]:
@@ -57,7 +63,7 @@ class GivenData:
             data, order = described.given()
             # A sampler is asked in this process, unless all stages are remote.
             order = order if self._isolated or not remote else None
-            found = length_of(data), fingerprint(data, order)
+            found = (length_of(data), length_of(order)), fingerprint(data, order)
             before = self._seen.get(name, found)
             if not remote:
                 any_source |= found != before
@@ -69,17 +75,17 @@ class GivenData:
                 continue
             self._seen[name] = found
         for name, functions, remote in self._functions:
-            found = None, fingerprint(*functions)
+            found = NONE, fingerprint(*functions)
             if found == self._seen.setdefault(name, found):
                 continue
             if remote:
-                self._unseen(name, None, None, "what its function reads")
+                self._unseen(name, NONE, NONE, "what its function reads")
             else:
                 ahead = any_source = True
                 self._seen[name] = found
         return ahead, any_source
 
-    def _unseen(self, name: str, before: int | None, now: int | None, what: str = "its data") -> None:
+    def _unseen(self, name: str, before: Lengths, now: Lengths, what: str = "its data") -> None:
         message = self._message(name, before, now, what)
         if before != now:
             raise GraphError(message)
@@ -87,18 +93,20 @@ class GivenData:
             self._reported.add(name)
             warnings.warn(message, PipegraphWarning, stacklevel=5)
 
-    def _message(self, name: str, before: int | None, now: int | None, what: str = "its data") -> str:
+    def _message(self, name: str, before: Lengths, now: Lengths, what: str = "its data") -> str:
         if self._isolated and what == "its data":
             what = "its data, or its sampler,"
-        if before != now:
-            what = f"the length of its data ({before}, now {now})"
+        for of, was, is_ in zip(("data", "sampler"), before, now, strict=True):
+            if was != is_:
+                what = f"the length of its {of} ({was}, now {is_})"
         remedy = "A loader without isolate=True" if self._isolated else "backend='thread'"
         return UNSEEN.format(name, what, remedy)
 
     def explain(self, error: BaseException) -> None:
         """Add to a failure what of its source's data has changed unseen."""
         for name, _, described, remote in self._sources:
-            before, now = self._seen[name][0], length_of(described.given()[0])
+            before = self._seen[name][0]
+            now = length_of(described.given()[0]), before[1]
             if remote and before != now:
                 note(error, self._message(name, before, now))
 

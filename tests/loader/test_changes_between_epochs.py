@@ -153,6 +153,28 @@ def test_a_replay_buffer_that_grows_is_not_seen_by_processes_and_the_error_says_
             list(loader)
 
 
+def test_a_sampler_of_another_length_is_not_seen_by_an_isolated_loader_and_is_refused():
+    class First:
+        count = 4
+
+        def __len__(self):
+            return self.count
+
+        def __iter__(self):
+            return iter(range(self.count))
+
+    sampler = First()
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(range(50), sampler=sampler))
+    with graph.loader(epochs=3, isolate=True) as loader:
+        assert list(loader) == [0, 1, 2, 3]
+        sampler.count = 6
+        with pytest.raises(
+            pg.errors.GraphError, match=r"the length of its sampler \(4, now 6\) .*without isolate"
+        ):
+            list(loader)
+
+
 def in_place(item):
     item["x"] -= 1
     return item
