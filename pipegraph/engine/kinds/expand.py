@@ -129,9 +129,8 @@ def _expand(
             child = next(children, None)
             if child is not None and not isinstance(child, Chunk):
                 raise not_a_chunk(child, stage.name, "each item of process")
-            if (
-                child is not None and index and child.after == (before, index)
-            ):  # as the one before it was given
+            # The cursor that the child before it was given: it is the same chunk.
+            if child is not None and index and child.after == (before, index):
                 raise GraphError(
                     f"stage {stage.name!r}: process gave one chunk twice, which a resume cannot tell apart: make each "
                     "item with chunk.child(index, data) or chunk.row(index, data)"
