@@ -79,6 +79,8 @@ class Space:
             OSError (ENOSPC): nothing more may go.
         """
         with self.locked():
+            # What is committed moves from `partial` to `objects` meanwhile: looked at in this order, it is not missed.
+            arriving = {e.name: e for e in _scan(self.partial) if e.name in committing}
             there = []
             for entry in _scan(self.objects):
                 # Another version of the same bytes will not be asked for again.
@@ -92,17 +94,13 @@ class Space:
             leftovers = iter(_scan(self.quarantine))
             # Nothing is waited for that is not in the plan, and nothing in it: 0.
             incoming = next_use(what.name)
-            arriving = {e.name: e for e in _scan(self.partial) if e.name in committing}
-            for entry in there:
-                arriving.pop(entry.name, None)
+            entries = arriving | {entry.name: entry for entry in there}
             order = iter(
-                eviction_order(
-                    [*there, *arriving.values()], next_use, 0.0 if incoming == math.inf else incoming
-                )
+                eviction_order(list(entries.values()), next_use, 0.0 if incoming == math.inf else incoming)
             )
             while True:
                 while need > 0:
-                    gone = self._evict_next(leftovers, order, arriving, what)
+                    gone = self._evict_next(leftovers, order, committing, what)
                     if isinstance(gone, str):
                         return gone
                     need -= gone
@@ -122,7 +120,7 @@ class Space:
         self,
         leftovers: Iterator[CacheEntry],
         order: Iterator[CacheEntry],
-        arriving: Collection[str],
+        committing: Collection[str],
         what: Cacheable,
     ) -> int | str:
         """Remove the first file that nobody reads; the bytes freed, or the name of one that has not arrived."""
@@ -130,11 +128,11 @@ class Space:
             if self.remove(os.path.join(self.quarantine, entry.name)):
                 return entry.nbytes
         for entry in order:
-            if entry.name in arriving:
-                return entry.name
             if self.remove(os.path.join(self.objects, entry.name)):
                 self.evicted += 1
                 return entry.nbytes
+            if entry.name in committing:  # not renamed yet, or renamed and still locked
+                return entry.name
         limit, used = format_bytes(self.limit), format_bytes(self.usage())
         raise OSError(
             errno.ENOSPC,

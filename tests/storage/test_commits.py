@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from pipegraph.errors import LoaderClosedError
+from pipegraph.storage import commits, filelock, space
 from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.commits import MAX_PENDING
+from pipegraph.storage.eviction import CacheEntry
 from pipegraph.storage.node_cache import Cacheable, NodeCache
 
 Read = Callable[..., bytes]
@@ -125,6 +127,52 @@ def test_room_that_a_new_entry_needs_is_waited_for_where_it_is_still_being_synce
         assert found == [content(2)]
         assert cache.stats.evicted == 1
         assert cache.usage() == 1000
+
+
+def test_an_entry_renamed_while_room_is_looked_for_is_seen_and_goes(
+    tmp_path: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with NodeCache(tmp_path, 1000) as cache:
+        read(cache, 1)
+        scan = space._scan
+
+        def then_it_arrives(folder: str) -> list[CacheEntry]:
+            found = scan(folder)
+            disk.go.set()
+            cache.flush()
+            return found
+
+        monkeypatch.setattr(space, "_scan", then_it_arrives)
+        assert read(cache, 2) == content(2)
+        assert cache.stats.evicted == 1
+
+
+def test_an_entry_that_is_renamed_but_still_locked_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renamed, go = threading.Event(), threading.Event()
+
+    def held(fd: int, operation: int) -> None:
+        renamed.set()
+        go.wait()
+        filelock.flock(fd, operation)
+
+    monkeypatch.setattr(commits, "flock", held)
+    with NodeCache(tmp_path, 1000) as cache:
+        wait = cache._commits.wait
+
+        def waits(name: str) -> None:
+            go.set()
+            wait(name)
+
+        monkeypatch.setattr(cache._commits, "wait", waits)
+        try:
+            read(cache, 1)
+            renamed.wait()
+            assert read(cache, 2) == content(2)
+            assert cache.stats.evicted == 1
+        finally:
+            go.set()
 
 
 def test_closing_ends_waits_and_loses_nothing_that_was_fetched(cache: NodeCache, disk: SlowDisk) -> None:
