@@ -57,6 +57,17 @@ def iterator_of(items: Any) -> Iterator[Any]:
     return iter(items)
 
 
+def chunks_of(made: Any) -> Iterator[Any]:
+    """As ``iter``, of what an operator that makes several chunks of one has returned."""
+    if not isinstance(made, Iterable):
+        got = None if made is None else type(made).__name__
+        raise TypeError(
+            f"process and flush must return an iterable of chunks, got {got}: "
+            "return [chunk], or () where there is none"
+        )
+    return iter(made)
+
+
 def not_awaited(made: CoroutineType[Any, Any, Any]) -> TypeError:
     """The error for a function that makes coroutines; ends this one."""
     made.close()  # else Python warns that nobody awaited it

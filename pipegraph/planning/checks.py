@@ -68,6 +68,29 @@ def check_policy(spec: StageSpec, operator: Operator | Source, kind: StageKind) 
         )
 
 
+def check_source(spec: StageSpec, source: Source) -> None:
+    """A source has something to read its items by."""
+    kind, name = type(source), type(source).__name__
+    lacks = [
+        f"{method}({', '.join(arguments)})"
+        for method, arguments in {
+            "positions": ("epoch", "rank", "world_size", "start"),
+            "read": ("position", "epoch"),
+        }.items()
+        if getattr(kind, method) is getattr(Source, method)
+    ]
+    if lacks and source.random_access:
+        raise GraphError(
+            f"stage {spec.name!r}: {name} has random_access = True, which needs positions and read, and no "
+            f"{' and no '.join(lacks)}: define it"
+        )
+    if lacks and kind.iterate is Source.iterate:
+        raise GraphError(
+            f"stage {spec.name!r}: {name} has no iterate(epoch, rank, world_size, start), which yields (position, "
+            "item): define it, or positions and read with random_access = True"
+        )
+
+
 def check_level(spec: StageSpec, operator: Operator, levels: list[str], upstream: tuple[Edge, ...]) -> None:
     """The stage takes what the stages above it give."""
     if operator.needs == "any":
@@ -101,8 +124,8 @@ def check_substitutes(stage: StagePlan, planned: Mapping[str, StagePlan]) -> Non
     whole = stage.source is None and chain[0].level == "batch"
     if whole and not (stage.operator.can(RowOperator) and policy.neighbours):
         raise GraphError(
-            f"stage {stage.name!r}: {word}() puts one sample in another's place, but this function fails for a whole "
-            "batch; move it before Batch"
+            f"stage {stage.name!r}: {word}() puts something in the place of one sample, but this function fails for "
+            "a whole batch; move it before Batch"
         )
     for above in chain if policy.neighbours else ():
         operator = above.operator
@@ -164,7 +187,8 @@ def check_cache(plan: Plan, stage: StagePlan) -> None:
         elif above.work.stateful or above.caches:
             why = f"{above.name!r} ({operator.name}) keeps state of its own"
         if why is None and above.spec.outcome.substitutes:
-            why = f"{above.name!r} puts substitutes in other samples' places ({type(above.spec.outcome).__name__})"
+            word = type(above.spec.outcome).__name__
+            why = f"{above.name!r} puts something in the place of samples that fail ({word})"
         if why is None and len(plan.consumers(above.name)) > 1:
             why = f"{above.name!r} feeds other stages too, which need it in every epoch"
         if why is not None:

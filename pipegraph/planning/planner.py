@@ -17,6 +17,7 @@ from pipegraph.planning.checks import (
     check_cache,
     check_level,
     check_policy,
+    check_source,
     check_state,
     check_substitutes,
     check_timeout,
@@ -144,6 +145,8 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: Kind
         if (bound := operator.can(Planned)) is not None:
             bypassed = bound.bypass()
             notes += bound.notes()
+    else:
+        check_source(spec, operator)
     if spec.backend.in_consumer and workers > 1:
         notes.append(f"runs with 1 worker instead of {workers}: an inline stage runs in its consumer")
         workers = 1

@@ -166,8 +166,8 @@ def _plain(*stages: StagePlan) -> bool:
 
 
 def _must_stay_apart(planned: Mapping[str, StagePlan]) -> bool:
-    """Whether a stage replaces samples, or a cache skips stages: both need each stage by itself."""
-    return any(stage.caches or stage.spec.outcome.substitutes for stage in planned.values())
+    """Whether a stage reads other samples in place of some, or a cache skips stages: both need each stage by itself."""
+    return any(stage.caches or stage.spec.outcome.neighbours for stage in planned.values())
 
 
 def _only_reader(stage: StagePlan, planned: Mapping[str, StagePlan], output: Edge) -> bool:

@@ -217,7 +217,7 @@ def _glob(pattern: str) -> Iterator[Part]:
 
 
 def _folder(folder: str) -> Iterator[Part]:
-    from .formats import known_suffixes  # formats import Part
+    from .formats import known_suffixes, refuse_mixed  # formats import Part
 
     suffixes = known_suffixes()
     with os.scandir(folder) as entries:
@@ -228,7 +228,9 @@ def _folder(folder: str) -> Iterator[Part]:
             f"for those of its subfolders write {os.path.join(folder, '**', '*.tar')!r}, for a folder of images "
             "ops.ListFiles"
         )
-    for entry in sorted(files, key=lambda e: e.name):
+    files.sort(key=lambda e: e.name)
+    refuse_mixed(folder, [e.name for e in files])
+    for entry in files:
         yield _local(entry.path, entry.stat())
 
 
@@ -249,7 +251,7 @@ def _expand_url(pattern: str, store: StoreClient | None, missing: Missing) -> It
 
 
 def _listed(url: str, store: StoreClient, missing: Missing) -> list[Part]:
-    from .formats import known_suffixes  # formats import Part
+    from .formats import known_suffixes, refuse_mixed  # formats import Part
 
     beside = (JOURNAL, SETTINGS)
     listed = store.list(url, beside)
@@ -260,6 +262,7 @@ def _listed(url: str, store: StoreClient, missing: Missing) -> list[Part]:
         objects, found = len(found), [part for part in found if is_shard_name(part.name, suffixes)]
         if not found:
             raise DataError(f"parts {url!r}: no shard ({', '.join(suffixes)}) among its {objects} objects")
+        refuse_mixed(url, [part.name for part in found])
     if missing != "skip":
         uris = {part.uri for part in listed}
         for folder in dict.fromkeys(part.uri.rpartition("/")[0] for part in found):

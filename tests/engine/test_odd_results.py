@@ -1,5 +1,7 @@
 """What operators and orders of users give back is counted and compared: nothing hangs, nothing is lost or doubled."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from pipegraph.capabilities import BundleMap
 from pipegraph.chunk import Chunk, Failure
 from pipegraph.engine.contents import Contents
 from pipegraph.errors import GraphError
+from pipegraph.policies import ErrorPolicy
 
 
 class Windows(pg.Regroup):
@@ -128,5 +131,226 @@ def test_replace_needs_a_source_that_knows_a_samples_neighbours():
     graph.add(Rows(), name="rows").then(abs, name="work", on_error=pg.Replace())
     with pytest.raises(
         GraphError, match=r"stage 'work': Replace\(\) asks the source .* pipegraph.capabilities.Neighbours"
+    ):
+        graph.plan()
+
+
+class Bare(pg.Source):
+    """Yields its items without their positions."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def length(self, epoch, rank, world_size):
+        return len(self.items)
+
+    def iterate(self, epoch, rank, world_size, start):
+        return iter(self.items[start:])
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+@pytest.mark.parametrize("items", [[5, 6, 7], ["ab", "cd"], [{"a": 1, "b": 2}], [(0, "whole"), "not"]])
+def test_a_source_that_yields_bare_items_is_told_so(items, backend):
+    graph = pg.Graph("bare")
+    graph.add(Bare(items), name="rows", backend=backend)
+    with (
+        graph.loader() as loader,
+        pytest.raises(GraphError, match=r"stage 'rows': iterate must yield \(position, item\), .*, got "),
+    ):
+        list(loader)
+
+
+def test_positions_that_are_no_numbers_are_refused():
+    class Rows(Bare):
+        random_access = True
+
+        def positions(self, epoch, rank, world_size, start):
+            return iter(self.items[start:])
+
+        def read(self, position, epoch):
+            return position
+
+    graph = pg.Graph("named")
+    graph.add(Rows(["a", "b"]), name="rows")
+    with (
+        graph.loader() as loader,
+        pytest.raises(GraphError, match=r"stage 'rows': positions must yield whole numbers, got 'a'"),
+    ):
+        list(loader)
+
+
+class Nothing(pg.Source):
+    def length(self, epoch, rank, world_size):
+        return 3
+
+
+class NoRead(Nothing):
+    random_access = True
+
+    def positions(self, epoch, rank, world_size, start):
+        return iter(range(start, 3))
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (
+            Nothing,
+            r"stage 'rows': Nothing has no iterate\(epoch, rank, world_size, start\), .*random_access = True",
+        ),
+        (NoRead, r"stage 'rows': NoRead has random_access = True, .* and no read\(position, epoch\)"),
+    ],
+)
+def test_a_source_with_nothing_to_read_is_refused_by_the_plan(source, text):
+    graph = pg.Graph("nothing")
+    graph.add(source(), name="rows")
+    with pytest.raises(GraphError, match=text):
+        graph.plan()
+
+
+def test_a_source_with_positions_and_read_may_be_read_in_sequence():
+    class Rows(NoRead):
+        random_access = False
+
+        def read(self, position, epoch):
+            return position
+
+    graph = pg.Graph("in sequence")
+    graph.add(Rows())
+    with graph.loader() as loader:
+        assert list(loader) == [0, 1, 2]
+
+
+class Expands(pg.Operator):
+    kind = "expand"
+    one_to_one = False
+
+    def __init__(self, number):
+        self.number = number
+
+    def process(self, chunk):
+        return chunk if self.number is None else self.number
+
+
+class Regroups(pg.Regroup):
+    def __init__(self, number):
+        self.number = number
+
+    def process(self, chunk):
+        return chunk if self.number is None else self.number
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+@pytest.mark.parametrize("kind", [Expands, Regroups])
+@pytest.mark.parametrize(("number", "got"), [(None, "Chunk"), (7, "int")])
+def test_process_that_should_give_several_chunks_and_gives_none_is_told_so(kind, number, got, backend):
+    graph = pg.Graph("several")
+    source = graph.add(ops.FromIterable(range(3)))
+    graph.add(kind(number), source, name="work", backend=backend)
+    with (
+        graph.loader() as loader,
+        pytest.raises(
+            TypeError, match=f"must return an iterable of chunks, got {got}: return \\[chunk\\]"
+        ) as failed,
+    ):
+        list(loader)
+    assert "stage 'work'" in failed.value.__notes__[0]
+
+
+class Reads(pg.FanIn):
+    """Reads input 0, then the input it was told."""
+
+    def __init__(self, then):
+        self.then = then
+
+    def begin(self, inputs, epoch):
+        self.count = 0
+
+    def next_input(self):
+        return self.then if self.count else 0
+
+    def end_input(self, index):
+        self.count += 1
+
+    def process(self, chunk):
+        self.count += 1
+        return chunk
+
+    def cursor(self, positions):
+        return (self.count, *positions)
+
+    def cursors(self, cursor, inputs):
+        self.count = cursor[0]
+        return list(cursor[1:])
+
+
+@pytest.mark.parametrize(
+    ("then", "text"),
+    [
+        (2, r"stage 'both': next_input\(\) returned 2, and its inputs are 0 to 1"),
+        (-1, r"stage 'both': next_input\(\) returned -1, and its inputs are 0 to 1"),
+        ("1", r"stage 'both': next_input\(\) returned '1', and its inputs are 0 to 1"),
+        (0, r"stage 'both': next_input\(\) returned input 0, which has ended in this epoch"),
+    ],
+)
+def test_an_input_that_a_fan_in_does_not_have_is_named(then, text):
+    graph = pg.Graph("fan-in")
+    first, second = (graph.add(ops.FromIterable(range(3))) for _ in range(2))
+    graph.add(Reads(then), first, second, name="both")
+    with graph.loader(epochs=2) as loader, pytest.raises(GraphError, match=text):
+        list(loader)
+
+
+@dataclass(frozen=True)
+class Default(ErrorPolicy):
+    """A value in a failed item's place: no other sample is read for it."""
+
+    substitutes = True
+    value: object = None
+
+    def instead(self, failed, error, neighbours):
+        return failed.replace(self.value)
+
+
+def fails_at_two(x):
+    if x == 2:
+        raise ValueError(x)
+    return x
+
+
+def plus_one(x):
+    return x + 1
+
+
+def test_a_policy_that_reads_no_other_samples_keeps_no_stages_apart():
+    def graph(policy):
+        graph = pg.Graph("default")
+        node = graph.add(ops.FromSequence(range(4)), name="rows")
+        node = node.then(plus_one, name="one", backend="process").then(
+            plus_one, name="two", backend="process"
+        )
+        node.then(fails_at_two, name="work", on_error=policy)
+        return graph
+
+    assert graph(pg.Replace()).plan().stages["two"].bypassed is None
+    default = graph(Default(-1))
+    assert default.plan().stages["two"].bypassed is not None
+    with default.loader() as loader:
+        assert list(loader) == [-1, 3, 4, 5]
+
+
+def test_what_a_policy_of_ones_own_may_not_do_is_said_in_words_that_fit_it():
+    graph = pg.Graph("whole")
+    batches = graph.add(ops.FromSequence(range(4))).then(ops.Batch(2))
+    batches.then(fails_at_two, name="work", on_error=Default())
+    with pytest.raises(
+        GraphError, match=r"stage 'work': Default\(\) puts something in the place of one sample, "
+    ):
+        graph.plan()
+    graph = pg.Graph("cached")
+    node = graph.add(ops.FromSequence(range(4))).then(fails_at_two, name="work", on_error=Default())
+    node.then(ops.Cache("memory", "1 MB"))
+    with pytest.raises(
+        GraphError, match=r"'work' puts something in the place of samples that fail \(Default\)"
     ):
         graph.plan()

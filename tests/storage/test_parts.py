@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipegraph.errors import DataError
+from pipegraph.storage import StoreClient
 from pipegraph.storage.parts import Part, expand_braces, expand_parts
 
 
@@ -111,3 +112,60 @@ def test_a_command_s_output_is_no_shard() -> None:
 def test_an_empty_list_is_an_error() -> None:
     with pytest.raises(DataError, match="at least one shard"):
         expand_parts([])
+
+
+def filled(folder: Path, *names: str) -> Path:
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_bytes(b"x")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "shown", "pattern"),
+    [
+        (["a.tar", "b.parquet"], "'a.tar' and 'b.parquet'", "*.tar"),
+        (["b.npz", "a.npy"], "'a.npy' and 'b.npz'", "*.npy"),
+        (["data.v2.jsonl", "data.v2.tar"], "'data.v2.jsonl' and 'data.v2.tar'", "*.jsonl"),
+        (["shard.0.mds.zstd", "x.PARQUET"], "'shard.0.mds.zstd' and 'x.PARQUET'", "*.mds.zstd"),
+    ],
+)
+def test_a_folder_with_shards_of_two_formats_is_refused_with_the_way_to_name_one(
+    tmp_path: Path, names: list[str], shown: str, pattern: str
+) -> None:
+    folder = filled(tmp_path / "mixed", *names, "readme.txt")
+    with pytest.raises(DataError) as refused:
+        expand_parts(folder)
+    assert str(refused.value) == (
+        f"parts {str(folder)!r}: shards of different formats in one folder, such as {shown}: name those that are meant "
+        f"by a pattern, such as {str(folder / pattern)!r}, or keep each format in a folder of its own"
+    )
+    assert names_of_pattern(folder, pattern)
+
+
+def names_of_pattern(folder: Path, pattern: str) -> list[str]:
+    return names(expand_parts(str(folder / pattern)))
+
+
+def test_packed_and_unpacked_shards_of_one_format_may_lie_together_but_not_the_same_one_twice(
+    tmp_path: Path,
+) -> None:
+    folder = filled(tmp_path / "lines", "a.jsonl", "b.jsonl.gz", "c.ndjson.zst")
+    assert len(expand_parts(folder)) == 3
+    folder = filled(tmp_path / "twice", "shard.00000.mds", "shard.00000.mds.zstd", "shard.00001.mds")
+    with pytest.raises(DataError, match=r"'shard\.00000\.mds\.zstd' is 'shard\.00000\.mds' packed: .* twice"):
+        expand_parts(folder)
+    folder = filled(tmp_path / "chunks", "chunk-0-0.bin", "chunk-0-0.zstd.bin")
+    with pytest.raises(DataError, match=r"'chunk-0-0\.zstd\.bin' is 'chunk-0-0\.bin' packed"):
+        expand_parts(folder)
+
+
+def test_a_folder_of_a_store_with_shards_of_two_formats_is_refused_too() -> None:
+    with StoreClient() as store:
+        for name in ("a.tar", "b.npy"):
+            store.put(f"memory://mixed/shards/{name}", b"x")
+        with pytest.raises(
+            DataError, match=r"'memory://mixed/shards/': .*'a\.tar' and 'b\.npy'.*shards/\*\.tar'"
+        ):
+            expand_parts("memory://mixed/shards/", store=store)
+        assert names(expand_parts("memory://mixed/shards/*.npy", store=store)) == ["b.npy"]

@@ -19,6 +19,7 @@ from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import GraphError
+from pipegraph.parameters import chunks_of
 from pipegraph.planning.kind import Former, Reached, Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 
@@ -125,7 +126,7 @@ def _expand(
         child: Any
         try:
             if children is None:
-                children = iter(process(parent))
+                children = chunks_of(process(parent))
             child = next(children, None)
             if child is not None and not isinstance(child, Chunk):
                 raise not_a_chunk(child, stage.name, "each item of process")

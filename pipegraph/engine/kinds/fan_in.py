@@ -10,6 +10,7 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain
+from operator import index as as_int
 from typing import Any
 
 from pipegraph.capabilities import FollowsRoute
@@ -115,7 +116,10 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
         last = cursor_at(positions)
         ended: set[int] = set()
         held: list[Any] = []
-        index = operator.next_input()
+        following = (
+            operator.next_input if trusted else partial(checked_input, stage.name, operator, count, ended)
+        )
+        index = following()
         while index is not None:
             item, out = inboxes[index].get(), None
             if item.__class__ is Chunk:
@@ -144,7 +148,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
                 after = cursor_at(positions)
                 put(Mark(item.route, item.turn, item.epoch, last, after))
                 last = after
-            index = operator.next_input()
+            index = following()
             if check is not None and isinstance(item, EndOfEpoch):
                 wrong = check.ends(operator, positions, ended, index)
                 if wrong is not None:
@@ -169,6 +173,24 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
         for index in left:
             while not isinstance(item := inboxes[index].get(), EndOfEpoch):
                 account.release(item.buffers)
+
+
+def checked_input(stage: str, operator: FanIn, inputs: int, ended: Collection[int]) -> int | None:
+    """What a user's ``next_input()`` returns."""
+    index = operator.next_input()
+    if index is None:
+        return None
+    if not hasattr(type(index), "__index__") or not 0 <= index < inputs:
+        raise GraphError(
+            f"stage {stage!r}: next_input() returned {shown(index)}, and its inputs are 0 to {inputs - 1}: return the "
+            "number of one, or None at the end of the epoch"
+        )
+    if index in ended:
+        raise GraphError(
+            f"stage {stage!r}: next_input() returned input {index}, which has ended in this epoch: note it in "
+            "end_input(index), and return another one, or None once all have ended"
+        )
+    return as_int(index)
 
 
 class MergeCheck:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice, repeat
-from operator import index as as_int
 from typing import Any
 
 from pipegraph.bundle import Bundle, PackedParts, named
@@ -18,7 +17,14 @@ from pipegraph.contracts import DrawnRows, Fact, Source
 from pipegraph.engine.activity import Activity
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.kinds.map import MapUnit, Process, RunUnit, map_loop
-from pipegraph.engine.kinds.source import SourceKind, check_length, check_start, failure_of, snapshot_of
+from pipegraph.engine.kinds.source import (
+    SourceKind,
+    check_length,
+    check_start,
+    failure_of,
+    snapshot_of,
+    whole_numbers,
+)
 from pipegraph.engine.remote.contract import Call
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_pump import MORE, StagePump
@@ -104,7 +110,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                 if failure is not None:
                     inner.put(failure)
                 break
-            places = group.positions if sampled is not None else list(map(as_int, group))
+            places = group.positions if sampled is not None else whole_numbers(name, group)
             if single:
                 inner.put(Chunk(group[0], ((name, places[0]),), epoch, step, step + 1))
             else:

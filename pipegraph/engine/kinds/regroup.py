@@ -19,11 +19,11 @@ from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Mark
 from pipegraph.contracts import Fact, Regroup
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.cursors import earlier
-from pipegraph.engine.stage.failure_notes import several
 from pipegraph.engine.stage.groups import GroupCheck
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
+from pipegraph.parameters import chunks_of
 from pipegraph.planning.kind import UNTOLD, Former, Reached, Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 from pipegraph.tree import buffers
@@ -239,7 +239,7 @@ def regrouped(
     operator.failing = ()
     start = perf_counter_ns()
     try:
-        made = several(call())
+        made = list(chunks_of(call()))
     except BaseException as error:
         chunks = list(operator.failing) or ([] if item is None else [item])
         lost = Chunk.group(chunks, None) if chunks else None

@@ -22,7 +22,7 @@ from pipegraph.engine.stage.failure_policy import is_interrupt
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
 from pipegraph.engine.stage_worker import Worker
-from pipegraph.errors import GraphError, note
+from pipegraph.errors import GraphError, note, shown
 from pipegraph.global_generators import Draws
 from pipegraph.planning.kind import Former, Restart, StageKind
 from pipegraph.planning.plan import Plan, StagePlan
@@ -117,8 +117,11 @@ class _Items(Unit):
             run, steps = self.stage.run, range(step, step + len(items))
             positions = self.worker.operator.positions_of(steps, self.epoch, run.rank, run.world_size)
         else:
-            found, items = map(list, zip(*items, strict=True))
-            positions = list(map(as_int, found))  # JSON has no NumPy numbers
+            try:
+                found, items = map(list, zip(*items, strict=True))
+                positions = list(map(as_int, found))  # JSON has no NumPy numbers
+            except (TypeError, ValueError):
+                raise not_a_place(name, self.made[start:stop]) from None
             self._check(positions, step)
         if self.rows > 1:
             return Bundle(items, Lineages(name, positions), self.epoch, step, named(items, None))
@@ -215,6 +218,31 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
         sender.token(0, EndOfEpoch(epoch))
         epoch, step, began = epoch + 1, 0, 0
         yield
+
+
+def not_a_place(stage: str, yielded: Sequence[Any]) -> GraphError:
+    """The error for a source that yields something else than positions and their items."""
+
+    def is_pair(each: Any) -> bool:
+        return isinstance(each, tuple | list) and len(each) == 2 and hasattr(type(each[0]), "__index__")
+
+    odd = next((each for each in yielded if not is_pair(each)), yielded[0])
+    return GraphError(
+        f"stage {stage!r}: iterate must yield (position, item), the position a whole number of its own for each item "
+        f"of an epoch, got {shown(odd)}: begin at step `start`, and yield (step * world_size + rank, item)"
+    )
+
+
+def whole_numbers(stage: str, positions: Sequence[Any]) -> list[int]:
+    """What a random-access source's ``positions`` yielded."""
+    try:
+        return list(map(as_int, positions))  # JSON has no NumPy numbers
+    except TypeError:
+        odd = next(each for each in positions if not hasattr(type(each), "__index__"))
+    raise GraphError(
+        f"stage {stage!r}: positions must yield whole numbers, got {shown(odd)}: number the samples, and look up which "
+        "one a number stands for in read(position, epoch)"
+    )
 
 
 def check_start(

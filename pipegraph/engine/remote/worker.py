@@ -23,6 +23,7 @@ from pipegraph.contracts import Context, Drawn, Fact
 from pipegraph.engine.remote.contract import NOTHING as NOTHING
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.global_generators import Draws, drawing
+from pipegraph.parameters import chunks_of
 from pipegraph.tree import buffers
 
 PAGE = 32
@@ -231,7 +232,8 @@ class ProcessWorker:
     def expand(self, chunk: Chunk, drop: int) -> Any:
         """Begin an item: its first children, after ``drop`` of them. Returns as :meth:`more`."""
         process = self._operator.process
-        self._items = islice((process if self._own else drawing(process, self._draws))(chunk), drop, None)
+        made = (process if self._own else drawing(process, self._draws))(chunk)
+        self._items = islice(chunks_of(made), drop, None)
         self._late = None
         return self.more()
 

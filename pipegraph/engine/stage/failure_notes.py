@@ -39,16 +39,6 @@ def where(chunk: Chunk) -> str:
     return f"batch of {len(keys)} samples ({some}) at positions {positions[0]}..{positions[-1]}, epoch {chunk.epoch}"
 
 
-def several(made: Any) -> list[Any]:
-    """What an operator that makes several chunks of one has returned, as a list."""
-    if made is None or isinstance(made, Chunk):
-        raise TypeError(
-            f"process and flush must return an iterable of chunks, got {'None' if made is None else 'a Chunk'}: "
-            "return [chunk], or () where there is none"
-        )
-    return list(made)
-
-
 def not_a_chunk(out: Any, stage: str, method: str, kind: str = "the operator") -> TypeError:
     """The error for an operator that returned something else."""
     if out is None:

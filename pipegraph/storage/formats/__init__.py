@@ -6,6 +6,7 @@ A new format is one class (docs/formats.md) and one line of `_FORMATS`, or a cal
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from pipegraph.errors import DataError
 from pipegraph.forks import lock_free_after_fork
@@ -21,6 +22,8 @@ from .tar import TarFormat
 from .unpacking import PackedFormat
 
 _PACKED_TAR = re.compile(r"\.(tar\.\w+|tgz|tbz2?|txz|tzst)$")
+
+_PACKING = re.compile(r"\.(gz|zst|zstd)(?=(\.bin)?$)", re.IGNORECASE)
 
 _lock = lock_free_after_fork()
 _formats: dict[str, Format] = {}
@@ -39,13 +42,43 @@ def known_suffixes(*, holds_samples: bool = False) -> tuple[str, ...]:
         return tuple(sorted(s for s, form in _formats.items() if form.holds_samples or not holds_samples))
 
 
+def refuse_mixed(folder: str, names: Sequence[str]) -> None:
+    """Raises DataError for a folder with shards of different formats, or with one shard packed and unpacked."""
+    first: dict[type, str] = {}
+    for name in {name[name.find(".") :].lower(): name for name in reversed(names)}.values():
+        form = format_of(name)
+        kind = type(getattr(form, "inner", form))
+        first[kind] = min(name, first.get(kind, name))
+    if len(first) > 1:
+        shown = sorted(first.values())
+        pattern = f"{folder.rstrip('/')}/*{_suffix(shown[0])}"
+        raise DataError(
+            f"parts {folder!r}: shards of different formats in one folder, such as {' and '.join(map(repr, shown))}: "
+            f"name those that are meant by a pattern, such as {pattern!r}, or keep each format in a folder of its own"
+        )
+    there = set(names)
+    packed = next(
+        (name for name in names if (plain := _PACKING.sub("", name)) != name and plain in there), None
+    )
+    if packed is not None:
+        raise DataError(
+            f"parts {folder!r}: {packed!r} is {_PACKING.sub('', packed)!r} packed: its samples would be read twice; "
+            "remove one of the two, or name those that are meant by a pattern"
+        )
+
+
+def _suffix(name: str) -> str:
+    """The longest registered suffix of a name; empty where it has none."""
+    with _lock:
+        return max((s for s in _formats if name.lower().endswith(s)), key=len, default="")
+
+
 def format_of(part: Part | str) -> Format:
     """The format of a part, by the longest registered suffix of its name."""
     name = (part if isinstance(part, Part) else Part(part)).name.lower()
-    with _lock:
-        suffix = max((s for s in _formats if name.endswith(s)), key=len, default=None)
-        if suffix is not None:
-            return _formats[suffix]
+    suffix = _suffix(name)
+    if suffix:
+        return _formats[suffix]
     if _PACKED_TAR.search(name):
         raise DataError(
             f"part {name!r}: a compressed tar cannot be read in place; decompress it (gunzip, zstd -d), and "

@@ -50,6 +50,7 @@ class JsonLinesFormat(Format):
 class PackedJsonLinesFormat(Format):
     """JSON lines in one gz or zst stream: a stream has no middle, so a part is one block."""
 
+    inner = JsonLinesFormat()
     suffixes = (".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.zst")
     needs_file = False
 

@@ -121,7 +121,10 @@ def _value(value: Any, kind: str, field: str) -> bytes:
         try:
             return struct.pack("<q", value)
         except struct.error as error:
-            raise DataError(f"field {field!r}: {value} has more than 64 bits") from error
+            raise DataError(
+                f"field {field!r}: {value} does not fit int64, as which MDS keeps whole numbers: write it as text, or "
+                "as an array such as np.array([value], np.uint64)"
+            ) from error
     if kind == "float":
         return struct.pack("<d", value)
     if kind == "bool":
