@@ -199,7 +199,7 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
                 items = list(self.dataset.__getitems__(list(indices[:])))
             except Exception:
                 items = []
-            if len(items) == len(indices):
+            if len(items) == len(indices) and not self._draws.drew_for_several:
                 found += [self._own(item) for item in items]
                 return
         dataset, add, draws = self.dataset, found.append, self._draws

@@ -6,7 +6,7 @@ All threads of a process share these generators, the training loop's included. S
   :mod:`pipegraph.randomness` keys the ``rng`` of a function. This uses a dispatch key that torch reserves for
   out-of-tree code, included in these threads only. It has kernels for the operators that take a generator, and falls
   through for all others: code that does not draw pays nothing, and the training thread is not affected.
-* In a worker's process, where nothing else draws, NumPy's and Python's generators are seeded for each sample as well.
+* In a worker's process, where nothing else draws, NumPy's and Python's generators are keyed alike (``first_draw``).
   In threads that is impossible; :func:`draws_from` finds the functions that use them, so that the plan can warn.
 
 A generator is seeded at a sample's first draw. ``torch.manual_seed`` still seeds the process's generator.
@@ -31,6 +31,7 @@ import torch
 
 from pipegraph import concurrency
 from pipegraph.chunk import Chunk
+from pipegraph.first_draw import FirstDraw
 from pipegraph.randomness import key
 
 T = TypeVar("T")
@@ -54,7 +55,8 @@ _libraries: list[torch.library.Library] = []
 _key: Any = torch._C._parse_dispatch_key(KEY)
 _keys: Any = torch._C.DispatchKeySet(_key)
 _include = torch._C._dispatch_tls_set_dispatch_key_included
-_whole_process = False
+_others: FirstDraw | None = None
+_drawing: Draws  # the last that was begun in this process, if there are _others
 
 
 class DrawnForSeveral(Exception):
@@ -69,7 +71,10 @@ class Draws:
         stage: name of the stage.
     """
 
-    __slots__ = ("_begun", "_epoch", "_first", "_generators", "_lineages", "_made", "_row", "_seed", "_stage")
+    __slots__ = (
+        "_at", "_begun", "_epoch", "_first", "_generators", "_lineages", "_made", "_row", "_seed", "_stage",
+        "drew_for_several",
+    )  # fmt: skip
 
     def __init__(self, seed: int = 0, stage: str = "") -> None:
         self._seed = seed
@@ -80,6 +85,8 @@ class Draws:
         self._first, self._row = 0, -1  # the row of the bundle that drew last; -1: none so far
         self._generators: dict[torch.device, torch.Generator] = {}
         self._begun: set[torch.device] = set()
+        self._at = 0  # the row whose numbers NumPy's and Python's generators give
+        self.drew_for_several = False  # from one of these two
 
     def one(self, epoch: int, lineage: Any) -> None:
         """Make this the current sample of the calling thread (or task)."""
@@ -88,8 +95,8 @@ class Draws:
         self._made = None
         self._row = -1
         _current.set(self)
-        if _whole_process:
-            self.seed_others(0)
+        if _others is not None:
+            self._begin_others(0)
 
     def rows(
         self, epoch: int, lineages: Sequence[Any], made: list[Any], start: int, items: Iterable[T]
@@ -106,29 +113,41 @@ class Draws:
         self._row = -1
         _current.set(self)
         rest = islice(items, start, None) if start else items
-        return self._seeding_others(rest, start) if _whole_process else rest
+        return rest if _others is None else self._beginning_others(rest, start)
 
-    def _seeding_others(self, items: Iterable[T], start: int) -> Iterator[T]:
+    def _beginning_others(self, items: Iterable[T], start: int) -> Iterator[T]:
         for row, item in enumerate(items, start):
-            self.seed_others(row)
+            self._begin_others(row)
             yield item
 
     def several(self) -> None:
-        """Work on several samples in one call: a draw in it raises :class:`DrawnForSeveral`."""
+        """Work on several samples in one call: a draw in it raises :class:`DrawnForSeveral`, or is noted in
+        ``drew_for_several``."""
         self._lineages = ()
         self._made = None
         self._row = -1
+        self.drew_for_several = False
         _current.set(self)
+        if _others is not None:
+            self._begin_others(0)
 
     def over(self) -> None:
         """The rows are done: drop the references to them."""
         self._made, self._lineages = None, ((),)
 
-    def seed_others(self, row: int) -> None:
-        """Seed NumPy's and Python's global generators for a row. Only in a worker's own process."""
-        seed = key(self._seed, self._epoch, self._lineages[row], self._stage, "process")
-        np.random.seed(seed & 0xFFFFFFFF)
-        random.seed(seed >> 64)
+    def _begin_others(self, row: int) -> None:
+        """NumPy's and Python's global generators give a row's numbers now. Only in a worker's own process."""
+        global _drawing
+        assert _others is not None
+        self._at = row
+        _drawing = self
+        _others.begin()
+
+    def seed_of_others(self) -> int:
+        """The seed of NumPy's and Python's global generators."""
+        self.drew_for_several = not self._lineages
+        lineage = None if self.drew_for_several else self._lineages[self._at]
+        return key(self._seed, self._epoch, lineage, self._stage, "process")
 
     def again(self) -> None:
         """Resume the current sample, after other operators have worked in this thread."""
@@ -220,9 +239,10 @@ def enter_worker(seed: int, stage: str) -> None:
 
 
 def own_process() -> None:
-    """Declare this process a worker's: its NumPy and Python generators are then seeded for each sample."""
-    global _whole_process
-    _whole_process = True
+    """Declare this process a worker's: NumPy's and Python's generators then give each sample's own numbers."""
+    global _others
+    if _others is None:
+        _others = FirstDraw(lambda: _drawing.seed_of_others())
 
 
 def install() -> None:

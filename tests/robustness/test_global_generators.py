@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import random
 import types
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.randomness import key
 from pipegraph.testing import Sequencer
 
 
@@ -253,6 +255,107 @@ def test_in_processes_numpy_and_python_draw_the_samples_own_numbers_too(batched:
     one = run(1)
     assert one == run(3)
     assert len({item[1] for item in one}) == len({item[3] for item in one}) == 24
+
+
+class DrawnInGroups:
+    """A dataset that draws from all generators, and reads its samples in groups."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        return draw_from_all(index)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[i] for i in indices]
+
+
+class DrawnInGroupsWithoutTorch(DrawnInGroups):
+    def __getitem__(self, index: int) -> Any:
+        return [index, random.random(), random.choice("abcdefgh"), float(np.random.rand())]
+
+
+@pytest.mark.parametrize("data", [DrawnInGroups(), DrawnInGroupsWithoutTorch()], ids=["all", "without torch"])
+def test_in_processes_samples_that_are_read_in_groups_draw_their_own_numbers(data: Any) -> None:
+    def run(workers: int) -> list[Any]:
+        graph = pg.Graph("drawn", seed=3)
+        graph.add(ops.FromSequence(data, shuffle=True), workers=workers, backend="process")
+        with graph.loader() as loader:
+            return outcome(list(loader))
+
+    one = run(1)
+    assert one == run(3)
+    assert len({item[1] for item in one}) == len({item[3] for item in one}) == 24
+
+
+HELD: dict[str, Any] = {}
+
+
+def drawn_numpy(x: int) -> Any:
+    legacy = np.random.mtrand._rand
+    if x % 6 == 0:
+        return np.random.randn(3).tolist(), np.random.randint(1000), np.random.standard_normal()
+    if x % 6 == 1:
+        state = np.random.get_state()
+        first = legacy.normal(size=3).tolist()
+        np.random.set_state(state)
+        return first, np.random.normal(size=3).tolist(), legacy.bytes(3)
+    if x % 6 == 2:
+        np.random.seed(4)
+        return np.random.permutation(9).tolist()
+    if x % 6 == 3:
+        other = np.random.RandomState(5)
+        other.randn()  # has a second number ready
+        np.random.set_state(other.get_state(legacy=x % 4 == 1))
+        return np.random.randn(3).tolist()
+    if x % 6 == 4:
+        return pickle.loads(pickle.dumps(legacy)).rand(3).tolist(), legacy.rand(3).tolist()
+    rand = HELD.setdefault("numpy's", np.random.rand)
+    return rand(1000).tolist(), np.random.get_bit_generator().random_raw(2).tolist()
+
+
+def drawn_python(x: int) -> Any:
+    if x % 6 == 0:
+        return random.gauss(0, 1), random.sample(range(100), 5), random.gauss(0, 1), random.gauss(0, 1)
+    if x % 6 == 1:
+        state = random.getstate()
+        first = random.choices("abc", k=9)
+        random.setstate(state)
+        return first, random.choices("abc", k=9), random.randbytes(3)
+    if x % 6 == 2:
+        random.seed(4)
+        return random.random(), random.getrandbits(70)
+    if x % 6 == 3:
+        random.setstate(random.Random(5).getstate())
+        return random.uniform(0, 9), random.shuffle([*range(5)])
+    if x % 6 == 4:
+        return random.getrandbits(70), random.expovariate(1)
+    held = HELD.setdefault("python's", random.random)
+    return held(), random.random(), held(), HELD.setdefault("the other", random.random)()
+
+
+@pytest.mark.parametrize("draw", [drawn_numpy, drawn_python])
+def test_a_first_draw_of_any_kind_is_that_of_a_generator_seeded_for_the_sample(
+    draw: Callable[[int], Any],
+) -> None:
+    graph = pg.Graph("drawn", seed=3)
+    mapped = ops.Map(draw)
+    graph.add(ops.FromIterable(range(36)), name="items").then(
+        mapped, name="draw", workers=1, backend="process"
+    )
+    with graph.loader() as loader:
+        found = list(loader)
+    states = random.getstate(), np.random.get_state()
+    try:
+        for x in range(36):
+            number = key(3, 0, ("items", x), "draw", "process")
+            random.seed(number >> 64)
+            np.random.seed(number & 0xFFFFFFFF)
+            assert found[x] == draw(x), x
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        HELD.clear()
 
 
 def test_a_sample_that_is_tried_again_draws_the_same_numbers() -> None:
