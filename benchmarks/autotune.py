@@ -26,7 +26,7 @@ import numpy as np
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.machine import cores
-from pipegraph.tuning.facts import Limits
+from pipegraph.profile.model import Limits
 
 CLAIM = "the tuner reaches at least 95 % of the grid search's best on pipelines of planted costs"
 

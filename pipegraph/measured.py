@@ -53,7 +53,8 @@ class Measured:
             training loop ``("items", "")``, ``("samples", "")`` and ``("passes", "")``.
         passes: while passes ran; also ``("elapsed", "")``, ``("process", "")`` (this process on a core),
             ``("worked", stage)`` (of its workers, busy or not), ``("memory", stage)`` (waits for room under
-            ``memory_limit``), and ``("put", *edge)``, ``("get", *edge)``: waits summed over threads.
+            ``memory_limit``), ``("drawing", stage)`` (its sampler drew), and ``("put", *edge)``, ``("get", *edge)``:
+            waits summed over threads.
         durations: of each stage's pieces of work, and under ``""`` of the training loop's waits.
         workers: of each stage that runs, now.
         queues: now.

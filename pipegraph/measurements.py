@@ -259,6 +259,23 @@ class StageProfile:
     reports: Mapping[str, Any] = measurement("its reports: name -> JSON.", "text", default=dict)
     remarks: tuple[str, ...] = measurement("the same for people, as lines.", "text", default=())
     within: str | None = measurement("the stage that does its work, or None.", "text", default=None)
+    drawing: float = measurement(
+        "share 0..1 of the time of passes that its sampler drew, one index after the other whatever its workers.",
+        "ratio",
+        of=lambda stage: min(1.0, stage.passes["drawing"] / stage.elapsed_ns),
+    )
+    fixed: str | None = measurement(
+        "why it has no use of more workers; None if it may have.", "text", default=None
+    )
+    remedy: str = measurement("what helps such a stage instead.", "text", default="")
+    shared: bool = measurement(
+        "whether its workers wait for each other in their work, by its first calls: for a lock, a pool of connections, "
+        "a rate limit.",
+        "text",
+        default=False,
+    )
+    places: int = measurement("places that each of its workers should have in its queue.", default=1)
+    pinned: bool = measurement("whether its output is in pinned memory.", "text", default=False)
 
 
 COUNTERS: Mapping[str, Callable[[list[int]], int]] = {

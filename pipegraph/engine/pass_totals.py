@@ -142,6 +142,8 @@ class PassTotals:
             found["worked", stage] = self._staffing.worked_ns(stage, now_ns)
         for account in run.account.stages:
             found["memory", account.name] = account.wait_ns
+        for name, running in run.stages.items():
+            found["drawing", name] = running.drawing_ns
         for edge, channel in run.channels.items():
             stats = channel.stats(now_ns)
             found["put", *edge] = stats.put_wait_ns

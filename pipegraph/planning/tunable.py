@@ -63,6 +63,31 @@ def _why_fixed(stage: StagePlan, planned: Mapping[str, StagePlan]) -> str | None
     return None
 
 
+def why_one_worker(stage: StagePlan) -> str | None:
+    """Why a stage has no use of more workers, also in another run; None if it may have them."""
+    if stage.backend.in_consumer:
+        return "an inline stage runs in its consumer"
+    return stage.kind.fixed(stage.operator)
+
+
+def instead(stage: StagePlan) -> str:
+    """What helps a stage that has no use of more workers."""
+    if stage.backend.in_consumer:
+        return 'backend="thread"'
+    if stage.kind.fixed(stage.operator) is None:
+        return ""
+    if stage.source is not None:
+        return (
+            "a random-access source (FromSequence over a dataset with __getitem__), or a source that only names what "
+            "to read, and reading in a stage behind it"
+        )
+    if stage.kind.gathers:
+        return "work on samples (decoding, converting, padding) in the stage above, which may have several workers"
+    if stage.work.stateful:
+        return "a stage without a state for its expensive part"
+    return "its expensive part in a stage of its own, which may have several workers"
+
+
 def places_per_worker(stage: StagePlan) -> int:
     """Places in a stage's queue that each of its workers should have: one in work and one ready, or a bundle."""
     return max(stage.bundle_rows, BATCHES_PER_WORKER if stage.level.startswith("batch") else 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pipegraph.measurements import StageProfile as StageProfile
 
+from .advice import Advice as Advice, Prediction as Prediction
 from .bottleneck import (
     CONSUMER as CONSUMER,
     EdgeFacts as EdgeFacts,
@@ -12,4 +13,3 @@ from .bottleneck import (
 )
 from .collect import profile_of as profile_of
 from .values import ChannelProfile as ChannelProfile, Profile as Profile
-from .what_if import Prediction as Prediction

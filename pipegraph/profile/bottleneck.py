@@ -27,8 +27,8 @@ LATE_S = 1e-3
 """Threads that take this long to continue once they are woken, with a free core, wait for the GIL: tens
 of microseconds are usual, and the lock changes hands every 5 ms where many need it."""
 
-MUCH = 0.1
-"""Cores that a stage must run on or wait for, for the others to wait because of it."""
+MUCH, RAN = 0.3, 0.05
+"""Cores that a stage must run on or wait for, for the others to wait because of it, and those that it must run on."""
 
 LOCKED_OUT = 0.05
 """Share of its work that a stage neither runs nor lacks a core, where it waits for the lock."""
@@ -39,12 +39,24 @@ SATURATED = 0.9
 CORELESS = 0.2
 """Share of its work that a stage waits for a core from which on cores, and not its own cost, hold it back."""
 
+READS = 0.4
+"""Share of its work that a stage neither runs nor lacks a core from which on it waits for storage."""
+
 COMPUTES = 0.5
 """Share of its work, but for the time without a core, that a stage which is held back by cores runs on one."""
 
-Cause = Literal["unknown", "consumer", "stage", "storage", "cores", "lock", "memory"]
-"""Why the bottleneck is one: training itself, the stage's own work, reading, too few cores, the GIL, or
-room under ``memory_limit``."""
+Cause = Literal["unknown", "consumer", "stage", "storage", "cores", "lock", "memory", "shared", "bursts"]
+"""Why the bottleneck is one: training itself, the stage's own work, reading, too few cores, the GIL, room under
+``memory_limit``, something for which its workers wait for each other, or a queue too short for bursts."""
+
+BURSTS = 0.1
+"""Share of its time that either side of a queue waits for it, from which on it is too short for bursts."""
+
+ALIKE = 0.75
+"""Part of the median that nearly all calls take at least where durations are alike."""
+
+QUICK = 0.6
+"""Part of the median that a call takes at most which did not wait for others."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +160,7 @@ def find_lock_holder(
     waits = busy[bottleneck] - cores[bottleneck] - coreless.get(bottleneck, 0.0)
     others = holder != bottleneck and cores[bottleneck] > cores[holder] / 2
     wanted = cores[holder] + coreless.get(holder, 0.0)
-    if wanted < MUCH or waits < busy[bottleneck] * LOCKED_OUT or others:
+    if wanted < MUCH or cores[holder] < RAN or waits < busy[bottleneck] * LOCKED_OUT or others:
         return None
     return holder
 
@@ -184,9 +196,44 @@ def find_cause(stage: StageFacts, cores_used: float, cores: float) -> Cause:
         return "memory"
     # A stage that waits for something else inside its work gains little from a core; on a machine that is overloaded it
     # too is late to continue.
+    waits = stage.busy - stage.running - stage.coreless
     computes = stage.running > (stage.busy - stage.coreless) * COMPUTES
     if computes and (stage.coreless > stage.busy * CORELESS or cores_used > cores * SATURATED):
         return "cores"
-    if stage.reads and stage.running < stage.busy / 2:
+    # Files in memory that are read without a core, or without the GIL, wait as well: only less than they run or would.
+    if stage.reads and waits > stage.busy * READS and stage.running + stage.coreless / 4 < waits / 2:
         return "storage"
     return "stage"
+
+
+def in_bursts(edge: EdgeFacts) -> bool:
+    """Whether a queue was empty for its consumer in turn with full for its producer."""
+    return not edge.inline and min(edge.empty, edge.full) >= BURSTS
+
+
+def wait_for_each_other(durations: Sequence[tuple[float, int]], workers: int, passes: int) -> bool:
+    """Whether calls that came together took longer than those that came alone, at the start and the end of passes.
+
+    Workers that wait for one lock, a pool or a rate limit finish their first calls one after the other; from then on
+    each call waits for all others, equally long. Calls that differ by themselves do so all the time.
+
+    Args:
+        durations: of all calls, as ``(seconds, how many)`` in ascending order.
+
+    >>> wait_for_each_other([(0.01, 1), (0.02, 1), (0.03, 1), (0.04, 97)], 4, 1)
+    True
+    >>> wait_for_each_other([(0.01, 60), (0.04, 40)], 4, 1)
+    False
+    """
+    count = sum(times for _, times in durations)
+    if workers < 3 or count < 8 * workers:
+        return False
+    seen, median = 0, 0.0
+    for seconds, times in durations:
+        seen += times
+        if seen * 2 >= count:
+            median = seconds
+            break
+    quick = sum(times for seconds, times in durations if seconds <= QUICK * median)
+    unlike = sum(times for seconds, times in durations if seconds <= ALIKE * median)
+    return workers / 3 <= quick and unlike <= 2 * workers * passes and unlike * 5 < count

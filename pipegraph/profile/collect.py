@@ -14,15 +14,19 @@ from pipegraph.errors import GraphError
 from pipegraph.measured import Edge, Measured
 from pipegraph.measurements import StageCounts, StageProfile, Totals, measurements
 from pipegraph.planning.plan import Plan, StagePlan
+from pipegraph.planning.tunable import instead, places_per_worker, why_one_worker
 
 from .bottleneck import (
     CONSUMER,
+    SATURATED,
     Cause,
     EdgeFacts,
     StageFacts,
     find_bottleneck,
     find_cause,
     find_lock_holder,
+    in_bursts,
+    wait_for_each_other,
 )
 from .values import MIN_S, ChannelProfile, Profile, run_busy, run_of
 
@@ -74,12 +78,20 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
     bottleneck = CONSUMER
     cause: Cause = "unknown"
     if elapsed_s >= MIN_S:
-        busy = {name: run_busy(stages, name) + stage.memory for name, stage in stages.items()}
+        busy = {
+            name: max(run_busy(stages, name) + stage.memory, stage.drawing) for name, stage in stages.items()
+        }
         busy[CONSUMER] = max(0.0, 1 - stall_ns / elapsed_ns)
-        bottleneck = find_bottleneck(busy, _edges(plan, waits, totals, elapsed_ns))
+        edges = _edges(plan, waits, totals, elapsed_ns)
+        bottleneck = find_bottleneck(busy, edges)
+        beside = [edge for edge in edges if bottleneck in (edge.producer, edge.consumer)]
+        bursts = busy[bottleneck] < SATURATED and any(map(in_bursts, beside))
         bottleneck, cause = _cause(plan, stages, bottleneck, wake_s, cores_used, measured.cores)
+        if bursts and cause in ("consumer", "stage", "storage"):
+            cause = "bursts"
         # Of a run of stages that share their processes, the one that takes longest.
         bottleneck = max(run_of(stages, bottleneck), key=lambda name: stages[name].busy, default=bottleneck)
+    burst = {(e.producer, e.consumer) for e in _edges(plan, waits, totals, elapsed_ns) if in_bursts(e)}
     items, samples = life["items", ""], life["samples", ""]
     took = measured.durations.get("", Durations())
     memory_bytes, memory_peak_bytes, memory_limit = measured.memory
@@ -102,6 +114,7 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
                 **vars(measured.queues[edge]),
                 put_wait_s=totals["put", *edge] / 1e9,
                 get_wait_s=totals["get", *edge] / 1e9,
+                in_bursts=(producer, edge[0] or CONSUMER) in burst,
             )
             for edge, producer in _producers(plan).items()
             if edge in measured.queues
@@ -132,6 +145,7 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
         return StageProfile(within=stage.within)
     workers = stage.workers if within else measured.workers.get(name, stage.workers)
     life, passes = measured.of(name)
+    life_passes = measured.life["passes", ""]
     counts = StageCounts(
         life=life,
         passes=passes,
@@ -160,6 +174,13 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
         reports={key: values for key, (values, _) in reports.items()},
         remarks=tuple(line for _, lines in reports.values() for line in lines),
         within=stage.within,
+        fixed=None if within else why_one_worker(stage),
+        remedy="" if within else instead(stage),
+        shared=not within
+        and counts.pieces == counts.durations.count
+        and wait_for_each_other(counts.durations.bins(), workers, max(1, life_passes)),
+        places=places_per_worker(stage),
+        pinned=stage.memory == "pinned",
     )
 
 
@@ -193,6 +214,8 @@ def _cause(
     if bottleneck == CONSUMER:
         return CONSUMER, "consumer"
     stage, planned = stages[bottleneck], plan.stages[bottleneck]
+    if stage.drawing > stage.busy:  # its sampler's work, not that of its workers
+        return bottleneck, "stage"
     many = stage.workers
     facts = StageFacts(
         busy=run_busy(stages, bottleneck) * many,
@@ -201,7 +224,8 @@ def _cause(
         memory=stage.memory * many,
         reads=planned.source is not None or planned.operator.can(ReadsStorage) is not None,
     )
-    return bottleneck, find_cause(facts, cores_used, cores)
+    cause = find_cause(facts, cores_used, cores)
+    return bottleneck, "shared" if stage.shared and cause in ("stage", "storage") else cause
 
 
 def _wake_s(measured: Measured) -> float:

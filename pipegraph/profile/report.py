@@ -24,12 +24,12 @@ from pipegraph.units import (
     shorten,
 )
 
+from .advice import Prediction
 from .bottleneck import CONSUMER
 from .charts import Chart, histogram, line_chart
 from .series import Moment
 from .table import conclude
 from .values import Profile
-from .what_if import Prediction
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -7,7 +7,7 @@ import textwrap
 from pipegraph.errors import shown
 from pipegraph.html import html_table
 from pipegraph.measurements import StageProfile, in_view
-from pipegraph.units import format_duration, format_gain, format_share as _share, shorten
+from pipegraph.units import format_duration, format_share as _share, shorten
 
 from .bottleneck import CONSUMER, SATURATED
 from .values import Profile, run_busy
@@ -22,11 +22,11 @@ HAND_OVER = 0.2
 IDLE = 0.5
 """A training loop that waits for more than this share of its time does not set the pace."""
 
+ADVISED = ("stage", "storage", "shared", "lock")
+"""Causes for which other sizes may be a remedy."""
+
 KEEPS_UP = 0.05
 """A training loop that waits for less than this share of its time is said to be kept up with."""
-
-WORTH = 0.05
-"""A predicted gain that is worth a sentence."""
 
 
 def render(profile: Profile) -> str:
@@ -63,7 +63,7 @@ def conclude(profile: Profile) -> str:
         return "Passes ran too briefly to say what sets the pace."
     waited = profile.stall_share
     stall = f"training waited for data {_share(waited)} of the time"
-    if profile.bottleneck == CONSUMER:
+    if profile.bottleneck == CONSUMER and profile.cause != "bursts":
         worked = sum(stage.busy * stage.workers for stage in profile.stages.values())
         if waited > max(HAND_OVER, 2 * worked):
             return (
@@ -80,8 +80,19 @@ def conclude(profile: Profile) -> str:
             )
         keeps_up = ", the pipeline keeps up" if waited < KEEPS_UP else ""
         return f"Training sets the pace{keeps_up}: {stall}."
+    if profile.cause == "bursts":
+        queues = [
+            f"{each.producer!r} and {'training' if each.consumer == CONSUMER else repr(each.consumer)}"
+            for each in profile.channels
+            if each.in_bursts
+        ]
+        return (
+            f"Work comes in bursts: {stall}, and the queue between {', '.join(queues)} was empty in turn with full. "
+            f"{profile.advice}"
+        )
     name, stage = profile.bottleneck, profile.stages[profile.bottleneck]
-    return f"Stage {name!r} holds training back: {_why(profile, stage)}; {stall}.{_suggestion(profile)}"
+    said = f"Stage {name!r} holds training back: {_why(profile, stage)}; {stall}."
+    return f"{said} {profile.advice}" if profile.cause in ADVISED else said
 
 
 def _why(profile: Profile, stage: StageProfile) -> str:
@@ -99,6 +110,8 @@ def _why(profile: Profile, stage: StageProfile) -> str:
         return f"its workers wait for room under memory_limit {_share(stage.memory)} of the time"
     others = f", {_share(own)} with this stage," if own < in_all else ""
     busy = f"{workers} busy {_share(in_all)} of the time{others} while what follows waits for it"
+    if stage.drawing > in_all:
+        return f"its sampler draws {_share(stage.drawing)} of the time, one index after the other"
     if profile.cause == "cores":
         used = f"{profile.cores_used:.1f} of {profile.cores:g} are in use"
         if profile.cores_used < SATURATED * profile.cores:
@@ -107,25 +120,14 @@ def _why(profile: Profile, stage: StageProfile) -> str:
             f"{busy}, and no core is free: {used}, and its work waits {_share(stage.coreless)} of the time for one; "
             "more workers do not help"
         )
+    if profile.cause == "shared":
+        return f"{busy}, and they wait for each other: for a lock, a pool of connections or a rate limit"
     if profile.cause == "storage":
         return (
             f"{workers} reading {_share(in_all)} of the time, and on a core only {_share(stage.running or 0.0)}: "
             "storage is slower than training"
         )
     return busy
-
-
-def _suggestion(profile: Profile) -> str:
-    """What one more worker would bring, where that is a remedy."""
-    stage = profile.stages[profile.bottleneck]
-    if stage.within is not None:
-        stage = profile.stages[stage.within]
-    if profile.cause not in ("stage", "storage") or stage.backend.in_consumer:
-        return ""
-    more = profile.what_if(profile.bottleneck, workers=stage.workers + 1)
-    if more.gain < WORTH:
-        return ""
-    return f" With {stage.workers + 1} workers: about {more.samples_per_s:,.0f} samples/s ({format_gain(more.gain)})."
 
 
 def _headline(profile: Profile) -> str:

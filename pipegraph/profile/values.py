@@ -16,7 +16,7 @@ from pipegraph.measurements import StageProfile, documented, in_view, measuremen
 from .bottleneck import CONSUMER, STARTING, Cause
 
 if TYPE_CHECKING:
-    from .what_if import Prediction
+    from .advice import Advice, Prediction
 
 MIN_S = 0.05
 """Passes shorter than this, shown as 0.0 s, measure start-up rather than the bottleneck."""
@@ -44,6 +44,9 @@ class ChannelProfile:
     nbytes: int = measurement("bytes of these.", "bytes")
     put_wait_s: float = measurement("seconds that workers waited for room in it, in all.", "seconds")
     get_wait_s: float = measurement("seconds that workers waited for items of it, in all.", "seconds")
+    in_bursts: bool = measurement(
+        "whether both sides waited for it, each for a tenth of its time or more.", "text", default=False
+    )
 
 
 @documented
@@ -81,7 +84,8 @@ class Profile:
     cause: Cause = measurement(
         'why the bottleneck is one: ``"consumer"`` (training sets the pace), ``"stage"`` (its own work), ``"storage"`` '
         '(reading), ``"cores"`` (all are in use), ``"lock"`` (it holds the GIL, for which others wait), '
-        '``"memory"`` (it waits for room under ``memory_limit``), or ``"unknown"``.',
+        '``"memory"`` (it waits for room under ``memory_limit``), ``"shared"`` (its workers wait for each other), '
+        '``"bursts"`` (a queue is empty in turn with full), or ``"unknown"``.',
         "text",
         default="unknown",
     )
@@ -154,16 +158,25 @@ class Profile:
 
         Args:
             stage: a stage that runs, or ``"consumer"`` for the training loop.
-            workers: how many it would have; by default as many as now.
+            workers: how many it would have; by default as many as now. A stage that has no use of more gains nothing,
+                and ``Prediction.why`` says what helps instead.
             cost: how many times as long its work on an item would take, such as 0.5.
             cached: whether its output would come from memory, so that neither it nor the stages that feed only it work.
 
         Raises:
             GraphError: there is no such stage, or a number is out of range.
         """
-        from .what_if import predict
+        from .advice import predict
 
         return predict(self, stage, workers=workers, cost=cost, cached=cached)
+
+    @property
+    def advice(self) -> Advice:
+        """The sizes that promise most, of all stages together, and what allows no more. A second look after
+        ``graph.resize(profile.advice.settings)`` proposes nothing more, or says which limit holds."""
+        from .advice import advise
+
+        return advise(self)
 
     @property
     def stall_share(self) -> float:

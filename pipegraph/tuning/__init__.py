@@ -1,8 +1,8 @@
 """Finding workers and capacities during training.
 
-``search`` decides, from the windows of ``facts`` that ``tuner`` measures, with the ``model`` of the pipeline;
+``search`` decides, from the windows that ``tuner`` measures, with the model of the pipeline (``profile.model``);
 ``decisions`` say what was done and why.
 """
 
+from pipegraph.profile.model import Size as Size
 from pipegraph.tuning.decisions import Decision as Decision, Tuning as Tuning
-from pipegraph.tuning.facts import Size as Size

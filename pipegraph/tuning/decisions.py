@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipegraph.tuning.facts import Size, Sizes
+from pipegraph.profile.model import Size, Sizes
 
 Outcome = Literal["kept", "taken back", "on trial", "refused"]
 
@@ -50,12 +50,14 @@ class Tuning:
         sizes: of every tuned stage, now; without a step that is on trial.
         advice: what the tuner cannot do itself, such as ``backend="process"``.
         settled: whether nothing is left to try for now.
+        limit: what allows no more, in words; "" while larger sizes still promise more.
     """
 
     decisions: tuple[Decision, ...] = ()
     sizes: Sizes = field(default_factory=dict)
     advice: tuple[str, ...] = ()
     settled: bool = False
+    limit: str = ""
 
     @property
     def settings(self) -> dict[str, dict[str, int]]:
@@ -79,6 +81,8 @@ class Tuning:
         state = "settled" if self.settled else "still tuning"
         lines = [f"{len(self.decisions)} decisions, {kept} kept, {state}"]
         lines += [f"  {number}. {decision}" for number, decision in enumerate(self.decisions, 1)]
+        if self.limit:
+            lines.append(f"  stopped by: {self.limit}")
         lines += [f"  advice: {each}" for each in self.advice]
         return "\n".join(lines)
 

@@ -1,21 +1,20 @@
 """Which step to take next, and what becomes of it: decisions from windows of measurement. Pure.
 
-One step at a time, the one with the largest predicted gain. A step raises the stage with the longest period, or makes a
-queue longer where both ends wait for each other. Where one raise gains nothing, two, four and eight are tried together,
-each for the stage that then has the longest period; and so too while predictions come true. Every step is measured: it
-stays where throughput grew, and is taken back where it did not. When nothing is left to try, steps that were taken back
-and still promise a gain get a second trial, beside a window of now: the first may have met a disturbance. Then sizes
-that nobody needs are given back, and the tuner watches: work that has shifted opens the search again.
+A step goes to the sizes that are best by the model (``profile.model``), and gives no stage more than four times the
+workers that were measured; or it makes a queue longer where both ends wait for each other. Every step is measured: it
+stays where throughput grew, and else is taken back. A shorter step is tried then, and where one worker more is no
+faster either, the stage stays as it is. When nothing is left to try, such stages get a second trial, beside a window of
+now: the first may have met a disturbance. Then sizes that nobody needs are given back, and the tuner watches: work that
+has shifted opens the search again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
+from pipegraph.profile.model import LONGER, Pipeline, Size, best_sizes, exceeds, limit_words
 from pipegraph.tuning.decisions import Decision, Tuning
-from pipegraph.tuning.facts import Facts, Size, Sizes, fits
-from pipegraph.tuning.model import period_s, predicted_rate
 
 MIN_GAIN = 0.03
 """Predicted gains below this are not tried: measuring is no better than that."""
@@ -27,13 +26,13 @@ DOUBTFUL = 0.03
 """A measured gain this near to the border is measured once more."""
 
 LOSS = 0.03
-"""Measured loss up to which less is as good as more."""
+"""Measured loss up to which less is as good as more, in all that is given back together."""
 
-MAX_STEPS = 8
-"""Raises that are tried together, at most."""
+STEPS = (4, 2, 1)
+"""How many times as many workers a step may give; 1: one worker more. The next is tried where one gains nothing."""
 
 AS_PREDICTED = 0.5
-"""Part of the predicted gain from which on the prediction came true: the next step may be twice as long."""
+"""Part of the predicted gain from which on the prediction came true: else half of the step may be enough."""
 
 NO_STALL = 0.02
 """A training loop that waits for less of its time has nothing to gain."""
@@ -52,63 +51,111 @@ REST = 8
 """Windows after which a settled search tries again; doubled each time."""
 
 
-class Search:
-    """Fed one window of facts after another; says what sizes to try. It begins with those of the tuned stages."""
+@dataclass(frozen=True)
+class Queue:
+    """A queue in one window. ``empty`` and ``full`` say whether its consumer, its producer waited for it."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    producer: str
+    consumer: str
+    empty: bool = False
+    full: bool = False
+    unused: bool = False
+
+
+@dataclass(frozen=True)
+class Window:
+    """What was measured with the sizes in force.
+
+    Attributes:
+        pipeline: its sizes are those in force.
+        queues: of the pipeline.
+        stall: share of its time that the training loop waited.
+        fixed: stages whose workers the tuner may not change, and why; the capacity of those in ``held`` neither.
+        least: capacity below which a stage's queues must not fall.
+        refused: stages of which a worker could not be started, and why.
+    """
+
+    pipeline: Pipeline
+    queues: tuple[Queue, ...] = ()
+    stall: float = 1.0
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    held: frozenset[str] = frozenset()
+    least: Mapping[str, int] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        """Chunks per second."""
+        return 1 / self.pipeline.period_s if self.pipeline.period_s else 0.0
+
+
+Step = tuple[dict[str, Size], str]
+
+
+class Search:
+    """Fed one window after another; says what sizes to try. It begins with those of the tuned stages."""
+
+    def __init__(self, sizes: Mapping[str, Size]) -> None:
         self.sizes: dict[str, Size] = dict(sizes)  # those that are kept
         self.decisions: list[Decision] = []
         self.advice: dict[str, str] = {}
+        self.limit = ""
         self.settled = False
-        self._trial: tuple[Decision, dict[str, Size], Facts] | None = None
+        self._trial: tuple[Decision, dict[str, Size], Window] | None = None
         self._measured = 0.0  # of the trial, so far
-        self._distance = 1
-        self._bold = False  # the distance has grown because predictions came true
-        self._kept_needless: set[str] = set()
-        self._holders: set[str] = set()  # stages that were no faster with more threads: they hold the lock
+        self._step = 0  # of ``STEPS``
+        self._stuck: dict[
+            str, str
+        ] = {}  # stages that were no faster with more workers, and how that was found
+        self._short: set[str] = set()  # stages that were no faster with longer queues
+        self._holders: set[str] = set()  # stages that hold the GIL, by trial
+        self._generous: dict[
+            str, int
+        ] = {}  # stages that gained less than predicted, and a number that may do
+        self._needed: set[str] = set()  # stages that were slower with less
+        self._best = 0.0  # rate before anything is given back
         self._rest, self._resting = REST, 0
-        self._calm: Facts | None = None  # as it was when the search settled
+        self._calm: Window | None = None  # as it was when the search settled
         self._slower = 0  # windows in a row that were slower than that
-        self._unlucky: set[tuple[tuple[str, Size], ...]] = set()
         self._again = False  # steps that were taken back have their second trial
 
     @property
     def tuning(self) -> Tuning:
-        return Tuning(tuple(self.decisions), dict(self.sizes), tuple(self.advice.values()), self.settled)
+        advice = tuple(self.advice.values())
+        return Tuning(tuple(self.decisions), dict(self.sizes), advice, self.settled, self.limit)
 
-    def next(self, facts: Facts) -> dict[str, Size]:
+    def next(self, window: Window) -> dict[str, Size]:
         """The sizes to have from now on, after a window in which those returned last were in force."""
-        known = {name: replace(facts.stages[name], locked=True) for name in self._holders}
-        facts = replace(facts, stages={**facts.stages, **known})
-        for name, why in facts.refused.items():
+        for name, why in window.refused.items():
             self.advice[f"refused {name}"] = f"{name}: a worker could not be started: {why}"
-        for name, stage in facts.stages.items():
-            if stage.locked and not stage.process:
+        for name, work in window.pipeline.works.items():
+            if work.locked:
                 why = "holds the GIL while it works, so that more threads do not help"
                 self.advice.setdefault(name, f"{name}: {why}; backend='process' would")
         if self._trial is not None:
-            decided = self._judge(facts)
+            decided = self._judge(window)
             if decided is None:
                 return self._trial[1]
             if not decided:
                 return self.sizes  # the next window shows them as they were
-        if self._rests(facts):
+        if self._rests(window):
             return self.sizes
-        found = self._raise(facts) or self._give_back(facts)
+        found = self._raise(window) or self._give_back(window)
         if found is None:
-            self.settled, self._calm, self._resting, self._slower = True, facts, self._rest, 0
+            self.settled, self._calm, self._resting, self._slower = True, window, self._rest, 0
             self._rest *= 2
             return self.sizes
         then, why = found
         changes = {name: (self.sizes[name], size) for name, size in then.items() if size != self.sizes[name]}
-        decision = Decision(changes, why, facts.rate, predicted_rate(facts, self.sizes, then))
+        predicted, _ = window.pipeline.predicted(then)
+        decision = Decision(changes, why, window.rate, min(predicted, 1e12))
         self.decisions.append(decision)
-        self._trial, self._measured = (decision, then, facts), 0.0
+        self._trial, self._measured = (decision, then, window), 0.0
         return then
 
     # -- judging -------------------------------------------------------------------------------
 
-    def _judge(self, facts: Facts) -> bool | None:
+    def _judge(self, window: Window) -> bool | None:
         """Whether the step on trial stays; None: measure once more."""
         assert self._trial is not None
         decision, then, before = self._trial
@@ -117,153 +164,155 @@ class Search:
             (new.workers, new.capacity) > (old.workers, old.capacity)
             for old, new in decision.changes.values()
         )
-        least = KEPT_GAIN if grows else -LOSS
-        rate = facts.rate if not self._measured else (facts.rate + self._measured) / 2
-        gain = rate / before.rate - 1 if before.rate else 1.0
-        if not self._measured and not facts.refused and abs(gain - least) < DOUBTFUL:
-            self._measured = facts.rate
+        # All that is given back together may cost so much, and not each.
+        least, base = (KEPT_GAIN, before.rate) if grows else (-LOSS, max(before.rate, self._best))
+        rate = window.rate if not self._measured else (window.rate + self._measured) / 2
+        gain = rate / base - 1 if base else 1.0
+        if not self._measured and not window.refused and abs(gain - least) < DOUBTFUL:
+            self._measured = window.rate
             return None
-        kept = gain >= least and not any(name in decision.changes for name in facts.refused)
+        kept = gain >= least and not any(name in decision.changes for name in window.refused)
         self._trial = None
-        outcome = "kept" if kept else "refused" if facts.refused else "taken back"
+        outcome = "kept" if kept else "refused" if window.refused else "taken back"
         self.decisions[-1] = replace(decision, after=rate, outcome=outcome)  # type: ignore[arg-type]
         if kept:
             self.sizes = dict(then)
-            self._bold = grows and gain >= AS_PREDICTED * (decision.predicted / decision.before - 1)
-            self._distance = min(MAX_STEPS, 2 * self._distance) if self._bold else 1
-            self._rest = REST
-            self._unlucky.clear()
-            self._again = False
-        elif grows:
-            self._distance = 1 if self._bold else 2 * self._distance
-            self._bold = False
-            self._unlucky.add(_key(then))
-            if not _shifted(before, facts, then):
-                self._explain(decision, before, facts)
-        else:
-            self._kept_needless |= set(decision.changes)
+        if grows:
+            self._learn(decision, gain, kept, before, window)
+        elif not kept:
+            self._needed |= set(decision.changes)
         return kept
 
-    def _explain(self, decision: Decision, before: Facts, facts: Facts) -> None:
+    def _learn(self, decision: Decision, gain: float, kept: bool, before: Window, window: Window) -> None:
+        """What a raise has shown of the stages that it changed."""
+        raised = {
+            name: (old.workers, new.workers)
+            for name, (old, new) in decision.changes.items()
+            if new.workers > old.workers
+        }
+        if kept:
+            self._step, self._rest, self._again, self.limit = 0, REST, False, ""
+            self._stuck.clear()
+            self._short.clear()
+            as_predicted = gain >= AS_PREDICTED * (decision.predicted / decision.before - 1)
+            for name, (old, new) in raised.items():
+                self._generous.pop(name, None)
+                if not as_predicted and new > old + 1:
+                    self._generous[name] = (old + new) // 2
+        elif not raised:
+            self._short |= set(decision.changes)
+        elif _shifted(before, window):
+            pass
+        elif (
+            not window.refused
+            and self._step + 1 < len(STEPS)
+            and any(new > old + 1 for old, new in raised.values())
+        ):
+            self._step += 1
+        else:
+            self._step = 0
+            for name, (old, new) in raised.items():
+                refused = window.refused.get(name)
+                self._stuck[name] = refused or f"{new} workers were no faster than {old}"
+                self._explain(name, before)
+
+    def _explain(self, name: str, before: Window) -> None:
         """Say why more threads of a stage that computes did not help, where it is the GIL."""
-        for name, (old, new) in decision.changes.items():
-            stage, cores = before.stages[name], before.budget.cores
-            alone = before.core_s * before.rate < cores - 0.5
-            if new.workers > old.workers and stage.computes and not stage.process and alone:
-                self._holders.add(name)
-                self.advice[name] = (
-                    f"{name}: computes and was no faster with more threads, while cores were free: it holds the "
-                    "GIL, and backend='process' would help"
-                )
+        work, cores = before.pipeline.works[name], before.pipeline.limits.cores
+        running = sum(each.core_s for each in before.pipeline.works.values()) * before.rate
+        if work.computes and work.threads and running < cores - 0.5:
+            self._holders.add(name)
+            self.advice[name] = (
+                f"{name}: computes and was no faster with more threads, while cores were free: it holds the "
+                "GIL, and backend='process' would help"
+            )
 
     # -- resting -------------------------------------------------------------------------------
 
-    def _rests(self, facts: Facts) -> bool:
+    def _rests(self, window: Window) -> bool:
         """Whether a settled search stays so."""
         if not self.settled:
             return False
         assert self._calm is not None
         self._resting -= 1
-        slower = facts.stall >= NO_STALL and facts.rate < self._calm.rate * (1 - SLOWER)
+        slower = window.stall >= NO_STALL and window.rate < self._calm.rate * (1 - SLOWER)
         self._slower = self._slower + 1 if slower else 0
-        shifted = _shifted(self._calm, facts, self.sizes)
+        shifted = _shifted(self._calm, window)
         if not shifted and self._slower < 2 and self._resting > 0:
             return True
         if shifted:
             self._rest = REST
-            self._kept_needless.clear()
+            self._needed.clear()
             self.advice = {name: why for name, why in self.advice.items() if name not in self._holders}
             self._holders.clear()
-        self.settled, self._distance, self._bold, self._again = False, 1, False, False
-        self._unlucky.clear()
+        self.settled, self._step, self._again, self._best = False, 0, False, 0.0
+        self._stuck = {name: why for name, why in self._stuck.items() if name in self._holders}
+        self._short.clear()
         return False
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def _raise(self, facts: Facts) -> tuple[dict[str, Size], str] | None:
-        """The step with the largest predicted gain, of the shortest distance that has one."""
-        if facts.stall < NO_STALL:
+    def _raise(self, window: Window) -> Step | None:
+        """The step towards the best sizes, if it promises enough."""
+        if window.stall < NO_STALL:
+            self.limit = "training hardly waits"
             return None
-        while self._distance <= MAX_STEPS:
-            options = [
-                (predicted_rate(facts, self.sizes, then), number, then, why)
-                for number, (then, why) in enumerate(self._options(facts))
-                if _key(then) not in self._unlucky
-            ]
-            if options:
-                rate, _, then, why = max(options, key=lambda option: (option[0], -option[1]))
-                if rate >= facts.rate * (1 + MIN_GAIN):
-                    return then, why
-            self._distance *= 2
-        if self._again or not self._unlucky:
+        pipeline = window.pipeline
+        sizes, limit, why = best_sizes(pipeline, STEPS[self._step], {**window.fixed, **self._stuck})
+        then = {name: sizes[name] for name in self.sizes}
+        predicted, (least_s, _) = pipeline.predicted(then)[0], pipeline.bound(then)
+        # Stages that are nearly as loaded as the limit make it wait in turn: with a few workers more it is reached.
+        promises = predicted >= window.rate * (1 + MIN_GAIN) or least_s < pipeline.period_s * (1 - SLOWER)
+        if then != self.sizes and promises:
+            return then, "best by the model" if STEPS[self._step] > 1 else "one more each"
+        for found in self._longer(window):
+            return found
+        self.limit = limit_words(limit, why)
+        if self._again or not (self._stuck.keys() - self._holders or self._short):
             return None
-        self._unlucky.clear()
-        self._distance, self._again = 1, True
-        return self._raise(facts)
+        self._stuck = {name: why for name, why in self._stuck.items() if name in self._holders}
+        self._short.clear()
+        self._step, self._again = len(STEPS) - 1, True
+        return self._raise(window)
 
-    def _options(self, facts: Facts) -> Iterator[tuple[dict[str, Size], str]]:
-        raised = _raised(facts, self.sizes, self._distance)
-        if raised is not None:
-            yield raised, "it takes longest" if self._distance == 1 else "they take longest together"
-        for edge in facts.edges:
-            stage = facts.stages[edge.producer]
-            size = self.sizes.get(edge.producer)
-            if size is not None and stage.capacity and edge.empty and edge.full:
-                more = Size(size.workers, 2 * size.capacity)
-                then = {**self.sizes, edge.producer: more}
-                if fits(facts, self.sizes, then) is None:
+    def _longer(self, window: Window) -> Iterator[Step]:
+        for queue in window.queues:
+            size = self.sizes.get(queue.producer)
+            free = size is not None and queue.producer not in window.held | self._short
+            if size is not None and free and queue.empty and queue.full:
+                then = {**self.sizes, queue.producer: replace(size, capacity=LONGER * size.capacity)}
+                if exceeds(window.pipeline, then) is None:
                     yield then, "its queue was both empty and full"
 
-    def _give_back(self, facts: Facts) -> tuple[dict[str, Size], str] | None:
+    def _give_back(self, window: Window) -> Step | None:
         """Fewer workers, or a shorter queue, where nobody would miss them."""
-        period = max(period_s(facts, self.sizes), 1 / facts.rate if facts.rate else 0.0)
+        self._best = max(self._best, window.rate)
+        period = max(window.pipeline.bound(self.sizes)[0], window.pipeline.period_s)
         for name, size in self.sizes.items():
-            stage = facts.stages[name]
-            if name in self._kept_needless:
+            work = window.pipeline.works[name]
+            if name in self._needed:
                 continue
             fewer = size.workers
-            while fewer > 1 and stage.work_s / (fewer - 1) < SPARE * period:
+            while fewer > 1 and work.seconds / (fewer - 1) < SPARE * period:
                 fewer -= 1
-            if stage.workers and fewer < size.workers:
+            fewer = min(fewer, self._generous.pop(name, fewer))
+            if name not in window.fixed and fewer < size.workers:
                 return {**self.sizes, name: replace(size, workers=fewer)}, "fewer are enough"
-            unused = all(edge.unused for edge in facts.edges if edge.producer == name)
-            shorter = replace(size, capacity=max(size.capacity // 2, stage.queue_for(size.workers)))
-            if stage.capacity and unused and shorter.capacity < size.capacity:
+            unused = all(queue.unused for queue in window.queues if queue.producer == name)
+            least = max(window.least.get(name, 1), work.places * size.workers)
+            shorter = replace(size, capacity=max(size.capacity // 2, least))
+            if name not in window.held and unused and shorter.capacity < size.capacity:
                 return {**self.sizes, name: shorter}, "most of its queue was never used"
         return None
 
 
-def _raised(facts: Facts, sizes: Sizes, distance: int) -> dict[str, Size] | None:
-    """``distance`` more workers, each for the stage that then has the longest period; None if that does not help."""
-    then = dict(sizes)
-    for _ in range(distance):
-        periods = {
-            name: stage.work_s / stage.among(then).workers
-            for name, stage in facts.stages.items()
-            if not stage.inline
-        }
-        name = max(periods, key=lambda each: periods[each])
-        stage = facts.stages[name]
-        if name not in then or not stage.workers or (stage.locked and not stage.process):
-            break
-        workers = then[name].workers + 1
-        more = {**then, name: Size(workers, max(then[name].capacity, stage.queue_for(workers)))}
-        if fits(facts, sizes, more) is not None:
-            break
-        then = more
-    return then if then != dict(sizes) else None
-
-
-def _shifted(calm: Facts, now: Facts, sizes: Sizes) -> bool:
+def _shifted(calm: Window, now: Window) -> bool:
     """Whether the work of a stage that matters, or the training step, has changed since."""
-    period = max(period_s(now, sizes), period_s(calm, sizes))
-    for name, stage in now.stages.items():
-        workers = 1 if stage.inline else stage.among(sizes).workers
-        before, after = calm.stages[name].work_s / workers, stage.work_s / workers
+    then, pipeline = calm.pipeline, now.pipeline
+    period = max(pipeline.bound(pipeline.sizes)[0], then.bound(pipeline.sizes)[0])
+    for name, work in pipeline.works.items():
+        workers = 1 if work.inline else work.size.workers
+        before, after = then.works[name].seconds / workers, work.seconds / workers
         if abs(after - before) > SHIFT * max(before, after) and max(before, after) > period / 2:
             return True
-    return abs(now.step_s - calm.step_s) > SHIFT * max(now.step_s, calm.step_s, period)
-
-
-def _key(sizes: Sizes) -> tuple[tuple[str, Size], ...]:
-    return tuple(sizes.items())
+    return abs(pipeline.step_s - then.step_s) > SHIFT * max(pipeline.step_s, then.step_s, period)

@@ -10,18 +10,16 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol
 
-from pipegraph.machine import available_memory, cores
+from pipegraph.machine import available_memory
 from pipegraph.planning.plan import Plan
-from pipegraph.planning.tunable import places_per_worker
-from pipegraph.profile.bottleneck import LATE_S
+from pipegraph.profile.model import Size, pipeline_of
 from pipegraph.profile.values import Profile, Watched
-from pipegraph.profile.what_if import demands
 from pipegraph.tuning.decisions import Tuning
-from pipegraph.tuning.facts import Facts, Limits, Queue, Size, Work
-from pipegraph.tuning.search import Search
+from pipegraph.tuning.search import Queue, Search, Window
 
 WINDOW_S, WINDOW_ITEMS = 0.4, 16
 """The minimum duration of a window, and its minimum number of chunks."""
@@ -37,15 +35,6 @@ CALM_S = 2.0
 
 WAITED = 0.02
 """Share of a window from which on a queue counts as having been waited for."""
-
-COMPUTES = 0.5
-"""Share of its work that a stage runs on a core, or waits for one, from which on each worker needs one."""
-
-HOLDS = 0.7
-"""Share of its work that a thread runs on a core where it can keep the GIL from others."""
-
-PINNED_PART = 4
-"""The part of the memory limit that may be pinned is one over this."""
 
 logger = logging.getLogger("pipegraph")
 
@@ -116,9 +105,9 @@ class Tuner:
         missing = self._least - items
         if missing > 0 and not (now > self._began + LONG_S and missing <= WINDOW_ITEMS - LONG_ITEMS):
             return
-        facts = facts_of(self._plan, loader.profile(self._before), self._refused)
+        window = window_of(self._plan, loader.profile(self._before), self._refused)
         self._refused, self._before = {}, None
-        self._apply(self._search.next(facts))
+        self._apply(self._search.next(window))
 
     def _apply(self, sizes: dict[str, Size], force: bool = False) -> None:
         """Let the stages have these sizes.
@@ -141,37 +130,11 @@ class Tuner:
         self._current = dict(sizes)
 
 
-def facts_of(plan: Plan, found: Profile, refused: Mapping[str, str]) -> Facts:
+def window_of(plan: Plan, found: Profile, refused: Mapping[str, str]) -> Window:
     """A window's profile as the search takes it."""
-    per_chunk = found.elapsed_s / max(1, found.items)
-    needs = demands(found)
-    stages = {}
-    for planned in plan.running:
-        name, seen, need = planned.name, found.stages[planned.name], needs[planned.name]
-        running = (seen.running or 0.0) / seen.busy if seen.busy else 0.0
-        coreless = seen.coreless / seen.busy if seen.busy else 0.0
-        busy = seen.busy * seen.workers
-        stages[name] = Work(
-            name,
-            need.seconds,
-            need.core_s,
-            size=Size(planned.workers, planned.capacity),
-            workers="workers" in planned.tuned,
-            capacity="capacity" in planned.tuned,
-            computes=running + coreless > COMPUTES,
-            locked=planned.backend.in_trainer
-            and found.wake_s > LATE_S
-            and (
-                (running > HOLDS and coreless < 1 - HOLDS and busy > HOLDS)
-                or (found.cause == "lock" and found.bottleneck == name)
-            ),
-            process=planned.backend.measurable,
-            inline=planned.backend.in_consumer,
-            least=(places_per_worker(planned), planned.capacity),
-            item_bytes=seen.nbytes // seen.items if seen.items else 0,
-            pinned=planned.memory == "pinned",
-        )
-    edges = tuple(
+    pipeline = pipeline_of(found)
+    limits = replace(pipeline.limits, process=(pipeline.limits.process[0], available_memory()))
+    queues = tuple(
         Queue(
             queue.producer,
             queue.consumer,
@@ -181,20 +144,12 @@ def facts_of(plan: Plan, found: Profile, refused: Mapping[str, str]) -> Facts:
         )
         for queue in found.channels
     )
-    budget = Limits(
-        cores(),
-        found.memory_limit,
-        found.memory_peak_bytes,
-        found.memory_limit // PINNED_PART,
-        (found.measured.process_bytes if found.measured else 0, available_memory()),
-    )
-    return Facts(
-        stages,
-        edges,
-        found.items / found.elapsed_s if found.elapsed_s else 0.0,
-        found.stall_s / found.elapsed_s if found.elapsed_s else 0.0,
-        found.step_s,
-        found.cores_used * per_chunk,
-        budget,
+    return Window(
+        replace(pipeline, limits=limits, full=False),  # a trial shows whether more threads get more cores
+        queues,
+        found.stall_share,
+        {each.name: "its workers are not tuned" for each in plan.running if "workers" not in each.tuned},
+        frozenset(each.name for each in plan.running if "capacity" not in each.tuned),
+        {each.name: each.capacity for each in plan.running},
         refused,
     )

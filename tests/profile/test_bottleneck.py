@@ -7,7 +7,7 @@ import pytest
 
 from pipegraph.measured import Measured
 from pipegraph.profile import CONSUMER, EdgeFacts, find_bottleneck, find_lock_holder
-from pipegraph.profile.bottleneck import StageFacts, find_cause
+from pipegraph.profile.bottleneck import StageFacts, find_cause, wait_for_each_other
 from pipegraph.profile.collect import _wake_s
 
 
@@ -163,6 +163,28 @@ def test_the_lock_is_found_also_where_other_programs_leave_few_cores():
     assert find_lock_holder("loops", {"loops": 1.96}, {"loops": 0.08}, {"loops": 1.5}, 6e-3) == "loops"
 
 
+def test_a_stage_that_hardly_ran_is_not_blamed_for_the_lock_where_others_take_the_cores():
+    assert (
+        find_lock_holder("read", {"read": 1.0, "map": 0.4}, {"read": 0.02, "map": 0.01}, {"read": 0.6}, 8e-3)
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("durations", "workers", "expected"),
+    [
+        ([(0.01, 1), (0.02, 1), (0.03, 1), (0.04, 97)], 4, True),  # one after the other
+        ([(0.01, 4), (0.02, 4), (0.04, 192)], 16, True),  # four at a time
+        ([(0.04, 100)], 4, False),
+        ([(0.01, 60), (0.04, 40)], 4, False),  # by themselves
+        ([(0.01, 1), (0.04, 99)], 8, False),  # a single small item
+        ([(0.01, 1), (0.02, 1), (0.03, 1), (0.04, 9)], 4, False),  # too few to tell
+    ],
+)
+def test_workers_that_wait_for_each_other_are_told_by_their_first_calls(durations, workers, expected):
+    assert wait_for_each_other(durations, workers, 1) == expected
+
+
 def test_a_wake_that_was_late_for_want_of_a_core_says_nothing_of_the_lock():
     life = Counter({("coreless_ns", "idle"): 9_000_000, ("coreless_ns", "busy"): 90_000_000})
     passes = Counter(
@@ -204,6 +226,8 @@ def test_filling_the_queues_at_the_start_is_no_waiting():
         ({"busy": 1.0, "running": 0.95}, 1.9, "cores"),
         ({"busy": 1.0, "running": 0.02, "coreless": 0.3}, 1.9, "stage"),
         ({"busy": 1.0, "running": 0.01, "coreless": 0.51, "reads": True}, 0.3, "storage"),
+        # Files in the page cache, on a machine where others take the cores.
+        ({"busy": 1.0, "running": 0.1, "coreless": 0.6, "reads": True}, 0.2, "stage"),
         ({"busy": 0.3, "running": 0.3, "memory": 0.6}, 0.5, "memory"),
         # Other programs leave it a twentieth of a core per thread.
         ({"busy": 3.85, "running": 0.15, "coreless": 3.66}, 0.16, "cores"),

@@ -2,12 +2,15 @@
 
 import sys
 import threading
+from collections import Counter
 from time import perf_counter_ns, thread_time_ns
 
 import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.measured import Measured
+from pipegraph.profile import profile_of
 
 ITEMS = 60
 
@@ -325,3 +328,71 @@ def test_a_run_of_no_length_blames_nobody():
         totals = loader._runtime.pass_totals
         totals._total["elapsed", ""] = 1000
         assert loader.profile().bottleneck == "consumer" and "too briefly" in loader.profile().conclusion
+
+
+class SlowSampler:
+    """Draws an index in no less than two milliseconds."""
+
+    def __len__(self):
+        return ITEMS
+
+    def __iter__(self):
+        return map(works_for(2), range(ITEMS))
+
+
+def test_the_time_in_which_a_sampler_draws_is_that_of_its_source():
+    graph = pg.Graph("sampled")
+    graph.add(ops.FromSequence(range(ITEMS), sampler=SlowSampler()), name="read", workers=2).then(
+        abs, name="map"
+    )
+    with graph.loader() as loader:
+        list(loader)
+        found = loader.profile()
+    assert found.stages["read"].drawing * found.elapsed_s >= 0.002 * ITEMS * 0.99
+    assert found.stages["map"].drawing == 0.0
+
+
+def test_a_slow_sampler_is_its_sources_and_not_the_maps_behind_it():
+    graph = pg.Graph("sampled")
+    read = graph.add(ops.FromSequence(range(ITEMS), sampler=range(ITEMS)), name="read", workers=2)
+    read.then(abs, name="map")
+    second = 10**9
+    waits = {("get", "map", 0): 0.9 * second, ("get", "", 0): 0.95 * second}
+    passes = {("elapsed", ""): second, ("drawing", "read"): 0.92 * second, ("busy_ns", "map"): 0.06 * second}
+    counts = {("items", stage): ITEMS for stage in ("read", "map", "")}
+    measured = Measured(Counter(counts), Counter(passes | waits), workers={"read": 2, "map": 1}, cores=2.0)
+    found = profile_of(graph.plan(), measured, (), 0)
+    assert (found.bottleneck, found.cause) == ("read", "stage")
+    assert "its sampler draws 92 % of the time, one index after the other" in found.conclusion
+    assert found.advice.settings == {} and "drawn before the pass" in found.advice.limit
+
+
+@pytest.mark.parametrize(
+    ("add", "fixed", "helps"),
+    [
+        (
+            lambda g: g.add(ops.FromIterable(range(9)), name="at"),
+            "read in sequence",
+            "a random-access source",
+        ),
+        (
+            lambda g: g.add(ops.FromSequence(range(9))).then(ops.Batch(3), name="at"),
+            "in sequence",
+            "in the stage above",
+        ),
+        (
+            lambda g: g.add(ops.FromSequence(range(9))).then(abs, name="at", backend="inline"),
+            "inline",
+            "thread",
+        ),
+        (lambda g: g.add(ops.FromSequence(range(9))).then(abs, name="at"), None, ""),
+    ],
+)
+def test_a_stage_says_why_it_has_no_use_of_more_workers_and_what_helps(add, fixed, helps):
+    graph = pg.Graph("fixed")
+    add(graph)
+    with graph.loader() as loader:
+        list(loader)
+        stage = loader.profile().stages["at"]
+    assert (fixed is None and stage.fixed is None) or fixed in stage.fixed
+    assert helps in stage.remedy

@@ -11,7 +11,9 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.contracts import Operator
-from pipegraph.tuning import facts, tuner
+from pipegraph.engine import pass_totals
+from pipegraph.profile import model
+from pipegraph.tuning import tuner
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -73,9 +75,9 @@ def settled(tuning):
 
 
 def test_live_workers_never_exceed_what_all_stages_may_have(monkeypatch):
-    monkeypatch.setattr(facts, "MIN_THREADS", 7)
-    monkeypatch.setattr(facts, "WAITING_WORKERS", 1)
-    monkeypatch.setattr(tuner, "cores", lambda: 2.0)
+    monkeypatch.setattr(model, "MIN_THREADS", 7)
+    monkeypatch.setattr(model, "WAITING_WORKERS", 1)
+    monkeypatch.setattr(pass_totals, "cores", lambda: 2.0)
     workers, graph = Workers(), pg.Graph("waiting")
     node = graph.add(ops.FromIterable(range(10**6)), name="read")
     node.then(Costs(workers, waits(0.003)), name="a").then(Costs(workers, waits(0.006)), name="b")
@@ -86,8 +88,8 @@ def test_live_workers_never_exceed_what_all_stages_may_have(monkeypatch):
 
 
 def test_workers_that_compute_never_exceed_the_cores(monkeypatch):
-    monkeypatch.setattr(tuner, "cores", lambda: 2.0)
-    monkeypatch.setattr(tuner, "COMPUTES", 0.01)  # also where others have most of the machine
+    monkeypatch.setattr(pass_totals, "cores", lambda: 2.0)
+    monkeypatch.setattr(model, "COMPUTES", 0.01)  # also where others have most of the machine
     block, workers, graph = bytes(1 << 21), Workers(), pg.Graph("computing")
 
     def digest(item):

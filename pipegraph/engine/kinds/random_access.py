@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice, repeat
+from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.bundle import Bundle, PackedParts, named
@@ -76,6 +77,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
     planned = stage.plan.operator
     trusted, waits = Fact.TRUSTED in planned.facts, Fact.WAITS in planned.facts
     sampled, resumable = source.can(Sampled), source.can(Resumable) is not None
+    timed = sampled is not None or not trusted  # a user's code, which may be slow
     # Deal bundles one at a time: a better size may be known for the next one.
     room = inner.stats().capacity if single and not waits else 1
     draws = None if Fact.SEEDS_ITSELF in planned.facts else Draws(run.seed, name)
@@ -98,10 +100,13 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                     positions = iter(source.positions(epoch, run.rank, run.world_size, step))
                     positions = positions if draws is None else draws.lazily(positions)
                 rows = pace.rows(step - began)
+                start = perf_counter_ns() if timed else 0
                 if sampled is None:
                     group.extend(islice(positions, rows))
                 else:
                     sampled.draw_into(group, positions, rows)
+                if timed:
+                    stage.drawing_ns += perf_counter_ns() - start
             except BaseException as error:
                 failure = failure_of(stage, error, epoch, step + len(group))
             if not group:

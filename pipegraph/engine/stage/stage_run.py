@@ -39,6 +39,7 @@ class StageRun(StageContext):
         collects: whether it takes whole bundles into groups, not single rows.
         pack: packs bundles as the next ``Batch`` needs them.
         jobs: batches whose rows the workers share; see ``row_parallel``.
+        drawing_ns: time that a sampler has taken for positions, written by the one thread that drives it.
     """
 
     pace: Pace
@@ -57,6 +58,7 @@ class StageRun(StageContext):
         self.snapshots = Snapshots(plan.name, run.account.limit, run.account.keep)
         self.jobs: deque[Any] = deque()
         self.jobs_lock = concurrency.Lock()
+        self.drawing_ns = 0
         self.failures = Failures(self)
 
     def wire(self) -> None:

@@ -1,0 +1,386 @@
+"""How fast a pipeline would be with other sizes, and which sizes are best: one model for predictions, advice and tuner.
+
+The pipeline runs as fast as its most loaded resource allows (Denning and Buzen, "The Operational Analysis of Queueing
+Network Models", 1978: throughput is at most workers / demand, demand being the seconds of work for one delivered
+chunk). Resources are the workers of each stage, what a stage does one item at a time, the training loop with the inline
+stages that it drives, the cores, and the GIL where a stage holds it. The measured run says how near it came to its own
+bound; the same share is expected of the changed one. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil, inf
+from types import MappingProxyType
+
+from pipegraph.measurements import StageProfile
+
+from .bottleneck import CONSUMER, LATE_S
+from .values import Profile, run_busy
+
+CORES, LOCK = "cores", "lock"
+
+OVERHEAD = 1.5
+"""A worker's time for an item beyond that in its operator: at most half as much again, else it is waiting that no
+queue has counted, such as a source's that has read everything."""
+
+COMPUTES = 0.5
+"""Share of its work that a stage runs on a core, or waits for one, from which on each worker needs one."""
+
+HOLDS = 0.7
+"""Share of its work that a thread runs on a core where it can keep the GIL from others."""
+
+WAITING_WORKERS = 16
+"""Workers per core, in all, where most of them wait for storage: beyond that they wait for each other."""
+
+MIN_THREADS = 256
+"""As many are allowed on any machine: a thread that waits costs no core."""
+
+PINNED_PART = 4
+"""The part of the memory limit that may be pinned is one over this."""
+
+LONGER = 4
+"""A queue that is too short for bursts is lengthened by this factor."""
+
+SPARE = 1.15
+"""Workers beyond those that exactly keep pace with what cannot be raised: durations vary."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a stage has: workers, and items that each of its queues may hold."""
+
+    workers: int
+    capacity: int
+
+
+Sizes = Mapping[str, Size]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one delivered chunk needs of a stage, in seconds, and what the stage may have.
+
+    Attributes:
+        seconds: of a worker that waits neither for input nor for room.
+        service_s: of these, work of the operator.
+        core_s: of these, on a core.
+        alone_s: of the stage, one item at a time whatever its workers: a sampler's draws.
+        size: as it is.
+        most: workers that it may have, and ``why`` not more; ``helps`` says what does, if anything.
+        feeds: stages that read from it.
+        inline: it runs in the threads that wait for it.
+        threads: its time on a core is time in the trainer's process; ``locked`` with the GIL.
+        computes: each of its workers needs a core.
+        process: its workers are processes of this machine.
+        places: in its queue, for each worker.
+        item_bytes: of what one worker, or one place in a queue, holds; ``pinned`` if in pinned memory.
+    """
+
+    seconds: float
+    service_s: float = 0.0
+    core_s: float = 0.0
+    alone_s: float = 0.0
+    size: Size = Size(1, 1)
+    most: float = inf
+    why: str = ""
+    helps: str = ""
+    feeds: tuple[str, ...] = (CONSUMER,)
+    inline: bool = False
+    threads: bool = True
+    locked: bool = False
+    computes: bool = False
+    process: bool = False
+    places: int = 1
+    item_bytes: int = 0
+    pinned: bool = False
+
+    @property
+    def presumes(self) -> bool:
+        """Whether a gain from more workers presumes that they do not wait for each other in what they wait for."""
+        return self.core_s < COMPUTES * self.service_s or (self.threads and self.computes)
+
+    def sized(self, workers: int, capacity: int = 0) -> Size:
+        """The size with this number of workers, and room for what they make."""
+        return Size(workers, max(capacity or self.size.capacity, self.places * workers))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What all stages together may use.
+
+    Attributes:
+        cores: of the machine, or of the cgroup.
+        memory: bytes that chunks may hold, of which ``held`` are the most that they have held.
+        process: bytes that one more worker process would take, and that are there for it.
+    """
+
+    cores: float = inf
+    memory: float = inf
+    held: int = 0
+    process: tuple[int, float] = (0, inf)
+
+    @property
+    def threads(self) -> int:
+        """Workers in all."""
+        return MIN_THREADS if self.cores == inf else max(MIN_THREADS, ceil(WAITING_WORKERS * self.cores))
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One look at a pipeline: the work of its stages from source to sink, and of training.
+
+    Attributes:
+        period_s: seconds per delivered chunk, as measured.
+        step_s: of training itself.
+        full: all cores are in use, as it is.
+        locked: the GIL is held all the time, as it is.
+    """
+
+    works: Mapping[str, Work]
+    period_s: float
+    step_s: float = 0.0
+    limits: Limits = field(default_factory=Limits)
+    full: bool = False
+    locked: bool = False
+
+    @property
+    def sizes(self) -> dict[str, Size]:
+        """Of all stages, as they are."""
+        return {name: work.size for name, work in self.works.items()}
+
+    def loads(self, sizes: Sizes, before: Pipeline | None = None) -> dict[str, float]:
+        """Seconds per delivered chunk that each resource needs; ``before`` is the pipeline that was measured."""
+        before = before or self
+        loads: dict[str, float] = {CONSUMER: self.step_s}
+        for name, work in self.works.items():
+            if not work.inline:
+                own = work.seconds / max(1, sizes.get(name, work.size).workers)
+                loads[name] = loads.get(name, 0.0) + max(own, work.alone_s)
+        for name, work in self.works.items():
+            if work.inline:
+                drivers = self._drivers(name)
+                for driver in drivers:
+                    workers = 1 if driver == CONSUMER else sizes.get(driver, self.works[driver].size).workers
+                    loads[driver] += work.seconds / workers / len(drivers)
+        core_s = sum(work.core_s for work in self.works.values())
+        held_s = sum(work.core_s for work in self.works.values() if work.locked)
+        if before.full:
+            loads[CORES] = before.period_s * core_s / (sum(w.core_s for w in before.works.values()) or 1.0)
+        elif self.limits.cores:
+            loads[CORES] = core_s / self.limits.cores
+        if before.locked:
+            loads[LOCK] = (
+                before.period_s * held_s / (sum(w.core_s for w in before.works.values() if w.locked) or 1.0)
+            )
+        elif held_s:
+            loads[LOCK] = held_s
+        return loads
+
+    def bound(self, sizes: Sizes, before: Pipeline | None = None) -> tuple[float, str]:
+        """The least seconds per chunk, and what allows no fewer."""
+        loads = self.loads(sizes, before)
+        limit = max(loads, key=lambda name: loads[name])
+        return loads[limit], limit
+
+    def predicted(self, sizes: Sizes, changed: Pipeline | None = None) -> tuple[float, str]:
+        """Chunks per second to expect with these sizes, and of a pipeline with other work."""
+        (now, _), (then, limit) = self.bound(self.sizes), (changed or self).bound(sizes, self)
+        rate = 1 / self.period_s if self.period_s else 0.0
+        # What the pipeline reached of its own bound; above it only by the errors of measuring.
+        reached = min(1.0, now * rate)
+        return (reached / then if then > 0 else rate if not now else inf), limit
+
+    def _drivers(self, name: str) -> list[str]:
+        """Who does an inline stage's work: the nearest stages below with workers of their own."""
+        drivers: list[str] = []
+        for consumer in self.works[name].feeds or (CONSUMER,):
+            inline = consumer != CONSUMER and self.works[consumer].inline
+            drivers += self._drivers(consumer) if inline else [consumer]
+        return drivers
+
+    def above(self, stage: str) -> set[str]:
+        """The stage and those above it whose output goes nowhere else."""
+        above = {stage}
+        for name in reversed(list(self.works)):
+            feeds = self.works[name].feeds
+            if feeds and all(consumer in above for consumer in feeds):
+                above.add(name)
+        return above
+
+
+def best_sizes(
+    pipeline: Pipeline, most: float = inf, fixed: Mapping[str, str] = MappingProxyType({})
+) -> tuple[dict[str, Size], str, str]:
+    """The sizes that are as fast as any, with the fewest workers; what sets the pace then, and why it cannot be helped.
+
+    Args:
+        most: how many times as many workers as now a stage may have.
+        fixed: stages whose workers stay as they are, and why.
+    """
+    sizes = pipeline.sizes
+    while True:
+        loads = pipeline.loads(sizes)
+        raised = {
+            name: load * SPARE for name, load in loads.items() if _may_grow(pipeline, name, sizes, fixed)
+        }
+        loads |= raised
+        limit = max(loads, key=lambda name: loads[name])
+        work = pipeline.works.get(limit)
+        if work is None:
+            return sizes, limit, ""
+        if limit not in raised:
+            held = sizes[limit].workers >= work.most and work.why
+            return sizes, limit, held or fixed.get(limit, work.why)
+        old = sizes[limit]
+        workers = old.workers + 1
+        if workers > max(most * work.size.workers, work.size.workers + 1):
+            return sizes, limit, ""
+        then = {**sizes, limit: work.sized(workers, old.capacity)}
+        why = exceeds(pipeline, then)
+        if why is not None:
+            return sizes, limit, why
+        sizes = then
+
+
+def _may_grow(pipeline: Pipeline, name: str, sizes: Sizes, fixed: Mapping[str, str]) -> bool:
+    work = pipeline.works.get(name)
+    if work is None or work.inline or name in fixed or sizes[name].workers >= work.most:
+        return False
+    return work.alone_s < work.seconds / sizes[name].workers
+
+
+def limit_words(limit: str, why: str) -> str:
+    """What allows no more, and why it cannot be helped, in words."""
+    known = {
+        CONSUMER: "training sets the pace",
+        CORES: "all cores are in use",
+        LOCK: "the GIL is held all the time",
+    }
+    return known.get(limit) or f"{limit!r} sets the pace" + (f": {why}" if why else "")
+
+
+def exceeds(pipeline: Pipeline, then: Sizes) -> str | None:
+    """Why these sizes would exceed a budget; None where they do not. What shrinks always fits."""
+    works, limits, now = pipeline.works, pipeline.limits, pipeline.sizes
+    grown = [name for name in then if then[name].workers > now[name].workers]
+    for name in grown:
+        if then[name].workers > works[name].most:
+            return works[name].why
+    total = sum(then.get(name, work.size).workers for name, work in works.items() if not work.inline)
+    if grown and total > limits.threads:
+        return f"{limits.threads} workers in all are the most that it is given"
+    more = {
+        name: works[name].item_bytes
+        * (max(0, size.workers - now[name].workers) + max(0, size.capacity - now[name].capacity))
+        for name, size in then.items()
+    }
+    if any(more.values()) and limits.held + sum(more.values()) > limits.memory:
+        return f"memory_limit leaves {max(0, int(limits.memory) - limits.held):,} bytes"
+    pinned = sum(
+        work.item_bytes * (then.get(name, work.size).workers + then.get(name, work.size).capacity)
+        for name, work in works.items()
+        if work.pinned
+    )
+    if pinned * PINNED_PART > limits.memory and any(more.get(name) for name in works if works[name].pinned):
+        return f"pinned memory is limited to {int(limits.memory) // PINNED_PART:,} bytes"
+    new = sum(then[name].workers - now[name].workers for name in grown if works[name].process)
+    if new and new * limits.process[0] > limits.process[1]:
+        return f"{int(limits.process[1]):,} bytes of memory are left for processes"
+    return None
+
+
+def pipeline_of(profile: Profile) -> Pipeline:
+    """The pipeline of a profile, or of an interval."""
+    per_chunk = profile.elapsed_s / max(1, profile.items)
+    feeds: dict[str, list[str]] = {}
+    capacities: dict[str, int] = {}
+    for channel in profile.channels:
+        feeds.setdefault(channel.producer, []).append(channel.consumer)
+        capacities[channel.producer] = channel.capacity
+    works = {
+        name: _work(profile, name, stage, per_chunk, tuple(feeds.get(name, ())), capacities.get(name, 1))
+        for name, stage in profile.stages.items()
+        if stage.workers
+    }
+    measured = profile.measured
+    limits = Limits(
+        profile.cores or inf,
+        profile.memory_limit or inf,
+        profile.memory_peak_bytes,
+        (measured.process_bytes if measured else 0, inf),
+    )
+    return Pipeline(
+        works, per_chunk, profile.step_s, limits, profile.cause == "cores", profile.cause == "lock"
+    )
+
+
+def _work(
+    profile: Profile, name: str, stage: StageProfile, per_chunk: float, feeds: tuple[str, ...], capacity: int
+) -> Work:
+    inline = stage.backend.in_consumer
+    waits = 0.0 if stage.items == 0 else max(0.0, 1 - stage.starved - stage.blocked)
+    busy = run_busy(profile.stages, name)
+    occupied = busy if inline else max(busy, min(waits, busy * OVERHEAD))
+    running = stage.busy if inline else stage.running or 0.0
+    on_core = running / stage.busy if stage.busy else 0.0
+    coreless = stage.coreless / stage.busy if stage.busy else 0.0
+    per_worker = stage.workers * per_chunk
+    work = Work(
+        seconds=occupied * per_worker,
+        service_s=busy * per_worker,
+        core_s=running * per_worker,
+        alone_s=stage.drawing * per_chunk,
+        size=Size(stage.workers, capacity),
+        feeds=feeds,
+        inline=inline,
+        threads=stage.backend.in_trainer,
+        locked=holds_lock(profile, name, stage),
+        computes=on_core + coreless > COMPUTES,
+        process=stage.backend.measurable,
+        places=stage.places,
+        item_bytes=stage.nbytes // stage.items if stage.items else 0,
+        pinned=stage.pinned,
+    )
+    if stage.fixed is not None:
+        return replace(work, most=stage.workers, why=stage.fixed, helps=stage.remedy)
+    if work.alone_s > work.seconds / stage.workers:
+        why, helps = (
+            "its sampler draws one index after the other",
+            "a sampler whose indices are drawn before the pass",
+        )
+        return replace(work, most=stage.workers, why=why, helps=helps)
+    if work.locked:
+        return replace(work, most=stage.workers, why="it holds the GIL", helps='backend="process"')
+    if stage.shared:
+        return replace(
+            work,
+            most=stage.workers,
+            why="its workers wait for each other: its first calls were faster than those that came together, as with a "
+            "lock, a pool of connections or a rate limit",
+        )
+    if work.computes and profile.cores:
+        return replace(
+            work,
+            most=max(stage.workers, ceil(profile.cores)),
+            why=f"it computes, and there are {profile.cores:g} cores",
+        )
+    if work.process and profile.cores:
+        most = max(stage.workers, 2 * ceil(profile.cores))
+        return replace(work, most=most, why="two processes per core are the most that it is given")
+    return work
+
+
+def holds_lock(profile: Profile, name: str, stage: StageProfile) -> bool:
+    """Whether a stage keeps the GIL from others, by evidence: it runs nearly all of its work, and wakes are late."""
+    if (
+        not stage.backend.in_trainer
+        or stage.backend.in_consumer
+        or profile.wake_s <= LATE_S
+        or not stage.busy
+    ):
+        return False
+    running, coreless = (stage.running or 0.0) / stage.busy, stage.coreless / stage.busy
+    runs = running > HOLDS and coreless < 1 - HOLDS and stage.busy * stage.workers > HOLDS
+    return runs or (profile.cause == "lock" and profile.bottleneck == name)

@@ -1,0 +1,208 @@
+"""Predictions and advice over profiles, without threads: the resource that is loaded most sets the pace."""
+
+from dataclasses import replace
+
+import pytest
+
+import pipegraph as pg
+from pipegraph.backends import INLINE, PROCESS
+from pipegraph.errors import GraphError
+from pipegraph.profile import CONSUMER, ChannelProfile
+from pipegraph.units import format_gain
+
+
+def pipeline(stages, step_s=0.001, items=100, elapsed_s=1.0, **facts):
+    """A chain that delivers ``items`` in ``elapsed_s``; ``stages`` are ``name -> (seconds per item, workers)``."""
+    made, channels = {}, []
+    names = list(stages)
+    for name, (seconds, workers) in stages.items():
+        busy = seconds * items / workers / elapsed_s
+        made[name] = pg.StageProfile(
+            items=items,
+            samples=items,
+            rate=items / elapsed_s,
+            busy=busy,
+            workers=workers,
+            starved=1 - busy,
+            running=0.0,
+        )
+    for producer, consumer in zip(names, [*names[1:], CONSUMER], strict=True):
+        channels.append(ChannelProfile(producer, consumer, capacity=4))
+    given = {"stages": made, "bottleneck": names[0], "stall_s": elapsed_s - step_s * items, "quarantined": ()}
+    given |= {"samples_per_s": items / elapsed_s, "elapsed_s": elapsed_s, "items": items, "samples": items}
+    given |= {"channels": tuple(channels), "step_s": step_s, "cores": 4.0, "cause": "stage"}
+    return pg.Profile(**{**given, **facts})
+
+
+def test_one_more_worker_at_the_bottleneck_brings_what_the_next_one_allows():
+    found = pipeline({"read": (0.002, 1), "decode": (0.010, 1)})
+    assert found.what_if("decode", workers=2).samples_per_s == pytest.approx(200)
+    more = found.what_if("decode", workers=8)
+    assert (more.samples_per_s, more.bottleneck) == (pytest.approx(500), "read")
+    assert more.gain == pytest.approx(4.0)
+
+
+def test_more_workers_elsewhere_bring_nothing():
+    assert pipeline({"read": (0.002, 1), "decode": (0.010, 1)}).what_if("read", workers=9).gain == 0
+
+
+def test_half_the_cost_of_the_bottleneck_doubles_the_rate_until_training_sets_the_pace():
+    assert pipeline({"decode": (0.010, 1)}).what_if("decode", cost=0.5).samples_per_s == pytest.approx(200)
+    limited = pipeline({"decode": (0.010, 1)}, step_s=0.008).what_if("decode", cost=0.5)
+    assert (limited.samples_per_s, limited.bottleneck) == (pytest.approx(125), CONSUMER)
+
+
+def test_a_cache_spares_the_stages_above_it_that_feed_nothing_else():
+    found = pipeline({"read": (0.010, 1), "decode": (0.009, 1), "augment": (0.004, 1)})
+    assert found.what_if("decode", cached=True).samples_per_s == pytest.approx(250)
+    assert found.what_if("read", cached=True).samples_per_s == pytest.approx(1 / 0.009)
+
+
+def test_inline_stages_take_the_time_of_whoever_drives_them():
+    found = pipeline({"read": (0.010, 1), "inline": (0.006, 1)}, step_s=0.004)
+    stages = dict(found.stages)
+    stages["inline"] = pg.StageProfile(items=100, samples=100, busy=0.6, workers=1, backend=INLINE)
+    found = pg.Profile(
+        **{**{name: getattr(found, name) for name in found.__dataclass_fields__}, "stages": stages}
+    )
+    faster = found.what_if("read", cost=0.1)
+    assert (faster.samples_per_s, faster.bottleneck) == (pytest.approx(100), CONSUMER)
+
+
+def test_full_cores_leave_nothing_to_more_workers_and_something_to_less_work():
+    found = pipeline({"decode": (0.010, 1)}, cause="cores")
+    stages = {"decode": pg.StageProfile(items=100, samples=100, busy=1.0, running=0.9, workers=1)}
+    found = pg.Profile(
+        **{**{name: getattr(found, name) for name in found.__dataclass_fields__}, "stages": stages}
+    )
+    assert found.what_if("decode", workers=4).gain == pytest.approx(0)
+    assert found.what_if("decode", cost=0.5).gain == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("stage", "change", "why"),
+    [
+        ("nobody", {}, "there is no stage 'nobody'"),
+        ("read", {"cost": -1}, "cost must be >= 0"),
+        ("read", {"workers": 0}, "workers must be >= 1"),
+        (CONSUMER, {"workers": 2}, "workers must be >= 1"),
+    ],
+)
+def test_changes_that_cannot_be_are_refused(stage, change, why):
+    with pytest.raises(GraphError, match=why):
+        pipeline({"read": (0.01, 1)}).what_if(stage, **change)
+
+
+def test_nothing_delivered_predicts_nothing():
+    assert pipeline({"read": (0.01, 1)}, items=0).what_if("read", workers=2).samples_per_s == 0
+
+
+def test_gains_are_rounded_to_sense():
+    found = pipeline({"read": (0.010, 1)}, step_s=0.004)
+    assert found.what_if("read", cost=1.0).gain == 0.0
+    assert "e-" not in str(found.what_if("read", workers=1))
+    assert [format_gain(gain) for gain in (0.0, 0.534, -0.1, 101.93)] == [
+        "+0 %",
+        "+53 %",
+        "-10 %",
+        "103 times",
+    ]
+
+
+def remade(found, name, **changes):
+    """A profile of which one stage was measured otherwise."""
+    stages = {**found.stages, name: replace(found.stages[name], **changes)}
+    return replace(found, stages=stages)
+
+
+def followed(stages, found):
+    """The same pipeline once advice was followed, by the model of a chain whose slowest stage sets the pace."""
+    more = {
+        name: (seconds, found.advice.settings.get(name, {}).get("workers", workers))
+        for name, (seconds, workers) in stages.items()
+    }
+    slowest = max(0.001, *(seconds / workers for seconds, workers in more.values()))
+    return more, pipeline(more, elapsed_s=100 * slowest)
+
+
+def test_the_number_is_proposed_in_one_step_and_a_second_look_proposes_nothing_more():
+    stages = {"read": (0.064, 1), "decode": (0.008, 1)}
+    found = pipeline(stages, elapsed_s=6.4)
+    assert found.advice.settings["read"]["workers"] >= 64 and found.advice.settings["decode"]["workers"] >= 8
+    assert found.advice.prediction.samples_per_s == pytest.approx(1000)
+    assert "at most 1,000 samples/s (64 times); then training sets the pace" in found.conclusion
+    _, second = followed(stages, found)
+    assert second.advice.settings == {} and second.advice.limit == "training sets the pace"
+
+
+def test_a_stage_that_computes_is_given_the_cores_and_the_next_look_says_so():
+    found = remade(pipeline({"decode": (0.010, 1)}), "decode", running=1.0)
+    assert found.advice.settings == {"decode": {"workers": 4}}
+    second = remade(pipeline({"decode": (0.010, 4)}, elapsed_s=0.25), "decode", running=1.0)
+    assert second.advice.settings == {}
+
+
+def test_memory_limit_bounds_what_is_proposed_and_is_named():
+    found = pipeline({"read": (0.064, 1)}, elapsed_s=6.4, memory_limit=1000, memory_peak_bytes=100)
+    found = remade(found, "read", nbytes=100 * 100, places=1)
+    assert 1 < found.advice.settings["read"]["workers"] <= 10
+    assert "memory_limit leaves 900 bytes" in found.conclusion
+
+
+WHY = "fromiterable can only be read in sequence"
+
+
+def test_a_stage_that_works_in_sequence_gains_nothing_from_workers_and_what_helps_is_said():
+    found = remade(pipeline({"read": (0.010, 1)}), "read", fixed=WHY, remedy="a random-access source")
+    predicted = found.what_if("read", workers=8)
+    assert (predicted.gain, predicted.why) == (0.0, f"{WHY}; what helps: a random-access source")
+    assert found.advice.settings == {}
+    assert (
+        f"No other sizes help: 'read' sets the pace: {WHY}; what helps: a random-access source"
+        in found.conclusion
+    )
+
+
+def test_others_are_raised_only_as_far_as_a_stage_that_works_in_sequence_allows():
+    found = remade(pipeline({"read": (0.002, 1), "decode": (0.010, 1)}), "read", fixed=WHY)
+    assert found.advice.settings["decode"]["workers"] == 6 and "read" not in found.advice.settings
+    assert found.advice.limit == f"'read' sets the pace: {WHY}"
+
+
+def test_a_sampler_is_not_helped_by_workers_of_its_source():
+    found = remade(pipeline({"read": (0.0001, 4), "map": (0.002, 1)}), "read", drawing=1.0)
+    assert found.what_if("read", workers=8).gain == 0
+    assert found.advice.settings == {} and "its sampler draws one index after the other" in found.advice.limit
+
+
+def test_gains_of_what_waits_are_said_as_at_most_and_others_are_not():
+    waits = pipeline({"fetch": (0.010, 1)})
+    assert waits.what_if("fetch", workers=2).at_most and str(waits.what_if("fetch", workers=2)).startswith(
+        "at most"
+    )
+    assert not waits.what_if("fetch", cost=0.5).at_most
+    made = remade(remade(waits, "fetch", running=1.0), "fetch", backend=PROCESS)
+    assert not made.what_if("fetch", workers=2).at_most
+
+
+def test_workers_that_wait_for_each_other_are_not_multiplied():
+    found = remade(pipeline({"call": (0.080, 8)}), "call", shared=True)
+    assert found.advice.settings == {} and "wait for each other" in found.advice.limit
+    assert found.what_if("call", workers=16).gain == 0
+
+
+def test_one_worker_that_holds_the_lock_is_sent_to_processes_without_any_other_stage():
+    found = remade(pipeline({"tokenize": (0.010, 1)}, wake_s=0.004), "tokenize", running=0.98)
+    assert found.what_if("tokenize", workers=2).gain == 0
+    assert found.advice.processes == ("tokenize",) and found.advice.settings == {"tokenize": {"workers": 4}}
+    assert "'tokenize' with backend=\"process\", 4 workers in 'tokenize': at most" in found.conclusion
+
+
+def test_a_queue_that_is_empty_in_turn_with_full_is_proposed_to_be_longer():
+    found = pipeline({"read": (0.006, 1)}, step_s=0.008, cause="bursts", bottleneck=CONSUMER)
+    found = replace(found, channels=(replace(found.channels[0], in_bursts=True),))
+    assert found.advice.settings == {"read": {"capacity": 16}}
+    assert (
+        "Work comes in bursts" in found.conclusion
+        and "capacity=16 in 'read': at most 125" in found.conclusion
+    )
