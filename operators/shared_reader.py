@@ -78,7 +78,9 @@ class Reading:
         limit = int(memory_of(self._context) * SHARE)
         with self._lock:
             self._decoded[part] = nbytes
-            total = sum(self._decoded.values()) + (self.reader.nbytes if self.reader is not None else 0)
+            total = sum(self._decoded.values())
+            if self.reader is not None:  # parts read ahead make room; those in use cannot
+                total += self.reader.leave_room(total)
         if total > limit:
             raise MemoryLimitError(
                 f"stage {self._context.stage!r}: parts take {total} bytes of memory while they are read out of order, "
@@ -89,7 +91,8 @@ class Reading:
     def release(self, part: int) -> None:
         """The end of a part."""
         with self._lock:
-            self._decoded.pop(part, None)
+            if self._decoded.pop(part, None) is not None and self.reader is not None:
+                self.reader.leave_room(sum(self._decoded.values()))
 
     def cancel(self, cancelled: bool) -> None:
         """End the waits of workers, or allow them again."""

@@ -132,6 +132,20 @@ class BlockReader:
         with self._lock:
             self._unpin(entry)
 
+    def leave_room(self, nbytes: int) -> int:
+        """Let others take ``nbytes`` of the budget, where blocks lie in memory; returns what those in use take."""
+        with self._lock:
+            if not self._source.in_memory:
+                return 0
+            self._source.beside = nbytes
+            self._table.make_room(0, self._planner.schedule)
+            self._replan()
+            used = sum(
+                entry.nbytes for entry in self._table if entry.pins and entry.state is BlockState.READY
+            )
+        self._sweep()
+        return used
+
     def _unpin(self, entry: BlockEntry) -> None:
         entry.pins -= 1
         if self._growing:
@@ -372,12 +386,6 @@ class BlockReader:
                 self._table.drop(entry)
         self._sweep()
         self._source.close()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held in memory now."""
-        with self._lock:
-            return self._table.nbytes
 
     def __repr__(self) -> str:
         with self._lock:

@@ -38,6 +38,7 @@ class BlockSource(ABC):
         keeps: whether a released block stays local, in the node cache.
         stride: steps over which consumption is measured; that many first steps of a run are its cold start.
         steps_per_block: about how many steps lie between the first uses of two consecutive blocks.
+        beside: bytes of the budget that others take.
     """
 
     fetched: bool
@@ -45,6 +46,7 @@ class BlockSource(ABC):
     keeps: bool = False
     stride: int
     steps_per_block: float
+    beside = 0
     _fetcher: Fetcher
 
     @abstractmethod
@@ -53,7 +55,12 @@ class BlockSource(ABC):
 
     def budget(self) -> int:
         """Bytes that all blocks together should not exceed."""
-        return self._fetcher.budget()
+        return max(1, self._fetcher.budget() - self.beside)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the blocks take memory, not only place in the node cache."""
+        return self._fetcher.in_memory
 
     @abstractmethod
     def open(self, number: int, room: Callable[[int], None]) -> tuple[ShardFile | None, Any]:

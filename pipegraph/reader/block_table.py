@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from pipegraph.reader.block_sources import BlockSource
-from pipegraph.reader.schedule import ReadSchedule
+from pipegraph.reader.schedule import DRAWN_AT_ONCE, ReadSchedule
 from pipegraph.storage import ShardFile
 
 
@@ -210,9 +210,15 @@ class BlockTable:
 def _next_use(entry: BlockEntry, schedule: ReadSchedule) -> float:
     tick = schedule.next_use(entry.number)
     if tick is None:
-        return entry.first if entry.first > schedule.tick else math.inf
+        return max(entry.first, schedule.tick) if _awaits_use(entry, schedule) else math.inf
     return tick
 
 
 def _needed(entry: BlockEntry, schedule: ReadSchedule) -> bool:
-    return schedule.needs(entry.number) or entry.first > schedule.tick
+    return schedule.needs(entry.number) or _awaits_use(entry, schedule)
+
+
+def _awaits_use(entry: BlockEntry, schedule: ReadSchedule) -> bool:
+    """Whether its first use is still to come: later, or now, by a worker that others have overtaken."""
+    late = entry.fresh and entry.first >= 0 and entry.first > schedule.tick - DRAWN_AT_ONCE
+    return late or entry.first > schedule.tick

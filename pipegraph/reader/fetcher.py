@@ -59,9 +59,14 @@ class Fetcher:
         """The cache to load through: this object, which counts and interrupts each `fetch`."""
         return None if self.handle is None else self
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether fetched blocks lie in memory, not on disk."""
+        return self._destination is not Destination.CACHE
+
     def budget(self) -> int:
         """Bytes for blocks: this rank's share of the cache, else of memory."""
-        if self.handle is None or self._destination is not Destination.CACHE:
+        if self.handle is None or self.in_memory:
             return self.memory
         return max(1, self.handle.limit // local_ranks()[1])
 

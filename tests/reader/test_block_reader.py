@@ -23,7 +23,7 @@ from pipegraph.testing import Resources
 class Blocks(BlockSource):
     """Blocks of 10 bytes that load when the test says so."""
 
-    fetched, stride, steps_per_block = True, 4, 8.0
+    fetched, stride, steps_per_block, in_memory = True, 4, 8.0, True
 
     def __init__(self, budget: int = 1000, gated: bool = False) -> None:
         self.opened: list[int] = []
@@ -39,7 +39,7 @@ class Blocks(BlockSource):
         return 0 if self.unknown_until_open and number not in self.opened else 10
 
     def budget(self) -> int:
-        return self._budget
+        return self._budget - self.beside
 
     def open(self, number: int, room: Any) -> tuple[ShardFile, Any]:
         with self.changed:
@@ -465,3 +465,27 @@ def test_substitutes_for_a_stage_below_are_read_through_the_same_blocks(
     assert not any(label % 3 == 0 for label in labels)
     assert replaced == sum(len(range(0, n, 3)) for n in (30, 31, 32, 33))
     assert not [t.name for t in threading.enumerate() if t.name.startswith("pipegraph")]
+
+
+def test_blocks_read_ahead_make_room_for_what_others_hold_and_those_in_use_stay(make_reader: Any) -> None:
+    source = Blocks(budget=30)
+    reader = make_reader(source)
+    reader.dealt(deal([0, 1, 2]))
+    source.wait_until_opened(0, 1, 2)
+    used = reader.acquire(0, 0, 0)
+    for number in (1, 2):
+        reader.release(reader.acquire(number, 0, number))
+    assert reader.leave_room(15) == 10
+    assert sorted(source.closed) == [1, 2]
+    reader.release(used)
+    assert reader.leave_room(0) == 0
+
+
+def test_blocks_on_disk_take_no_room_from_others(make_reader: Any) -> None:
+    source = Blocks(budget=30)
+    source.in_memory = False
+    reader = make_reader(source)
+    reader.dealt(deal([0, 1]))
+    reader.acquire(0, 0, 0)
+    assert reader.leave_room(25) == 0
+    assert not source.closed

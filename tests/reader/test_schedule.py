@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from pipegraph.reader.block_table import BlockEntry, BlockTable
 from pipegraph.reader.prefetch_policy import RecentDurations
+from pipegraph.reader.prefetcher import PrefetchPlanner
 from pipegraph.reader.schedule import AHEAD, DRAWN_AT_ONCE, ReadSchedule
 from pipegraph.reader.uses import RankSteps, Uses
 
@@ -80,3 +82,37 @@ def test_it_looks_no_further_than_what_may_matter() -> None:
     schedule.add(deal(list(range(3 * AHEAD))))
     look(schedule)
     assert schedule.scanned == DRAWN_AT_ONCE
+
+
+class Tens:
+    """Blocks of 10 bytes."""
+
+    stride, steps_per_block, keeps = 4, 1.0, False
+
+    def held_nbytes(self, number: int) -> int:
+        return 10
+
+    def budget(self) -> int:
+        return 20
+
+
+def test_a_block_that_its_worker_has_not_begun_stays_though_others_have_gone_on() -> None:
+    table = BlockTable(Tens())  # type: ignore[arg-type]
+    planner = PrefetchPlanner(Tens(), table, 0.0)  # type: ignore[arg-type]
+    schedule = planner.schedule
+    schedule.add(deal([0, 1, 2, 3]))
+    look(schedule)
+    for number in (0, 1):
+        entry = planner.next_start(0.0)
+        assert isinstance(entry, BlockEntry)
+        assert entry.number == number
+        table.begin(entry, schedule)
+        table.loaded(entry, schedule)
+    planner.reached(0, 1, 1.0, 0.0)  # the worker of step 1 is first
+    one = table.get(1)
+    assert one is not None
+    table.use(one)
+    one.fresh = False
+    assert planner.next_start(1.0) is None
+    table.make_room(10, schedule)
+    assert 0 not in table  # a worker that waits for a block comes first

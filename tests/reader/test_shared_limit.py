@@ -96,3 +96,13 @@ def test_whole_parts_in_memory_count_too(write_shards: Any, upload: Any) -> None
         for_chunks, reader, together = looked_at(loader)
         assert for_chunks + reader._source.budget() == LIMIT
     assert max(together) <= LIMIT
+
+
+def test_whole_parts_in_the_cache_are_not_memory(write_shards: Any, upload: Any, tmp_path: Path) -> None:
+    folder = write_shards("tar", 4, 40)
+    cache = pg.NodeCache(tmp_path / "cache", "10 MB")
+    graph = graph_of(f"{upload(folder)}/*", None, pg.order.PartOrder(), cache=cache)
+    with graph.loader(memory_limit=100_000, equal_steps=False) as loader:
+        found = list(loader)
+    with graph_of(folder / "part-*", None, pg.order.PartOrder()).loader(equal_steps=False) as loader:
+        assert found == list(loader)
