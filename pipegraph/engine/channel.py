@@ -372,8 +372,10 @@ class Channel:
 
     def _set_demand(self) -> None:
         getters = self._getters
-        waits = len(getters) >= self.readers
-        self.demand = min([waiter.needed for waiter in getters]) if waits else NO_DEMAND
+        if len(getters) < self.readers:
+            self.demand = NO_DEMAND
+        else:
+            self.demand = min([waiter.needed for waiter in getters])
 
     def _wait(self, waiter: Any, queue: deque[Any]) -> None:
         try:

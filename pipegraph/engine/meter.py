@@ -13,13 +13,11 @@ from pipegraph.engine.tracing import Tracer
 from pipegraph.machine import scheduled
 from pipegraph.measurements import COUNTERS
 
-PLAIN = tuple(name for name in COUNTERS if name != "busy_ns")
-
 
 class Meter:
     """The counters of one worker, which alone writes them; what other threads read may be one item behind."""
 
-    __slots__ = (*PLAIN, *"_busy_ns _clock _coreless_ns _cpu_ns _noted _stage _thread _tracer watch".split())
+    __slots__ = (*COUNTERS, *"_clock _coreless_ns _cpu_ns _noted _stage _thread _tracer watch".split())
 
     if TYPE_CHECKING:  # a counter per declaration in ``measurements``
 
@@ -31,23 +29,17 @@ class Meter:
         self._tracer: Tracer = tracer or Tracer()
         self._clock: int | None = None  # the thread's CPU clock, read only on request: items pay nothing
         self._thread = 0  # the system's thread id, to ask the scheduler for time spent without a core
-        self._cpu_ns = self._coreless_ns = self._busy_ns = 0
+        self._cpu_ns = self._coreless_ns = 0
         self.watch: Stopwatch = watch or Stopwatch()
         self._noted: list[int] = self.watch.noted
-        for name in PLAIN:
+        for name in COUNTERS:
             setattr(self, name, 0)
 
-    @property
-    def busy_ns(self) -> int:
-        """Total nanoseconds of work; it grows by the duration of each piece."""
-        return self._busy_ns
-
-    @busy_ns.setter
-    def busy_ns(self, total: int) -> None:
+    def worked(self, took: int) -> None:
+        """Count a piece of work, which took this many nanoseconds."""
         noted = self._noted
-        took = total - self._busy_ns
         noted.append(took)
-        self._busy_ns = total
+        self.busy_ns += took
         if self._tracer.on:
             self._tracer.worked(self._stage, took)
         if len(noted) >= BATCH:
@@ -58,7 +50,7 @@ class Meter:
         """A meter in another process, as it was last reported."""
         meter = Meter(watch=Stopwatch(durations))
         for name, value in counts.items():
-            setattr(meter, name if name in PLAIN else f"_{name}", value)
+            setattr(meter, name if name in COUNTERS else f"_{name}", value)
         return meter
 
     def thread_begins(self) -> None:
@@ -103,12 +95,7 @@ class FirstMeter(Meter):
         super().__init__(stage, tracer)
         self._run: Any = run
 
-    @property
-    def busy_ns(self) -> int:
-        """As :attr:`Meter.busy_ns`, without the time of the other stages."""
-        return self._busy_ns
-
-    @busy_ns.setter
-    def busy_ns(self, total: int) -> None:
+    def worked(self, took: int) -> None:
+        """As :meth:`Meter.worked`, without the time of the other stages."""
         others, self._run.others_ns = self._run.others_ns, 0
-        Meter.busy_ns.fset(self, max(self._busy_ns, total - others))  # type: ignore[attr-defined]
+        Meter.worked(self, max(0, took - others))

@@ -30,16 +30,17 @@ class RowsInDelivery:
 
     Attributes:
         remaining: the iterator; ``next`` on it is atomic in any thread. None once closed.
+        count: how many rows there are.
         items, samples: totals delivered before this bundle.
     """
 
-    __slots__ = ("_afters", "_before", "_count", "_delivered", "items", "remaining", "samples")
+    __slots__ = ("_afters", "_before", "_delivered", "count", "items", "remaining", "samples")
 
     def __init__(
         self, rows: list[Any], before: Reached, afters: Sequence[Cursor], items: int, samples: int
     ) -> None:
         self.remaining: Any = iter(rows)
-        self._count = len(rows)
+        self.count = len(rows)
         self._before = before
         self._afters = afters
         self.items = items
@@ -50,7 +51,7 @@ class RowsInDelivery:
     def delivered(self) -> int:
         """How many of the rows were delivered."""
         remaining = self.remaining
-        return self._delivered if remaining is None else self._count - length_hint(remaining)
+        return self._delivered if remaining is None else self.count - length_hint(remaining)
 
     @property
     def reached(self) -> Reached:
@@ -105,8 +106,10 @@ class Place:
 
     def advance(self, cursor: Cursor) -> None:
         """Another chunk was delivered; not used if ``delivered`` is set."""
-        _, steps = self._reached if self.rows is None else self.rows.reached
-        self._reached = cursor, None if steps is None else steps + 1
+        rows, (_, steps) = self.rows, self._reached
+        if steps is not None:
+            steps += 1 if rows is None else 1 + rows.count  # all of them: they come first
+        self._reached = cursor, steps
         self.rows = None
 
     @staticmethod
@@ -195,8 +198,10 @@ class Progress:
         return taken
 
     def _settle(self) -> None:
-        if self._rows is not None:
-            self._items, self._samples = self.items, self.samples
+        rows = self._rows
+        if rows is not None:
+            done = rows.delivered
+            self._items, self._samples = rows.items + done, rows.samples + done
             self._rows = None
 
     # -- between passes ------------------------------------------------------------------------

@@ -518,7 +518,7 @@ def test_whoever_waits_for_more_than_is_finished_makes_the_worker_look_again():
             sent.append(self.sent)
             channel.demand = NO_DEMAND
 
-    sender = SimpleNamespace(channels=[channel], offers=[])
+    sender = SimpleNamespace(channels=[channel], units=[])
     stage = SimpleNamespace(sender=sender, pace=None, plan=SimpleNamespace(bundle_rows=10))
     unit = Work(stage, None)
     unit.begin(0)

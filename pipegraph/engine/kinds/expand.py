@@ -139,7 +139,7 @@ def _expand(
         except BaseException as error:
             child = stage.failures.handle(worker, parent, error, row)
             children = iter(())
-        meter.busy_ns += perf_counter_ns() - start
+        meter.worked(perf_counter_ns() - start)
         if child is None:
             break
         index += 1

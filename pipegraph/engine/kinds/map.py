@@ -179,17 +179,21 @@ class MapUnit(Unit):
         while len(made) < count:
             stop = len(made) + self.reserve(count - len(made))
             away, start = self.away_ns, perf_counter_ns()
-            in_vain = 0
-            while (done := len(made)) < stop:
+            done, in_vain = len(made), 0
+            while True:
                 try:
                     self.extend(made, stop)
                 except BaseException as error:
                     self._apply_policy(made, error, process)
-                in_vain = in_vain + 1 if len(made) == done else 0
-                if in_vain == MAX_IN_VAIN or len(made) > stop:
-                    raise self._miscounted(len(made), stop)
+                found = len(made)
+                if found == stop:
+                    break
+                in_vain = in_vain + 1 if found == done else 0
+                if in_vain == MAX_IN_VAIN or found > stop:
+                    raise self._miscounted(found, stop)
+                done = found
             spent += perf_counter_ns() - start - (self.away_ns - away)
-        meter.busy_ns += spent
+        meter.worked(spent)
         meter.calls += count
         self.send(last=True)
         self.pace.note(count, spent, self.nbytes)
@@ -258,6 +262,7 @@ class MapUnit(Unit):
     def part(self, start: int, stop: int) -> Chunk | None:
         bundle, data = self.bundle, self.made[start:stop]
         names, rows, places = bundle.names, bundle.lineages, bundle.places
+        before = bundle.place(start)[0] if start else bundle.before
         if self._keys:
             names = [UNNAMED] * len(rows) if names is None else list(names)
             for index, key in self._keys.items():
@@ -266,7 +271,7 @@ class MapUnit(Unit):
             rows = rows[start:stop]
             names = None if names is None else names[start:stop]
             places = None if places is None else places[start:stop]
-        out = Bundle(data, rows, bundle.epoch, bundle.place(start)[0], self.named(data, names), places)
+        out = Bundle(data, rows, bundle.epoch, before, self.named(data, names), places)
         if not self._drops and not self._filters:
             return out
         kept = [index for index, item in enumerate(data) if item is not DROPPED and item is not _FAILED]

@@ -248,7 +248,7 @@ def regrouped(
             if groups is not None:
                 groups.failed(lost.lineages)
         made = stage.failures.made_instead(worker, lost, error, epoch)
-    worker.meter.busy_ns += perf_counter_ns() - start
+    worker.meter.worked(perf_counter_ns() - start)
     worker.meter.calls += 1
     return made
 

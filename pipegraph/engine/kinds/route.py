@@ -95,7 +95,7 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
                 wrong = check(item, output)
                 if wrong is not None:
                     failed, output = Failure(wrong, item.epoch), -1
-            meter.busy_ns += now() - start
+            meter.worked(now() - start)
             meter.calls += 1
             if output < 0:
                 stage.drop(0, item.buffers)

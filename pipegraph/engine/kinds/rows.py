@@ -65,7 +65,7 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             start = now()
             draws.one(job.chunk.epoch, job.chunk.row_lineages[index])
             error = stage.failures.do_row(worker, partial(operator.do_row, job.batch, index, None))
-            meter.busy_ns += now() - start
+            meter.worked(now() - start)
             if _row_done(stage, job, index, error):
                 meter.calls += 1
                 stage.leave(worker, job.ticket, _end(stage, worker, job), job.held, job.reserved)
@@ -102,7 +102,7 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             yield
             continue
         finally:
-            meter.busy_ns += now() - start
+            meter.worked(now() - start)
         with stage.jobs_lock:
             stage.jobs.append(opened)
         inbox.nudge_all()
@@ -146,7 +146,7 @@ def _end(stage: StageRun, worker: Worker, job: _Job) -> Any:
             out = operator.end_batch(job.batch, kept) if kept else None
     except BaseException as error:
         out = stage.failures.handle(worker, job.chunk, error)
-    worker.meter.busy_ns += perf_counter_ns() - start
+    worker.meter.worked(perf_counter_ns() - start)
     return out
 
 

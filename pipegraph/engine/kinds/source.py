@@ -204,7 +204,7 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                     stage, planned if stage.plan.remote else source, epoch, step + len(made)
                 )
             spent = perf_counter_ns() - start - unit.away_ns
-            meter.busy_ns += spent
+            meter.worked(spent)
             step += len(made)
             if snapshots and not step % SNAPSHOT_EVERY and not ended and failure is None:
                 failure = snapshot_of(stage, source, epoch, step)

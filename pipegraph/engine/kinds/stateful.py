@@ -142,7 +142,7 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
             made = [made] if isinstance(made, Chunk) else [] if made is None else list(made)
         except BaseException as error:
             made = stage.failures.made_instead(worker, item, error, epoch)
-        meter.busy_ns += perf_counter_ns() - start
+        meter.worked(perf_counter_ns() - start)
         meter.calls += 1
         return made
 

@@ -74,7 +74,7 @@ class RemoteRun(RemoteMap):
         for member, (spent_ns, begun, made) in enumerate(figures):
             meter = self._meters[member]
             if member:
-                meter.busy_ns += spent_ns
+                meter.worked(spent_ns)
                 meter.calls += begun
                 self.others_ns += spent_ns
             if member < len(self._meters) - 1:  # the last stage's items are counted as sent

@@ -71,12 +71,11 @@ class Pace:
 
     def note(self, rows: int, spent_ns: int, nbytes: int) -> None:
         """Record how long the stage took for a bundle."""
-        if self.max_rows == 1:
-            return
+        quick = spent_ns < BUNDLE_NS * self._cost
+        if self.max_rows == 1 or (quick and self._quick >= self.max_rows and nbytes <= rows * self._heaviest):
+            return  # nothing new
         with self._lock:
-            if spent_ns < BUNDLE_NS * self._cost:
-                if self._quick >= self.max_rows and nbytes <= rows * self._heaviest:
-                    return
+            if quick:
                 self._quick = max(self._quick, min(self.max_rows, 2 * rows))
             elif spent_ns > LONG_NS * self._cost:
                 self._quick = min(self._quick, max(self.min_rows, rows // 4))

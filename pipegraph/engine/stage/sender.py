@@ -40,8 +40,8 @@ class Sender:
         self.failures = failures
         self.channels = channels
         self._process = 0 if stage.plan.backend.in_consumer else os.getpid()
-        self.offers: list[weakref.WeakMethod[Callable[[int], None]]] = []
-        """By worker, a function that sends the finished rows of its unit in work. Owned by the workers' loops."""
+        self.units: list[weakref.ref[Any]] = []
+        """The workers' units, whose loops own them: each sends its finished rows when asked."""
         if len(channels) == 1:
             channels[0].starved = self._send_finished
 
@@ -97,10 +97,10 @@ class Sender:
 
     def _send_finished(self, needed: int) -> None:
         """Send the finished rows of units in work. Called by a thread of the next stage that is about to wait."""
-        for each in self.offers:
-            offer = each()
-            if offer is not None:
-                offer(needed)
+        for each in self.units:
+            unit = each()
+            if unit is not None:
+                unit.offer_finished(needed)
 
     def _put(self, index: int, ticket: int, item: Any, last: bool) -> bool:
         return self.channels[index].put(item)

@@ -119,7 +119,7 @@ class StageRun(StageContext):
                 self.check_made(out)
         except BaseException as error:
             out = self.failures.handle(worker, item, error, row)
-        worker.meter.busy_ns += perf_counter_ns() - start
+        worker.meter.worked(perf_counter_ns() - start)
         worker.meter.calls += 1
         try:
             return out

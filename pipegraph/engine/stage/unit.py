@@ -77,7 +77,7 @@ class Unit:
         self._rows_in_work: Any = iter(())  # the list iterator that the worker runs through
         self._channel = self.sender.channels[0] if len(self.sender.channels) == 1 else None
         if self._channel is not None:
-            self.sender.offers.append(weakref.WeakMethod(self.offer_finished))
+            self.sender.units.append(weakref.ref(self))
 
     def begin(self, ticket: int, held: Buffers = (), granted: int | None = None) -> None:
         """Begin another unit, made from the buffers ``held``, with ``granted`` bytes reserved for it."""
@@ -201,11 +201,13 @@ class Unit:
             del self.made[:stop]
             self.sent = 0
         stage, worker = self.stage, self.worker
-        reserved = self._reserved
-        if not last and self._reserved_rows > stop - start:
-            reserved = reserved * (stop - start) // self._reserved_rows
-        self._reserved -= reserved
-        self._reserved_rows = max(0, self._reserved_rows - (stop - start))
+        reserved, rows = 0, self._reserved_rows
+        if rows:
+            reserved = self._reserved
+            if not last and rows > stop - start:
+                reserved = reserved * (stop - start) // rows
+            self._reserved -= reserved
+            self._reserved_rows = max(0, rows - (stop - start))
         held: Buffers = ()
         if last:
             held, self._held = self._held, ()
