@@ -5,6 +5,8 @@
 #   make demo DATA=path          the same on a folder of images or tar shards
 #   make test                    the tests (not the slow ones) on all cores; ARGS="-n 0 -x" for one process
 #   make lint                    ruff and mypy
+#   make release-check           sdist and wheel, installed alone on every Python here from 3.11, with the oldest and the
+#                                newest versions admitted: example, demo, doctor, a part of the tests (2 to 4 GB each)
 #   make fuzz                    2,000 random graphs (EXAMPLES=n for another number) and a twentieth of that for each
 #                                order, then the slow tests
 #   make schedules               ten minutes of random interleavings of every model of the engine (docs/schedules.md);
@@ -20,23 +22,24 @@
 #   make bench                   the benchmarks against other loaders, in an environment of their own;
 #                                PIPEGRAPH_TEST_IMAGES names a folder of photographs for those on images
 #   make docs                    the documentation as a site in site/; make docs-serve shows it at 127.0.0.1:8000
-#   make clean                   remove both environments and caches
+#   make clean                   remove all environments and caches
 
 SHELL := /bin/sh
 VENV := .venv
 BENCH := .venv-bench
 DOCS := .venv-docs
 INTEROP := .venv-interop
+RELEASE := .venv-release
 RAY := .venv-ray
 MIGRATION := .venv-migration
 # The machine's own Python where it is 3.11 or later, else a later one that is here.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	if command -v $$p >/dev/null && $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	then echo $$p; break; fi; done)
-PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := -m pip install --disable-pip-version-check -c constraints.txt
 STATED := pyproject.toml constraints.txt
 
-.PHONY: help demo test schedules test-interop test-ray test-migration lint fuzz device-schedules device-coverage notebook browser bench docs docs-serve clean
+.PHONY: help demo test schedules test-interop test-ray test-migration lint release-check fuzz device-schedules device-coverage notebook browser bench docs docs-serve clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -71,6 +74,9 @@ lint: $(VENV)/.installed-lint
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+release-check: $(RELEASE)/.installed
+	$(RELEASE)/bin/python .ci/release_check.py $(ARGS)
 
 fuzz: $(VENV)/.installed-test
 	PIPEGRAPH_FUZZ_EXAMPLES=$(EXAMPLES) $(VENV)/bin/python -m pytest tests/engine/test_fuzz.py tests/order/test_every_order.py $(ARGS)
@@ -109,15 +115,15 @@ docs-serve: docs
 	$(DOCS)/bin/python -m http.server 8000 --bind 127.0.0.1 --directory site
 
 clean:
-	rm -rf $(VENV) $(BENCH) $(DOCS) $(INTEROP) $(RAY) $(MIGRATION) site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(DOCS) $(INTEROP) $(RAY) $(MIGRATION) $(RELEASE) site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(VENV)/.made $(BENCH)/.made $(DOCS)/.made $(INTEROP)/.made $(RAY)/.made $(MIGRATION)/.made:
+$(VENV)/.made $(BENCH)/.made $(DOCS)/.made $(INTEROP)/.made $(RAY)/.made $(MIGRATION)/.made $(RELEASE)/.made:
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or later with its venv module is needed: install it, or say make PYTHON=..." >&2; exit 2; fi
 	$(PYTHON) -m venv $(@D)
 	@touch $@
 
 $(VENV)/.installed-demo: $(STATED) | $(VENV)/.made
-	@echo "installing pipegraph and what it needs into $(VENV), once: PyTorch is large, this takes minutes"
+	@echo "installing pipegraph with what it needs into $(VENV), once. PyTorch is large: this takes minutes; pip says what it does."
 	$(VENV)/bin/python $(PIP) -e ".[images,cli]"
 	@touch $@
 
@@ -131,7 +137,11 @@ $(VENV)/.installed-notebook: $(VENV)/.installed-test
 	@touch $@
 
 $(VENV)/.installed-lint: $(STATED) | $(VENV)/.made
-	$(VENV)/bin/python $(PIP) -e ".[test,lint]"
+	$(VENV)/bin/python $(PIP) -e ".[lint]"
+	@touch $@
+
+$(RELEASE)/.installed: | $(RELEASE)/.made
+	$(RELEASE)/bin/python $(PIP) "build>=1.2" "twine>=6" "uv>=0.9"
 	@touch $@
 
 $(RAY)/.installed: $(STATED) | $(RAY)/.made

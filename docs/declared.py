@@ -10,7 +10,12 @@ class Declared(griffe.Extension):
 
     def on_attribute(self, *, attr, **more):
         value = attr.value
-        if isinstance(value, griffe.ExprCall) and str(value.function) == "measurement":
+        if (
+            isinstance(value, griffe.ExprCall)
+            and str(value.function) == "measurement"
+        ):
             about = ast.literal_eval(str(value.arguments[0]))
-            attr.docstring = griffe.Docstring(about[0].upper() + about[1:], parent=attr)
+            attr.docstring = griffe.Docstring(
+                about[0].upper() + about[1:], parent=attr
+            )
             attr.value = None

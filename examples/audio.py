@@ -1,6 +1,6 @@
 """Audio classification: clips cut at random from recordings of any length, resampled, and their spectrograms.
 
-Reads a folder with a folder of recordings per class. Needs FFmpeg's libraries and pip install "pipegraph-torch[audio]".
+Reads a folder with a folder of recordings per class. Needs FFmpeg's libraries and the extra audio.
 
 python examples/audio.py --data recordings
 python examples/audio.py --smoke

@@ -170,7 +170,7 @@ class DecodeVideo(_Decode):
 
     Raises:
         DecodeError: it is not a video, is broken, or has no frame in the range.
-        MissingExtraError: torchcodec is not installed: ``pip install "pipegraph-torch[video]"``.
+        MissingExtraError: torchcodec is not installed: the message has its install line.
     """
 
     name = "decodevideo"
@@ -242,7 +242,7 @@ class DecodeAudio(_Decode):
 
     Raises:
         DecodeError: it is not audio, is broken, or has nothing in the range.
-        MissingExtraError: torchcodec is not installed: ``pip install "pipegraph-torch[audio]"``.
+        MissingExtraError: torchcodec is not installed: the message has its install line.
     """
 
     name = "decodeaudio"

@@ -36,6 +36,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from pipegraph.installing import install_line
 from pipegraph.redaction import without_secrets
 
 
@@ -78,9 +79,7 @@ class MissingExtraError(PipegraphError, ImportError):
     """
 
     def __init__(self, module: str, extra: str, purpose: str) -> None:
-        super().__init__(
-            f'{purpose} needs {module}, which is not installed: pip install "pipegraph-torch[{extra}]"'
-        )
+        super().__init__(f"{purpose} needs {module}, which is not installed: {install_line(extra)}")
         self.extra = extra
         self._given = (module, extra, purpose)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipegraph.errors import MissingExtraError
+from pipegraph.installing import install_line
 from pipegraph.machine import available_memory, cores, lacking_for_processes
 from pipegraph.units import format_bytes
 
@@ -35,6 +36,8 @@ PARTS = (
     OptionalPart("pyarrow", "shards", "Parquet and Arrow shards", "pyarrow"),
     OptionalPart("zstandard", "shards", "zstd-compressed shards", "zstandard"),
     OptionalPart("google_crc32c", "shards", "checksums of shards", "google-crc32c"),
+    OptionalPart("torchcodec", "video", "decoding video and audio", "torchcodec"),
+    OptionalPart("ray", "ray", "stages on a Ray cluster", "ray"),
     OptionalPart("jinja2", "report", "report pages", "jinja2"),
     OptionalPart("prometheus_client", "metrics", "metrics for Prometheus", "prometheus_client"),
     OptionalPart("datasets", "hf", "Hugging Face datasets", "datasets"),
@@ -54,7 +57,7 @@ def report() -> str:
     width = max(len(part.distribution) for part in PARTS)
     for part in PARTS:
         found = _version(part)
-        state = found or f'missing: pip install "pipegraph-torch[{part.extra}]"'
+        state = found or f"missing: {install_line(part.extra, part.distribution)}"
         lines.append(f"  {part.distribution:<{width}}  {part.purpose:<38}{state}")
     return "\n".join(lines)
 

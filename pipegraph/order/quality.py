@@ -48,23 +48,31 @@ class Quality:
             return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
         unknown = any(map(math.isnan, (self.met_again, self.inflation, self.drift)))
-        moved = ", ".join(f"{value:.2f}" for value in self.displacement)
-        expected = ", ".join(f"{value:.2f}" for value in self.displacement_expected)
-        return (
-            f"{'measure':<40}{'this order':>30}{'global shuffle':>30}\n"
-            f"{'distinct parts per batch':<40}{self.parts_per_batch:>30.2f}{self.parts_expected:>30.2f}\n"
-            f"{'displacement, quantiles 10 25 50 75 90 %':<40}{moved:>30}{expected:>30}\n"
-            f"{'pairs of a batch that meet again':<40}{shown(self.met_again, 6):>30}{shown(self.met_expected, 6):>30}\n"
-            f"{'variance of batch means, class-sorted':<40}{shown(self.inflation, 2):>30}{1:>30.2f}\n"
-            f"{f'the same over {DRIFT_BATCHES} batches':<40}{shown(self.drift, 2):>30}{1:>30.2f}"
-            + ("\n-: too few samples or batches for this measure" if unknown else "")
-        )
+        percent = " ".join(f"{100 * each:.0f}" for each in QUANTILES)
+        rows = [
+            ("measure", "this order", "global shuffle"),
+            ("distinct parts per batch", f"{self.parts_per_batch:.2f}", f"{self.parts_expected:.2f}"),
+            (
+                f"displacement at {percent} %",
+                *map(_quantiles, (self.displacement, self.displacement_expected)),
+            ),
+            ("pairs of a batch that meet again", shown(self.met_again, 6), shown(self.met_expected, 6)),
+            ("variance of batch means, class-sorted", shown(self.inflation, 2), "1.00"),
+            (f"the same over {DRIFT_BATCHES} batches", shown(self.drift, 2), "1.00"),
+        ]
+        lines = [f"{what:<38}{this:>21}{expected:>21}" for what, this, expected in rows]
+        return "\n".join([*lines, *["-: too few samples or batches for this measure"] * unknown])
 
 
 DRIFT_BATCHES = 32
 """Consecutive batches over which drift is measured."""
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+
+
+def _quantiles(values: tuple[float, ...]) -> str:
+    """Shares of the epoch, without their zero: ``.05 .13 .29 .50 .68``."""
+    return " ".join(f"{value:.2f}".removeprefix("0") for value in values)
 
 
 def quality(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 
 from pipegraph.errors import shown
@@ -13,7 +14,11 @@ from .bottleneck import CONSUMER, SATURATED
 from .values import Profile, run_busy
 
 WIDTH = 100
+"""Characters of a line at most, and where the output is no terminal."""
+
+NARROWEST = 60
 NAME_WIDTH = 22
+SHORTEST_NAME = 8
 SHOWN_QUARANTINED = 5
 
 HAND_OVER = 0.2
@@ -30,17 +35,19 @@ KEEPS_UP = 0.05
 
 
 def render(profile: Profile) -> str:
-    """The table; every line has at most :data:`WIDTH` characters, the conclusion wraps."""
+    """The table, as wide as the terminal at most: names are shortened, what else is too long is cut or wrapped."""
+    width = max(NARROWEST, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
     rows = [["stage", *(title for _, _, title in in_view(StageProfile, "table"))]]
     rows += [_row(name, stage) for name, stage in profile.stages.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [_headline(profile)]
+    widths[0] = min(widths[0], max(SHORTEST_NAME, width - sum(widths[1:]) - 2 * len(widths[1:])))
+    lines = textwrap.wrap(_headline(profile), width)
     for row in rows:
-        cells = [f"{row[0]:<{widths[0]}}"]
+        cells = [f"{shorten(row[0], widths[0]):<{widths[0]}}"]
         cells += [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
         lines.append("  ".join(cells).rstrip())
-    lines += [_cut(line) for line in _remarks(profile)]
-    return "\n".join([*(_cut(line) for line in lines), *textwrap.wrap(conclude(profile), WIDTH)])
+    lines += _remarks(profile)
+    return "\n".join([*(_cut(line, width) for line in lines), *textwrap.wrap(conclude(profile), width)])
 
 
 def render_html(profile: Profile) -> str:
@@ -174,6 +181,6 @@ def _remarks(profile: Profile) -> list[str]:
     return lines
 
 
-def _cut(line: str) -> str:
+def _cut(line: str, width: int) -> str:
     line = line.replace("\n", " ")
-    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
+    return line if len(line) <= width else line[: width - 1] + "…"

@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+PAGES = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 TITLED = re.compile(r'^```python title="[^"]+"\n.*?^```$', re.M | re.S)
 """Another loader's side of docs/migration.md: test_migration.py runs it where that loader is installed."""
@@ -73,6 +74,20 @@ def test_links_between_documents_lead_somewhere(document):
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_code_block_says_its_language(document):
     assert all(found[1] for found in FENCE.finditer(own_text(document)))
+
+
+@pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
+def test_code_fits_80_columns(document):
+    """A wider block scrolls sideways on a phone. The tree of modules is a table as text."""
+    text = document.read_text()
+    wide = [
+        f"{document.name}:{text.count(chr(10), 0, found.start()) + 2 + number}: {line}"
+        for found in re.finditer(r"^```[^\n]*\n(.*?)^```$", text, re.M | re.S)
+        if not found[1].startswith("pipegraph/\n")
+        for number, line in enumerate(found[1].splitlines())
+        if len(line) > 80
+    ]
+    assert not wide, "\n".join(wide)
 
 
 def test_the_readme_begins_with_the_two_commands_and_shows_a_short_example():

@@ -67,7 +67,7 @@ def test_actors_without_ray_say_how_to_install_it(numbers, monkeypatch):
     actors = numbers.then(identity, backend="ray")
     with (
         actors.graph.loader() as loader,
-        pytest.raises(MissingExtraError, match=r'pip install "pipegraph-torch\[ray\]"'),
+        pytest.raises(MissingExtraError, match=r'pip install "ray\[data,train\]>='),
     ):
         list(loader)
 

@@ -273,5 +273,5 @@ def test_a_missing_field_is_named_with_those_that_are_there(runner):
 
 def test_without_dali_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    with pytest.raises(MissingExtraError, match=r'pip install "pipegraph-torch\[dali\]"'):
+    with pytest.raises(MissingExtraError, match='pip install "nvidia-dali-cuda130"'):
         open_dali(function)

@@ -95,14 +95,15 @@ def test_the_wheel_holds_every_module_and_the_types_marker(built):
 
 
 def test_the_distribution_has_a_name_of_its_own_in_every_file_and_install_line(built):
-    """``pipegraph`` on the package index is another project: a line that names it would install that."""
+    """``pipegraph`` on the package index is another project, and the distribution's name is nobody's yet there: a line
+    with either would install a stranger's."""
     wheel, sdist = (path.name for path in built)
     assert wheel.startswith("pipegraph_torch-") and sdist.startswith("pipegraph_torch-")
-    pages = [ROOT / "README.md", ROOT / "Makefile", ROOT / "pyproject.toml"]
-    for folder in ("pipegraph", "operators", "docs", "benchmarks"):
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "Makefile", ROOT / "pyproject.toml"]
+    for folder in ("pipegraph", "operators", "docs", "benchmarks", "examples"):
         pages += [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".txt")]
     wrong = re.compile(
-        r"\bpipegraph\[|install (-\w+ )*[\"']?pipegraph(?!-torch)\b|version\([\"']pipegraph[\"']\)"
+        r"\bpipegraph\[|install (-\w+ )*[\"']?pipegraph(-torch)?\b|version\([\"']pipegraph[\"']\)"
     )
     found = [
         f"{path}: {line}" for path in pages for line in path.read_text().splitlines() if wrong.search(line)
@@ -117,6 +118,21 @@ def test_every_dependency_has_its_line_in_the_table():
     page = (ROOT / "docs" / "dependencies.md").read_text().lower()
     missing = [name for name in named - {project["name"]} if not re.search(rf"^\|.*\b{name}\b", page, re.M)]
     assert not missing, missing
+
+
+def test_the_quick_start_names_the_dependencies_and_the_extras():
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    project = PROJECT["project"]
+    (core,) = re.findall(r"The core needs ([^.]*)\.", page)
+    assert re.split(r", | and ", core) == [re.match(r"[\w.-]+", line)[0] for line in project["dependencies"]]
+    table = page.partition("| extra | for |")[2].partition("\n\n")[0]
+    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("|")]
+    named = {name for first in rows for name in re.findall(r"`(\w+)`", first)}
+    assert named == project["optional-dependencies"].keys() - {"test", "lint"}
+    (all_of,) = re.findall(r"\[(.*)\]", project["optional-dependencies"]["all"][0])
+    (row,) = [row for row in table.splitlines() if row.startswith("| `all`")]
+    assert set(re.findall(r"`(\w+)`", row)) - {"all"} == set(all_of.split(","))
+    assert f"pipegraph_torch-{project['version']}-py3-none-any.whl" in page
 
 
 def test_the_sdist_holds_the_operators(built):
@@ -188,7 +204,8 @@ def test_missing_decoders_give_their_install_lines(programs):
     done = programs.run(program)
     said = done.stdout.splitlines()
     assert len(said) == 3, done.stderr
-    assert all('pip install "pipegraph-torch[images]"' in line for line in said), said
+    wanted = " ".join(f'"{each}"' for each in PROJECT["project"]["optional-dependencies"]["images"])
+    assert all(f"pip install {wanted}" in line for line in said), said
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
@@ -198,7 +215,23 @@ def test_the_command_line_without_its_extra_gives_its_install_line(missing, monk
     monkeypatch.delitem(sys.modules, "pipegraph.cli.app", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     assert main(["doctor"]) == 2
-    assert 'pip install "pipegraph-torch[cli]"' in capsys.readouterr().err
+    assert 'not installed: pip install "rich>=' in capsys.readouterr().err
+
+
+def test_install_lines_name_what_is_missing_and_not_a_package_that_an_index_may_lack(monkeypatch):
+    from importlib import metadata
+
+    from pipegraph.installing import install_line
+
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert install_line("cloud") == f'pip install "{extras["cloud"][0]}"'
+    assert install_line("images", "pillow") == f'pip install "{extras["images"][1]}"'
+
+    def nothing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", nothing)  # run from its sources
+    assert install_line("cloud") == 'pip install -e ".[cloud]"'
 
 
 API = (ROOT / "docs" / "api.md").read_text()
