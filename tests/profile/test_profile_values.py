@@ -46,6 +46,17 @@ def test_the_table_fits_a_hundred_columns_and_says_what_went_wrong():
     assert "left out" in text
 
 
+@pytest.mark.parametrize("columns", [60, 72, 80])
+def test_the_table_follows_the_terminal(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stage = pg.StageProfile(
+        items=192, samples=192, nbytes=10**9, rate=3566.0, busy=0.9, blocked=0.1, workers=2
+    )
+    text = str(profile(stages={"decode_and_augment": stage}, bottleneck="decode_and_augment"))
+    assert max(map(len, text.splitlines())) <= columns
+    assert any(line.startswith("decode") and ("10 %" in line or columns < 80) for line in text.splitlines())
+
+
 def test_the_largest_numbers_still_fit_the_table():
     big = pg.StageProfile(
         items=123_456_789_012, samples=10**12, nbytes=10**15, rate=999_999.0, service_mean_s=0.000_123_4,
