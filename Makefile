@@ -22,6 +22,7 @@
 #   make bench                   the benchmarks against other loaders, in an environment of their own;
 #                                PIPEGRAPH_TEST_IMAGES names a folder of photographs for those on images
 #   make docs                    the documentation as a site in site/; make docs-serve shows it at 127.0.0.1:8000
+#   make docs-version            commit the site of VERSION=0.1 to the branch gh-pages
 #   make clean                   remove all environments and caches
 
 SHELL := /bin/sh
@@ -39,7 +40,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 PIP := -m pip install --disable-pip-version-check -c constraints.txt
 STATED := pyproject.toml constraints.txt
 
-.PHONY: help demo test schedules test-interop test-ray test-migration lint release-check fuzz device-schedules device-coverage notebook browser bench docs docs-serve clean
+.PHONY: help demo test schedules test-interop test-ray test-migration lint release-check fuzz device-schedules device-coverage notebook browser bench docs docs-serve docs-version clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -109,6 +110,13 @@ docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(DOCS)/.installed
 	$(DOCS)/bin/mkdocs build --strict --quiet
 	@echo "the site is in site/: make docs-serve, or open site/index.html through any web server"
+
+# Commits the site of one version to the branch gh-pages, beside those of the others; VERSION=0.1
+docs-version: export NO_MKDOCS_2_WARNING := 1
+docs-version: $(DOCS)/.installed
+	@if [ -z "$(VERSION)" ]; then echo "say which: make docs-version VERSION=0.1" >&2; exit 2; fi
+	PATH="$(CURDIR)/$(DOCS)/bin:$$PATH" $(DOCS)/bin/mike deploy --update-aliases "$(VERSION)" latest
+	PATH="$(CURDIR)/$(DOCS)/bin:$$PATH" $(DOCS)/bin/mike set-default latest
 
 docs-serve: docs
 	@echo "http://127.0.0.1:8000 (Ctrl-C ends it)"

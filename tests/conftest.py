@@ -5,6 +5,7 @@ import os
 
 # Several test processes share the machine: in each of them OpenMP's threads would spin while they wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets the terminal's width, and tables would follow it
 
 from collections.abc import Iterator
 
