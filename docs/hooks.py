@@ -1,4 +1,4 @@
-"""For the site: the newest benchmarks as a page, descriptions of pages, names of the API linked to the reference."""
+"""For the site: the newest benchmarks as a page, descriptions, and names of the API linked to the reference."""
 
 import ast
 import re
