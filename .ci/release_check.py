@@ -211,11 +211,12 @@ def step(name: str, commands: list[list[str]], place: Path) -> str:
     began = time.monotonic()
     printed = ""
     for command in commands:
-        done = subprocess.run(
-            command, cwd=place, env=surroundings(place), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        printed = done.stdout
+        with open(place / f"{name}.log", "w+") as log:
+            done = subprocess.run(
+                command, cwd=place, env=surroundings(place), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+            log.seek(0)
+            printed = log.read()
         if done.returncode:
             print(f"{name} failed: {' '.join(command)[:200]}\n{printed[-3000:]}", flush=True)
             break
