@@ -8,6 +8,7 @@ import re
 from pipegraph.errors import GraphError
 from pipegraph.integers import integer
 
+NANOSECOND = 1e-9
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", 1):
     _UNITS[_letter] = _UNITS[_letter + "b"] = 1000**_power
@@ -46,10 +47,12 @@ def format_bytes(nbytes: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """``0.00123`` as ``"1.23 ms"``; ``"-"`` where there is none."""
+    """``0.00123`` as ``"1.23 ms"``; ``"-"`` where there is none, or less than a clock shows."""
+    if seconds < NANOSECOND:
+        return "-"
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
         if seconds * factor >= 1 or unit == "us":
-            return f"{seconds * factor:.3g} {unit}" if seconds > 0 else "-"
+            return f"{seconds * factor:.3g} {unit}"
     raise AssertionError
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,6 +13,12 @@ from pipegraph.units import shorten
 BOX_WIDTH, BOX_HEIGHT = 136, 56
 GAP_X, GAP_Y = 96, 44
 MARGIN = 20
+ROW = 8
+"""Columns side by side; a longer pipeline continues in another row below, from the left."""
+
+UNDER = 32
+"""From a stage to a line that passes below it, and below the text under it."""
+
 NAME_LETTERS = 14
 CELLS = 4
 """Places that a queue is drawn with, whatever its capacity, which stands below it."""
@@ -103,20 +110,36 @@ def plan_svg(plan: Plan) -> str:
 def picture(title: str, boxes: Sequence[StageBox], lines: Sequence[QueueLine], style: str = "") -> str:
     """Boxes, in topological order, from left to right, and the lines between them, as an SVG."""
     columns = layers([box.name for box in boxes], [(line.producer, line.consumer) for line in lines])
-    tallest = max(len(column) for column in columns)
-    width = 2 * MARGIN + len(columns) * (BOX_WIDTH + GAP_X) - GAP_X
-    height = 2 * MARGIN + tallest * (BOX_HEIGHT + GAP_Y) - GAP_Y + 24
+    width = 2 * MARGIN + min(ROW, len(columns)) * (BOX_WIDTH + GAP_X) - GAP_X
     places: dict[str, tuple[float, float]] = {}
-    for index, column in enumerate(columns):
-        top = (tallest - len(column)) * (BOX_HEIGHT + GAP_Y) / 2 + MARGIN
-        for row, name in enumerate(column):
-            places[name] = MARGIN + index * (BOX_WIDTH + GAP_X), top + row * (BOX_HEIGHT + GAP_Y)
+    top = float(MARGIN)
+    reach = (
+        max(map(len, columns)) * (BOX_HEIGHT + GAP_Y) / 2
+    )  # from the middle of a row to its farthest stage
+    for first in range(0, len(columns), ROW):
+        row = columns[first : first + ROW]
+        tallest = max(map(len, row))
+        for index, column in enumerate(row):
+            above = top + (tallest - len(column)) * (BOX_HEIGHT + GAP_Y) / 2
+            for below, name in enumerate(column):
+                places[name] = MARGIN + index * (BOX_WIDTH + GAP_X), above + below * (BOX_HEIGHT + GAP_Y)
+        top += tallest * (BOX_HEIGHT + GAP_Y) + GAP_Y
+    height = top + MARGIN - 2 * GAP_Y + 24
+    several = Counter(line.producer for line in lines)
+    drawn = []
+    for line in lines:
+        start, end = places[line.producer], places[line.consumer]
+        passed = [y for x, y in places.values() if start[0] < x < end[0] and abs(y - start[1]) <= reach]
+        low = max(passed, default=0.0) + BOX_HEIGHT + UNDER
+        if passed:
+            height = max(height, low + UNDER + MARGIN)
+        drawn.append(_line(line, start, end, several[line.producer] > 1, low))
     role = "group" if any(box.link for box in boxes) else "img"
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:g}" width="{width}" role="{role}">',
             f"<title>{escape(title)}</title>{f'<style>{style}</style>' if style else ''}",
-            *(_line(line, places[line.producer], places[line.consumer]) for line in lines),
+            *drawn,
             *(_box(box, *places[box.name]) for box in boxes),
             "</svg>",
         ]
@@ -139,29 +162,40 @@ def _box(box: StageBox, x: float, y: float) -> str:
     )
 
 
-def _line(line: QueueLine, start: tuple[float, float], end: tuple[float, float]) -> str:
-    """A line with the queue on it, right behind the stage that fills it; inline stages have none."""
+def _line(
+    line: QueueLine, start: tuple[float, float], end: tuple[float, float], shared: bool, low: float
+) -> str:
+    """A line with the queue on it, right behind the stage that fills it; inline stages have none.
+
+    The lines of a stage with several (``shared``) part first, each with its queue on its own part. ``low``: below
+    all stages that it passes.
+    """
     x1, y1 = start[0] + BOX_WIDTH, start[1] + BOX_HEIGHT / 2
     x2, y2 = end[0], end[1] + BOX_HEIGHT / 2
-    passes = x2 - x1 > GAP_X  # over other stages: below them, lest they hide it
-    low = max(y1, y2) + (BOX_HEIGHT + GAP_Y) / 2 if passes else y1
     bend = x1 + GAP_X * 3 / 4
-    middle = x1 + GAP_X / 2
-    path = f"M{x1:g},{y1:g} H{bend:g} "
-    if passes:
-        path += f"C{bend + 16:g},{y1:g} {bend:g},{low:g} {bend + 28:g},{low:g} H{x2 - 28:g} "
-        path += f"C{x2 - 8:g},{low:g} {x2 - 16:g},{y2:g} {x2:g},{y2:g}"
+    middle, height = x1 + GAP_X / 2, y1
+    if x2 < x1:  # in a row below: around the end of this one, and between the two
+        low = y2 - (BOX_HEIGHT + GAP_Y) / 2 - GAP_Y / 2
+        path = f"M{x1:g},{y1:g} H{bend:g} V{low:g} H{MARGIN / 2:g} V{y2:g} H{x2:g}"
+    elif x2 - x1 > GAP_X:  # over other stages: below them, lest they hide it
+        leave = x1 + 8 if shared else bend
+        middle, height = (x1 + GAP_X * 2 / 3, low) if shared else (middle, height)
+        path = f"M{x1:g},{y1:g} H{leave:g} C{leave + 16:g},{y1:g} {leave:g},{low:g} {leave + 28:g},{low:g} "
+        path += f"H{x2 - 28:g} C{x2 - 8:g},{low:g} {x2 - 16:g},{y2:g} {x2:g},{y2:g}"
+    elif shared:
+        middle, height = x2 - 28, y2
+        path = f"M{x1:g},{y1:g} C{x1 + 24:g},{y1:g} {x1 + 16:g},{y2:g} {x1 + 40:g},{y2:g} H{x2:g}"
     else:
-        path += f"C{bend + 12:g},{y1:g} {x2 - 12:g},{y2:g} {x2:g},{y2:g}"
+        path = f"M{x1:g},{y1:g} H{bend:g} C{bend + 12:g},{y1:g} {x2 - 12:g},{y2:g} {x2:g},{y2:g}"
     wide = "" if line.width == 2 else f' style="stroke-width:{line.width:.1f}"'
     drawn = f'<path d="{path}"{wide}/>'
     if not line.held:
         return drawn
     cells = "".join(
-        f'<rect class="queue" x="{middle - 21 + 11 * index:g}" y="{y1 - 10:g}" width="9" height="20" rx="2"/>'
+        f'<rect class="queue" x="{middle - 21 + 11 * index:g}" y="{height - 10:g}" width="9" height="20" rx="2"/>'
         for index in range(CELLS)
     )
     return (
         f"{drawn}<g><title>{escape(line.about)}</title>{cells}"
-        f'<text x="{middle:g}" y="{y1 + 28:g}">{escape(line.held)}</text></g>'
+        f'<text x="{middle:g}" y="{height + 28:g}">{escape(line.held)}</text></g>'
     )

@@ -9,6 +9,7 @@ from typing import Any, Final
 from pipegraph import concurrency
 from pipegraph.durations import Durations
 from pipegraph.measured import Report
+from pipegraph.units import format_share
 
 WORST: Final = 8
 """Transitions that are kept one by one: those with the longest waits."""
@@ -95,7 +96,7 @@ class LateBlocks(Report):
         report = self.to_dict()
         if not report["entered"]:
             return []
-        late = f"blocks late: {report['late']:,} of {report['entered']:,}, {100 * report['starved']:.2g} % of the time"
+        late = f"blocks late: {report['late']:,} of {report['entered']:,}, {format_share(report['starved'])} of the time"
         if report["late"]:
             late += f", waits p95 {_time(report['p95_us'])}, p99 {_time(report['p99_us'])}"
         return [late] + [
