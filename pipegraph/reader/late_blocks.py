@@ -96,7 +96,8 @@ class LateBlocks(Report):
         report = self.to_dict()
         if not report["entered"]:
             return []
-        late = f"blocks late: {report['late']:,} of {report['entered']:,}, {format_share(report['starved'])} of the time"
+        share = format_share(report["starved"])
+        late = f"blocks late: {report['late']:,} of {report['entered']:,}, {share} of the time"
         if report["late"]:
             late += f", waits p95 {_time(report['p95_us'])}, p99 {_time(report['p99_us'])}"
         return [late] + [
