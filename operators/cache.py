@@ -75,9 +75,10 @@ class _Memory:
             if self._used + size > self._limit or (digest, index) in self._values:
                 return
             self._used += size
-        own = map_leaves(own_memory, value[1])
+        own = (value[0], map_leaves(own_memory, value[1]))
         with self._lock:
-            self._values[digest, index] = (value[0], own)
+            if self._values.setdefault((digest, index), own) is not own:
+                self._used -= size  # another thread has kept it meanwhile
 
 
 class _Folder:

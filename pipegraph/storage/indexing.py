@@ -247,4 +247,7 @@ def _known(journal: Journal, parts: Sequence[Part], settings: list[Any]) -> dict
 
 def _stamp(part: Part, settings: list[Any]) -> list[Any]:
     """What shows that a part is unchanged, by size and version, and was indexed with the same settings."""
-    return [part.size, file_version(os.stat(part.uri)) if part.is_local else part.version, *settings]
+    version = part.version
+    if version is None and part.is_local:
+        version = file_version(os.stat(part.uri))
+    return [part.size, version, *settings]

@@ -11,7 +11,7 @@ from typing import Any
 from pipegraph.closing import Closing
 from pipegraph.errors import DataError
 
-from .filelock import NO_LOCKS, try_exclusive
+from .filelock import NO_LOCKS, is_at, try_exclusive
 
 
 class Journal(Closing):
@@ -19,18 +19,8 @@ class Journal(Closing):
 
     def __init__(self, path: str | os.PathLike[str], refusal: str) -> None:
         self._path = Path(path)
-        self._file = open(path, "a+b")  # noqa: SIM115  close() closes it
-        try:
-            if not try_exclusive(self._file.fileno()):
-                raise DataError(refusal)
-        except OSError as error:
-            if error.errno in NO_LOCKS and not os.fstat(self._file.fileno()).st_size:
-                self.remove()
-            self._file.close()
-            raise
-        except DataError:
-            self._file.close()
-            raise
+        while not self._opened(refusal):
+            pass  # its process has ended meanwhile, and removed it
         self._file.seek(0)
         # A line that a killed process was writing is cut short and left out.
         self.records: list[dict[str, Any]] = []
@@ -38,6 +28,23 @@ class Journal(Closing):
             with contextlib.suppress(ValueError, TypeError):
                 self.records.append(dict(json.loads(line)))
         self._file.write(b"\n")
+
+    def _opened(self, refusal: str) -> bool:
+        """Open and lock the file; returns whether it is still the one that lies there."""
+        self._file = open(self._path, "a+b")  # noqa: SIM115  close() closes it
+        locked = False
+        try:
+            if not try_exclusive(self._file.fileno()):
+                raise DataError(refusal)
+            locked = is_at(self._file.fileno(), os.fspath(self._path))
+        except OSError as error:
+            if error.errno in NO_LOCKS and not os.fstat(self._file.fileno()).st_size:
+                self.remove()
+            raise
+        finally:
+            if not locked:
+                self._file.close()
+        return locked
 
     def fileno(self) -> int:
         return self._file.fileno()

@@ -128,12 +128,11 @@ class NodeCache(Closing):
                 raise
             if self._is_sound(what, file, fd):
                 return file
-            try:
-                os.unlink(
-                    path
-                )  # also under the locks of others that read it: what they have open stays theirs
-            finally:
-                file.close()
+            # Also under the locks of others that read it: what they have open stays theirs. But not what one of them
+            # has fetched in its place.
+            with file, contextlib.suppress(FileNotFoundError):
+                if is_at(fd, path):
+                    os.unlink(path)
             self._count(corrupt=1)
             return None
 
@@ -259,7 +258,7 @@ class NodeCache(Closing):
     def _reserve(self, what: Cacheable, fd: int) -> None:
         with self._lock:
             next_use = self._next_use
-        while (arriving := self._space.reserve(what, fd, next_use, self._commits.names())) is not None:
+        while (arriving := self._space.reserve(what, fd, next_use, self._commits.names)) is not None:
             self._commits.wait(arriving)
 
     def _to_quarantine(self, what: Cacheable, partial: str, found: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import final
 
 from pipegraph import concurrency
-from pipegraph.errors import DataError
+from pipegraph.errors import DataError, LoaderClosedError
 
 from .parts import Part, file_version, written_again
 from .shard_files import LocalFile, ShardFile
@@ -62,6 +62,8 @@ class RemoteFile(ShardFile):
             return self._store.read(self._url, offset, nbytes)
         try:
             data = [piece.result() for piece in pieces]
+        except LoaderClosedError:  # or another read, which needed the room, has cancelled a piece
+            return self._store.read(self._url, offset, nbytes)
         except BaseException:
             with self._lock:  # another read may fare better
                 for number in range(first, last + 1):

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import math
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from pipegraph.units import format_bytes
 
@@ -65,20 +65,24 @@ class Space:
                 if over > 0 and self.remove(os.path.join(self.objects, entry.name)):
                     over -= entry.nbytes
 
-    def reserve(self, what: Cacheable, fd: int, next_use: NextUse, committing: Collection[str]) -> str | None:
+    def reserve(
+        self, what: Cacheable, fd: int, next_use: NextUse, names: Callable[[], Collection[str]]
+    ) -> str | None:
         """Make room for an entry and claim it on disk.
 
         Args:
             fd: of the file for it, in ``partial/``, locked by the caller.
-            committing: entries of this process on their way to disk. They count as entries that are there.
+            names: of this process's entries on their way to disk, which count as entries that are there. Asked for
+                under the lock: while it is waited for, others come.
 
         Returns:
-            None; or, where one of `committing` should go next, its name: ask again once it has arrived.
+            None; or, where one of them should go next, its name: ask again once it has arrived.
 
         Raises:
             OSError (ENOSPC): nothing more may go.
         """
         with self.locked():
+            committing = names()
             # What is committed moves from `partial` to `objects` meanwhile: looked at in this order, it is not missed.
             arriving = {e.name: e for e in _scan(self.partial) if e.name in committing}
             there = []

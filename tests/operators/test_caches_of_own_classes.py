@@ -1,5 +1,8 @@
 """``Cache`` below sources and operators of a user's own: what they must declare, and what is then delivered."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +10,7 @@ import torch
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, GraphError
+from pipegraph.operators import cache
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -147,3 +151,23 @@ def test_what_a_folder_would_change_is_refused(make, tmp_path):
     source.then(lambda x: make(), name="work").then(ops.Cache(tmp_path, "1 MB"), name="cache")
     with pytest.raises(DataError, match="cannot be kept in a folder; use where='memory'"):
         epochs_of(graph, 1)
+
+
+def test_a_value_that_two_threads_keep_at_once_counts_once(monkeypatch):
+    both, own = threading.Barrier(2), cache.own_memory
+
+    def together(leaf):
+        both.wait(60)
+        return own(leaf)
+
+    monkeypatch.setattr(cache, "own_memory", together)
+    memory, value = (
+        cache._Memory(10 * 864),
+        (None, np.zeros(100)),
+    )  # 64 bytes are for what lies beside the array
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: memory.put("stages", 0, value), range(2)))
+    monkeypatch.undo()
+    for index in range(1, 11):
+        memory.put("stages", index, value)
+    assert [memory.get("stages", index) is not None for index in (0, 9, 10)] == [True, True, False]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pipegraph.errors import ChecksumError, DataError, GraphError, LoaderClosedError
+from pipegraph.storage import node_cache
 from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.entries import Cacheable, Sink
 from pipegraph.storage.eviction import NextUse
@@ -207,6 +208,32 @@ def test_an_entry_that_rotted_on_disk_is_fetched_again(cache: NodeCache) -> None
     other.flush()
     path.write_bytes(b"short")
     assert other.open(entry(1)) is None
+
+
+@pytest.mark.parametrize("fetched_again", [True, False])
+def test_two_that_find_an_entry_rotten_remove_it_once(
+    cache: NodeCache, monkeypatch: pytest.MonkeyPatch, fetched_again: bool
+) -> None:
+    """What the first has fetched in its place stays, as does that it is not there."""
+    read(cache, 1)
+    cache.flush()
+    path = Path(cache.folder) / "objects" / entry(1).name
+    path.write_bytes(content(2))
+    late, check = NodeCache(cache.folder, 10_000), node_cache.file_crc32c
+
+    def behind_the_other(*args: Any) -> int:
+        monkeypatch.setattr(node_cache, "file_crc32c", check)
+        first = NodeCache(cache.folder, 10_000)
+        if fetched_again:
+            read(first, 1)
+            first.flush()
+        else:
+            assert first.open(entry(1)) is None
+        return check(*args)
+
+    monkeypatch.setattr(node_cache, "file_crc32c", behind_the_other)
+    assert late.open(entry(1)) is None
+    assert path.exists() is fetched_again
 
 
 def test_a_lower_limit_than_before_holds_from_the_start(cache: NodeCache) -> None:

@@ -1,5 +1,6 @@
 """Entries on their way to disk: read by their own process, seen by no other, never in the way."""
 
+import contextlib
 import errno
 import os
 import threading
@@ -145,6 +146,32 @@ def test_an_entry_renamed_while_room_is_looked_for_is_seen_and_goes(
         monkeypatch.setattr(space, "_scan", then_it_arrives)
         assert read(cache, 2) == content(2)
         assert cache.stats.evicted == 1
+
+
+def test_an_entry_that_comes_while_another_waits_to_look_for_room_is_waited_for(
+    tmp_path: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with NodeCache(tmp_path, 1000) as cache:
+        locked, wait = cache._space.locked, cache._commits.wait
+
+        @contextlib.contextmanager
+        def first_the_other() -> Iterator[None]:
+            monkeypatch.setattr(cache._space, "locked", locked)
+            read(cache, 1)
+            with locked():
+                yield
+
+        def waits(name: str) -> None:
+            disk.go.set()
+            wait(name)
+
+        monkeypatch.setattr(cache._space, "locked", first_the_other)
+        monkeypatch.setattr(cache._commits, "wait", waits)
+        try:
+            assert read(cache, 2) == content(2)
+            assert cache.stats.evicted == 1
+        finally:
+            disk.go.set()
 
 
 def test_an_entry_that_is_renamed_but_still_locked_is_waited_for(

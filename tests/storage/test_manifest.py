@@ -15,7 +15,7 @@ import pytest
 from pipegraph.errors import DataError, PipegraphWarning, ShardError
 from pipegraph.order.layout import ManifestLike
 from pipegraph.reader.manifests import local_manifest
-from pipegraph.storage import LocalFile
+from pipegraph.storage import LocalFile, indexing, journal
 from pipegraph.storage.checksum import crc32c_extend, file_crc32c
 from pipegraph.storage.formats import Block, format_of
 from pipegraph.storage.indexing import IndexProgress, build_manifest
@@ -144,11 +144,11 @@ def test_a_line_cut_short_in_the_journal_is_read_again(shards: Path, tmp_path: P
     with pytest.raises(ShardError):
         build(shards, path)
     (shards / "train-5.tar").write_bytes(good)
-    journal = tmp_path / "index.json.partial"
-    for keep in (0, 3, len(journal.read_bytes()) // 2, len(journal.read_bytes()) - 5):
-        journal.write_bytes(journal.read_bytes()[:keep])
+    notes = tmp_path / "index.json.partial"
+    for keep in (0, 3, len(notes.read_bytes()) // 2, len(notes.read_bytes()) - 5):
+        notes.write_bytes(notes.read_bytes()[:keep])
         assert build(shards, path) == build(shards)
-        journal.write_bytes(b"")
+        notes.write_bytes(b"")
 
 
 KILLED = """
@@ -330,8 +330,51 @@ def test_a_manifest_is_written_beside_remote_shards(shards: Path, tmp_path: Path
     with StoreClient() as store:
         for path in shards.iterdir():
             store.put(f"memory://indexed/{path.name}", path.read_bytes())
-        journal = tmp_path / "journal"
-        made = build_manifest("memory://indexed/*.tar", "memory://indexed/m.json", journal=journal)
+        notes = tmp_path / "journal"
+        made = build_manifest("memory://indexed/*.tar", "memory://indexed/m.json", journal=notes)
         assert Manifest.load("memory://indexed/m.json", store) == made
     assert len(made) == 135
-    assert not journal.exists()
+    assert not notes.exists()
+
+
+def test_a_journal_that_its_process_removes_while_another_opens_it_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock on a file that lies nowhere keeps nobody out."""
+    path = tmp_path / "journal"
+    lock = journal.try_exclusive
+
+    def behind_the_other(fd: int) -> bool:
+        monkeypatch.setattr(journal, "try_exclusive", lock)
+        path.unlink()
+        return lock(fd)
+
+    monkeypatch.setattr(journal, "try_exclusive", behind_the_other)
+    with journal.Journal(path, "busy") as mine:
+        mine.note({"done": 1})
+        with pytest.raises(DataError, match="busy"):
+            journal.Journal(path, "busy")
+    with journal.Journal(path, "busy") as again:
+        assert again.records == [{"done": 1}]
+
+
+def test_what_is_noted_of_a_part_is_its_version_before_it_was_read(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that is written again between its reading and its note is read again by the next call."""
+    target, index = tmp_path / "index.json", indexing.index_part
+
+    def then_written(part: Part, *args: Any, **more: Any) -> Any:
+        found = index(part, *args, **more)
+        os.utime(part.uri, (1, 1))
+        return found
+
+    monkeypatch.setattr(indexing, "index_part", then_written)
+    monkeypatch.setattr(Manifest, "save", lambda *args: 1 / 0)
+    parts = [str(path) for path in shards.glob("*.tar")]
+    with pytest.raises(ZeroDivisionError):
+        build_manifest(parts, target)
+    monkeypatch.undo()
+    done: list[int] = []
+    build_manifest(parts, target, progress=lambda state: done.append(state.parts_done))
+    assert done[0] == 0

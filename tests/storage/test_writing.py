@@ -20,7 +20,7 @@ from pipegraph.errors import DataError, GraphError, LoaderClosedError
 from pipegraph.storage import LocalFile, build_manifest, local, pack_shards
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.manifest import Manifest
-from pipegraph.storage.writing import PackProgress
+from pipegraph.storage.writing import PackProgress, pack_folder
 from pipegraph.storage.writing.pack_sources import PackSource, source_of
 from pipegraph.storage.writing.tar_encoder import header
 
@@ -511,3 +511,18 @@ def test_many_shards_are_packed_again_with_few_files_open(
     assert most - before <= 64 // 8
     source.close()
     assert len(open_descriptors()) == before
+
+
+def test_a_pack_that_another_process_ends_meanwhile_is_complete(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = pack_folder.Journal
+
+    def behind_the_other(*args: Any) -> Any:
+        monkeypatch.setattr(pack_folder, "Journal", journal)
+        pack_shards(photos, tmp_path / "out", size="100 kB", workers=1)
+        return journal(*args)
+
+    monkeypatch.setattr(pack_folder, "Journal", behind_the_other)
+    manifest = pack_shards(photos, tmp_path / "out", size="100 kB", workers=1)
+    assert len(manifest) == 300 and not list((tmp_path / "out").glob("*.partial"))

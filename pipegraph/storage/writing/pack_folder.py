@@ -116,6 +116,10 @@ class PackFolder(Closing):
             for record in self._journal.records:
                 self._continue(record)
             if not self._journal.records:
+                if self._was_completed():  # by another process, meanwhile
+                    self.complete = True
+                    self.close()
+                    return
                 self._check_empty()
                 self._note({"settings": self.settings, "given": given})
             self._remove_partial()
