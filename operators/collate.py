@@ -36,10 +36,9 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 
 def collate(items: Sequence[Any], rules: Any = None, field: str = "") -> Any:
-    """The batch of some samples; see the module docstring.
+    """The batch of some samples, at least one; see the module docstring.
 
     Args:
-        items: samples of one shape of tree, at least one.
         rules: what fills arrays and lists of numbers up to the largest of the batch, a value or a ``Pad``; None makes
             arrays of several shapes an error and leaves lists as they are. A mapping gives one per field name, or a
             function that makes the field of the list of its values.

@@ -103,12 +103,10 @@ def pack(items: Sequence[Any]) -> Columns | None:
 def columns_of(
     items: Sequence[Any], kept: Callable[[str], bool] | None = None, field: str = "", alone: bool = False
 ) -> Columns:
-    """Samples as columns; fields in which they are not alike, and those that have no columns, are kept.
+    """Samples as columns; fields in which they are not alike, and those that have no columns or are ``kept``, stay
+    values.
 
-    Args:
-        kept: of a field's name, whether its values are not to be looked into.
-        field: where in the sample this is.
-        alone: without the samples; raises ``_NoColumns`` where anything would have to be kept.
+    ``alone``: without the samples; raises ``_NoColumns`` where anything would have to be kept.
     """
     first = items[0]
     kind: Any = type(first)

@@ -147,13 +147,7 @@ def _callables(function: Any) -> tuple[Any, Any]:
 
 
 class _Function(Operator, UserFunctions):
-    """What the three share: calling the function with what it asks for.
-
-    Args:
-        function: gets the plain item (a sample or a batch); with a parameter ``rng`` also its own
-            ``numpy.random.Generator``. An ``async def`` function runs on the stage's event loop, as many at
-            once as the stage has workers.
-    """
+    """What the three share: calling the function with what it asks for."""
 
     facts = Fact.SEEDS_ITSELF
 

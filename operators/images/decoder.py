@@ -20,31 +20,22 @@ ImageHWC = npt.NDArray[np.uint8]
 
 
 class ImageBackend(Protocol):
-    """Decodes one region of one image into memory that the caller owns.
-
-    One backend object serves any number of threads at once: what a thread
-    needs again (scratch memory, decoder handles) is kept per thread.
-    """
+    """Decodes one region of one image into memory that the caller owns; thread-safe."""
 
     name: str
 
     def decode_into(
         self, data: Buffer, header: Header, window: CropWindow, out: ImageHWC, interpolation: Interpolation
     ) -> None:
-        """Decode ``window`` of the image and scale it to fill ``out``.
+        """Decode ``window`` of the image, whose header ``probe`` has read, and scale it to fill ``out``.
 
         Args:
-            data: the encoded image.
-            header: what ``probe(data)`` said.
-            window: region of the oriented image, inside it, and whether to mirror it.
-            out: uint8 (height, width, channels), each row contiguous; 3 channels
-                for RGB, 1 for greyscale. Every byte is written, or an error is raised
-                and the content is undefined.
-            interpolation: how pixels are scaled. Shrinking: ``"nearest"`` skips pixels;
-                ``"area"`` averages them; ``"linear"`` and ``"cubic"`` are widened by the
-                scale in Pillow, and in the other backends average whole blocks first
-                where the scale is two or more (three in one direction alone). ``"antialias"``
-                is Pillow's linear filter on the pixels at full scale, and of all backends the same.
+            out: uint8 (height, width, channels), each row contiguous; 3 channels for RGB, 1 for greyscale. Every byte
+                is written, or an error is raised and the content is undefined.
+            interpolation: shrinking, ``"nearest"`` skips pixels; ``"area"`` averages them; ``"linear"`` and ``"cubic"``
+                are widened by the scale in Pillow, and in the other backends average whole blocks first where the scale
+                is two or more (three in one direction alone). ``"antialias"`` is Pillow's linear filter at full scale,
+                on all backends.
 
         Raises:
             DecodeError: the image is truncated, broken, or of a kind that is not decoded.

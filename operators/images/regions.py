@@ -26,17 +26,12 @@ class RegionDecoder(Protocol):
     def decode(
         self, data: Buffer, header: Header, region: Region, factor: int, channels: int
     ) -> ImageHWC | None:
-        """The pixels of ``region``, shrunk by ``factor``.
-
-        Args:
-            data, header: the encoded image, ``header.plain`` and ``header.complete``.
-            region: in stored rows and columns, inside the image.
-            factor: 1, 2, 4 or 8; above 1 for JPEGs only.
-            channels: 1 (grey) or 3 (RGB).
+        """The pixels of ``region`` (stored rows and columns, inside the image), shrunk by ``factor``, of a JPEG if
+        above 1.
 
         Returns:
-            uint8 (rows, columns) or (rows, columns, channels), valid until this
-            thread's next call; ``None`` where the decoder cannot do it.
+            uint8 (rows, columns) or (rows, columns, channels), valid until this thread's next call; None where the
+            decoder cannot do it.
         """
         ...
 
@@ -44,11 +39,8 @@ class RegionDecoder(Protocol):
 class RegionBackend:
     """A backend that decodes no more than it must; Pillow decodes what is unusual or broken.
 
-    Args:
-        name: as in ``DecodeImage(backend=name)``.
-        exact: decodes JPEG regions at full scale.
-        reduced: decodes JPEG regions at 1/2, 1/4 and 1/8.
-        other: decodes plain images of other formats.
+    ``exact`` and ``reduced`` decode regions of JPEGs, at full scale and at 1/2, 1/4 and 1/8; ``other`` those of other
+    formats.
     """
 
     def __init__(self, name: str, exact: RegionDecoder, reduced: RegionDecoder, other: RegionDecoder) -> None:

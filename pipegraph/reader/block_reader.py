@@ -109,10 +109,8 @@ class BlockReader:
             self.release(entry)
 
     def acquire(self, number: int, epoch: int, step: Any) -> BlockEntry:
-        """A loaded block, which stays until :meth:`release`; blocks until it is there.
-
-        Args:
-            step: of the sample for which it is wanted, or None where that is not known.
+        """A loaded block, which stays until :meth:`release`; blocks until it is there. ``step``: for which it is
+        wanted, if known.
 
         Raises:
             Cancelled: the run is over.
@@ -270,11 +268,8 @@ class BlockReader:
     def _grow(self, entry: BlockEntry, nbytes: int) -> None:
         """Record how many bytes a running load holds now; waits until there is room for them.
 
-        If several need more than there is, the one begun first continues as soon as the blocks being read are
-        released; the others give way. So one of them always finishes.
-
-        Raises:
-            MemoryLimitError: there is no room for it even alone.
+        If several need more than there is, the one begun first continues as soon as the blocks being read are released;
+        the others give way. So one of them always finishes, or there is a MemoryLimitError: no room for it even alone.
         """
         with self._lock:
             while not self._table.grow(entry, nbytes, self._planner.schedule):

@@ -46,13 +46,9 @@ class BlockEntry:
     Attributes:
         nbytes: what it counts of the budget.
         first: the tick for which it is fetched.
-        asked: when its loading was asked for.
-        wanted: when a worker first waited for it; None if none did.
-        there: when it was ready.
+        asked, wanted, there: when its loading was asked for, a worker first waited for it, and it was ready.
         fresh: not used yet.
-        awaited: a worker waits for it.
         pins: uses that have not ended.
-        value: what samples are read from, once it is ready.
         raised_at: the (epoch, step) pairs at which its error was raised.
     """
 

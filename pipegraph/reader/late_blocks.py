@@ -50,14 +50,12 @@ class LateBlocks(Report):
         standing: float,
         cold_start: bool,
     ) -> None:
-        """A block is used for the first time since it was loaded.
+        """A block is used for the first time since it was loaded, for this step of this rank (-1 where that is not
+        known).
 
         Args:
-            step: of this rank, for which it was wanted; -1 where that is not known.
-            wanted: when a worker first found it missing; None if none did.
-            there: when it was ready.
+            wanted, there: when a worker first found it missing, if one did, and when it was ready.
             standing: seconds in which at least one worker waited, since the stage began to read.
-            cold_start: it belongs to the cold start of a run.
         """
         us = 0 if wanted is None else max(0, round((there - wanted) * 1e6))
         with self._lock:

@@ -47,11 +47,8 @@ class Once(Generic[T]):
         return Once, (self._make,)  # a copied or pickled graph makes its own
 
     def get(self, stopping: Stopping | None = None, make: Callable[[], T] | None = None) -> T:
-        """The value; the first caller makes it, others wait, and make it themselves if the first fails.
-
-        Args:
-            stopping: ends the wait with ``LoaderClosedError``.
-            make: how this caller would make it, so that its pipeline's stop ends that.
+        """The value; the first caller makes it (with ``make``, so that its pipeline's stop ends that), others wait
+        until they are stopped, and make it themselves if the first fails.
 
         Raises:
             DataError: a signal handler asks, and has interrupted its own thread in making it.
@@ -172,14 +169,8 @@ def find_manifest(
     missing: Missing = "error",
     stopping: Stopping | None = None,
 ) -> Found:
-    """The manifest of these parts, in their order, and where it was found.
-
-    Args:
-        given: a manifest, its path or URL, or None: then one beside the shards is looked for, and for local
-            parts one is made.
-        options: of the store, for remote parts.
-        missing: what happens where shards are missing.
-        stopping: ends it with ``LoaderClosedError``.
+    """The manifest of these parts, in their order, and where it was found: ``given`` (itself, or its path or URL), or
+    the one beside the shards; for local parts one is made.
 
     Raises:
         GraphError: remote parts without a manifest.

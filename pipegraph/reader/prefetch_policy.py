@@ -74,16 +74,12 @@ class RecentDurations:
 def start_in(
     until_s: float | None, lead_s: float | None, ahead: int, nbytes: int, free_bytes: int
 ) -> float | None:
-    """Seconds after which to start loading the next part, 0 for now.
-
-    None where that does not depend on time: there are no bytes for it, or little is measured and one part is there.
+    """Seconds after which to start loading the next part, 0 for now; None where that does not depend on time.
 
     Args:
         until_s: until it is needed; None before the first measurement of the pace.
         lead_s: ``RecentDurations.lead`` of load times, from start to end; None while few are known.
         ahead: parts after the one in use that are loading or loaded already.
-        nbytes: of the part.
-        free_bytes: that more parts may take.
     """
     if until_s is None or lead_s is None:
         # One part ahead is always needed, more may not be.

@@ -16,10 +16,7 @@ class RankSteps:
     """One epoch's steps on one rank, as a ``ShardSelect`` deals them.
 
     Attributes:
-        epoch: its number.
-        seed: the graph's.
-        start: the first step that is dealt.
-        stop: the steps that the epoch has left for the rank.
+        start, stop: the first step that is dealt, and the steps that the epoch has left for the rank.
         blocks: the block (or whole part) that each of the steps first..last-1 reads, int64.
         history: pairs (world size, samples per rank) consumed before step 0.
     """

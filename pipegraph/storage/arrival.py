@@ -72,8 +72,7 @@ class FileArrival(_Arrival):
 class MemoryArrival(_Arrival, ShardFile):
     """A sink that keeps the pieces, and once `mismatch` has found all of them the file that they make.
 
-    The pieces are never joined: to copy a block of hundreds of megabytes would hold the GIL for
-    as long as that takes, and with it every other thread.
+    They are never joined: copying hundreds of megabytes would hold the GIL for as long as that takes.
     """
 
     def __init__(self, name: str, nbytes: int, crc32c: int | None) -> None:

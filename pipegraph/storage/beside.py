@@ -81,14 +81,9 @@ def numbers_in(listed: Sequence[Part], parts: Sequence[Part]) -> list[int | None
 
 
 def missing_shards(listed: Sequence[Part], found: Sequence[Part], named: PartsLike) -> list[str]:
-    """The shards that are listed and are not there, though they have places that folders, patterns or lists name.
+    """The listed shards that are not among those found, though they have places that folders, patterns or lists name.
 
     A list of files stands for its folder: most come from a glob. A brace range, and one file, stand for themselves.
-
-    Args:
-        listed: all the shards of a manifest.
-        found: the parts that are there.
-        named: what the user named.
     """
     numbers = numbers_in(listed, found)
     known = set(numbers)

@@ -14,15 +14,9 @@ from .shard_files import LocalFile, ShardFile
 
 @dataclass(frozen=True)
 class Cacheable:
-    """What may be cached: a range of a part.
+    """What may be cached: a range of a part, with what is known of the part.
 
-    Args:
-        uri: of the part.
-        nbytes: length of the range.
-        offset: first byte of the range in the part.
-        part_nbytes: size of the part, if known.
-        version: of the part, if known (`Part.version`). Of several versions of the same bytes a cache keeps the newest.
-        crc32c: of the range's bytes, if known.
+    Of several versions of the same bytes a cache keeps the newest.
     """
 
     uri: str

@@ -12,13 +12,7 @@ NextUse = Callable[[str], float]
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """One file in a cache folder, as found there.
-
-    Args:
-        name: of the entry.
-        nbytes: on disk.
-        used_ns: when it was opened last, by the wall clock.
-    """
+    """One file in a cache folder, as found there; ``used_ns``: when it was opened last, by the wall clock."""
 
     name: str
     nbytes: int
@@ -30,11 +24,9 @@ def eviction_order(
 ) -> list[CacheEntry]:
     """The entries that may go, first to go first.
 
-    The one whose next use lies farthest ahead goes first (Belady, "A study of
-    replacement algorithms for a virtual-storage computer", 1966: with the future
-    known, nothing hits more often); among those never used again the least
-    recently used. An entry needed no later than the incoming one stays: making room
-    for a far prefetch at its cost would only move the miss forward. ``incoming`` is 0 if it is waited for.
+    The one whose next use lies farthest ahead (Belady, "A study of replacement algorithms for a virtual-storage
+    computer", 1966), among those never used again the least recently used. One needed no later than the incoming entry
+    (0 if that is waited for) stays: making room for a far prefetch at its cost would only move the miss forward.
     """
     uses = [(next_use(e.name), e) for e in entries]
     may_go = [(use, e) for use, e in uses if use == math.inf or use > incoming]

@@ -21,11 +21,7 @@ BESIDES = ("readme*", "license*", "licence*", "thumbs.db", "desktop.ini", "md5su
 class FileList:
     """The files of a folder, sorted by path.
 
-    Args:
-        root: the folder.
-        paths: relative to it, with ``/``; they serve as keys.
-        classes: names of the class folders, sorted; empty without classes.
-        labels: int64 (files,), the class of each file, or None without classes.
+    ``paths`` are relative to ``root``, with ``/``, and serve as keys; ``labels``, int64 (files,), number ``classes``.
     """
 
     root: str
@@ -50,17 +46,14 @@ def list_files(
     pattern: str | Sequence[str] | None = None,
     classes: Literal["auto", True, False] = "auto",
 ) -> FileList:
-    """The files below `root`, hidden ones left out; links to folders are followed, once each.
+    """The files below `root`, hidden ones left out; links to folders are followed, once each. Arguments as of
+    ``ListFiles``.
 
-    Args:
-        pattern: as of ``ListFiles``; the ``*`` of one on paths stands for any folders too. By default all but
-            ``BESIDES``.
-        classes: the first folder of a path is the file's class, numbered in sorted order as torchvision's ImageFolder
-            does. ``"auto"``: where no file lies directly in `root` and there are at least two such folders.
+    With ``classes="auto"`` the first folder of a path is the file's class if no file lies directly in `root` and there
+    are at least two such folders; classes are numbered in sorted order, as torchvision's ImageFolder does.
 
     Raises:
-        DataError: no such folder, no file in it, or ``classes=True`` with files
-            outside class folders; names the folder and the pattern.
+        DataError: no such folder, no file in it, or ``classes=True`` with files outside class folders.
     """
     root = os.fspath(root)
     if not os.path.isdir(root):

@@ -74,13 +74,8 @@ class OpenFiles:
 class LocalParts:
     """Opens local parts so that any number of them can be in use. Thread-safe.
 
-    Args:
-        max_open: parts, and entries of a cache, open at once; an eighth each of what the process may
-            open by default, so that several readers fit beside what the training opens.
-
-    Attributes:
-        parts: the open ones.
-        entries: open ones of a cache.
+    At most ``max_open`` parts, and as many entries of a cache, are open at once: by default an eighth each of what the
+    process may open, so that several readers fit beside what the training opens.
     """
 
     def __init__(self, max_open: int | None = None) -> None:
@@ -98,9 +93,8 @@ class LocalParts:
         return PartFile(part, self)
 
     def matches(self, file: PartFile, block: Block, crc32c: int) -> int | None:
-        """None if a block's bytes have this checksum, else the one they have.
-
-        What was found right is not read again for as long as the file is the same.
+        """None if a block's bytes have this checksum, else the one they have; not read again while the file is the
+        same.
         """
         what = (file.name, block.offset, block.nbytes, crc32c)
         now = file.version()

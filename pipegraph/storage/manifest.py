@@ -37,14 +37,7 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PartIndex:
-    """What is known of one part.
-
-    Args:
-        part: uri and size in bytes.
-        blocks: in order, together all its samples.
-        crc32c: of the whole part, or None if nobody computed it.
-        block_crc32c: of each block's bytes; empty if nobody computed them.
-    """
+    """What is known of one part: its blocks are all its samples in order; checksums are None, or empty, if unknown."""
 
     part: Part
     blocks: tuple[Block, ...]
@@ -60,11 +53,7 @@ class PartIndex:
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> PartIndex:
-        """The reverse of `to_json`.
-
-        Raises:
-            ValueError, TypeError, KeyError: the record is not one.
-        """
+        """The reverse of `to_json`; raises ValueError, TypeError or KeyError for what is none."""
         return Manifest.from_records([record]).part_index(0)
 
 
@@ -171,9 +160,8 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Names, sizes and layout as one hash: the data in which a position identifies a sample.
-
-        Neither the folder nor checksums count, so that a dataset keeps its digest when it is copied or indexed anew.
+        """Names, sizes and layout as one hash, the same when a dataset is copied or indexed anew: what a position is
+        in.
         """
         return self._hash(self.first_block, self.block_offsets, self.block_samples)
 
@@ -230,8 +218,7 @@ class Manifest:
     def from_records(records: Iterable[dict[str, Any]], folder: str | None = None) -> Manifest:
         """The manifest of parts as `PartIndex.to_json` gives them; memory for arrays only.
 
-        Raises:
-            ValueError, TypeError, KeyError: a record is not one.
+        Raises ValueError, TypeError or KeyError for a record that is none.
         """
         parts, part_crcs = [], array("q")
         first_block, columns = array("q", [0]), [array("q") for _ in range(4)]
@@ -353,8 +340,7 @@ def _whole(values: Any) -> Int64Array:
 def _parse(file: IO[bytes]) -> tuple[dict[str, Any], Iterable[dict[str, Any]]]:
     """Everything but the parts, and the parts: line by line where they lie as `dumps` writes them.
 
-    A manifest of two million blocks is eight million numbers, which as Python objects take
-    ten times the memory that a rank has for them.
+    The numbers of two million blocks as Python objects would take ten times the memory that a rank has for them.
     """
     first = file.readline()
     if not first.rstrip().endswith(b'"parts": ['):

@@ -17,19 +17,11 @@ from .stores import Pending, StoreClient, safe_url
 
 @final
 class RemoteFile(ShardFile):
-    """Reads in order go through pieces that are fetched ahead; others are ranges of their own.
+    """An object. Reads in order go through pieces that are fetched ahead; others are ranges of their own.
 
-    `read_at` is thread-safe; a file that several read in order at
-    different places is read ahead for none of them.
-
-    Args:
-        part: where its size is known the store is asked at the first read only.
-        store: must outlive the file.
-        keep_nbytes: of what was read in order, keep at least this much, for a second look.
-
-    Raises (also from the first read):
-        StoreError: there is no such object, or no way to it.
-        DataError: its size is not `part.size`.
+    `read_at` is thread-safe; a file that several read in order at different places is read ahead for none of them. At
+    least `keep_nbytes` of what was read in order are kept, for a second look. Where the part's size is known, the store
+    is asked, and raises what is wrong, at the first read only.
     """
 
     def __init__(self, part: Part, store: StoreClient, *, keep_nbytes: int = 0) -> None:
@@ -110,10 +102,6 @@ def identify(part: Part, store: StoreClient | None = None) -> Part:
 
 def open_part(part: Part, store: StoreClient | None = None, *, keep_nbytes: int = 0) -> ShardFile:
     """Open a part for reading; the caller closes it.
-
-    Args:
-        store: reads remote parts; it must outlive the file.
-        keep_nbytes: as `RemoteFile`.
 
     Raises:
         DataError: a part is missing, or its size or version is not the one it should have.

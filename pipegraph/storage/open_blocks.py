@@ -43,21 +43,11 @@ def open_block(
     cache: BlockCache | None = None,
     local: LocalParts | None = None,
 ) -> ShardFile:
-    """Open a part for ``format.read(file, block)``, whose bytes are local when this returns.
+    """Open a part for ``format.read(file, block)``, whose bytes are local when this returns. Blocks for the download.
 
-    A local part is read in place unless there is a cache (then it is taken to lie on slow
-    storage, such as a mounted cluster file system); its checksum is computed once for as long as the file is the
-    same. Anything else is fetched whole: into
-    the cache, or, without one or where that has no room, into memory. Reads outside
-    the block, such as Parquet's footer, go to the part itself.
-
-    Blocks for as long as the download takes, in the calling thread.
-
-    Args:
-        crc32c: of the block's bytes, if known: checked, and fetched again if wrong.
-        store: for a remote part; it must outlive the file.
-        local: opens local parts and entries of the cache, few at a time, and knows which blocks were found right; by
-            default each call is on its own.
+    A local part is read in place unless there is a cache (then it is taken to lie on slow storage); its checksum is
+    computed once for as long as the file is the same. Anything else is fetched whole: into the cache, or, without one
+    or where that has no room, into memory. Reads outside the block, such as Parquet's footer, go to the part itself.
 
     Raises:
         ChecksumError: the bytes never matched `crc32c`.

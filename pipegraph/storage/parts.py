@@ -68,10 +68,10 @@ class Part:
 
 
 def file_version(status: os.stat_result) -> str:
-    """The `Part.version` of a local file: inode, modification time, change time.
+    """The `Part.version` of a local file: inode, modification time, change time, which shows a write before a `touch`.
 
-    The last shows a write that was followed by setting the modification time back. A link or a change of mode moves
-    it too: what only reads again for it may go by it, and an error goes by `written_again`.
+    A link or a change of mode moves the last too: what only reads again for it may go by it; an error by
+    `written_again`.
     """
     return f"{status.st_ino}-{status.st_mtime_ns}-{status.st_ctime_ns}"
 
@@ -96,14 +96,12 @@ def expand_parts(
     """The parts that `parts` names, in the order given; globs and folders sorted by name.
 
     Args:
-        parts: a path, URL, pattern, folder, or an iterable of these.
-        store: for URLs that must be listed (globs, and folders, which end in ``/``); else
-            one is made from the environment.
+        store: lists URLs (globs, and folders, which end in ``/``); else one is made from the environment.
         missing: ``"skip"`` reads the folder of a pack that has not ended too.
 
     Raises:
-        DataError: nothing matches, a named file is missing, a pattern is
-            malformed, or the pack into a folder has not ended; names the pattern and the folder searched.
+        DataError: nothing matches, a file is missing, a pattern is malformed, a folder's shards have different formats,
+            or the pack into it has not ended; names the pattern and the folder.
     """
     found: list[Part] = []
     folders = dict[str, None]()

@@ -114,11 +114,9 @@ class Requests:
         offset: int = 0,
         data: io.BytesIO | None = None,
     ) -> T:
-        """A request, as often as it takes.
+        """A request that moves `nbytes`, as often as it takes.
 
-        Args:
-            nbytes: that it moves, for the deadline.
-            offset, data: of a range, and what has come of it; failures before the last progress do not count.
+        Of a range, what has come of it is in `data`: failures before the last progress do not count.
         """
         loop = asyncio.get_running_loop()
         begun, failures, came = loop.time(), 0, 0

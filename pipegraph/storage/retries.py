@@ -35,8 +35,6 @@ class Backoff:
 
         Args:
             failures: so far, at least 1; those before the last progress do not count.
-            elapsed_s: since the first try began.
-            nbytes: length of the transfer.
             draw: uniform in [0, 1).
         """
         bound = min(self.max_s, self.first_s * 2.0 ** min(failures - 1, 60))
@@ -46,12 +44,10 @@ class Backoff:
 
 
 class Hedge:
-    """Decides when a second, equal request is worth its cost.
+    """Decides when a second, equal request is worth its cost. Not thread-safe.
 
-    As in Dean and Barroso, "The Tail at Scale", 2013: after the 95th percentile of what
-    requests took, so that about one in twenty is asked twice; and never
-    more than that many, so that an overloaded store is not loaded further.
-    Not thread-safe.
+    As in Dean and Barroso, "The Tail at Scale", 2013: after the 95th percentile of what requests took; and of at most
+    one in twenty, so that an overloaded store is not loaded further.
     """
 
     WINDOW: Final = 128
@@ -90,8 +86,5 @@ class Hedge:
 
 
 def jitter() -> float:
-    """A draw for `Backoff.delay`; the one place here that is not pure.
-
-    Never seeded: ranks that fail together must not draw the same delays.
-    """
+    """A draw for `Backoff.delay`, never seeded: ranks that fail together must not draw the same delays."""
     return random.SystemRandom().random()

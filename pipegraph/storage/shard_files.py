@@ -35,14 +35,7 @@ STREAM_NBYTES: Final = 1 << 18
 
 
 class ShardFile(Closing, ABC):
-    """The bytes of one shard.
-
-    `read_at` is thread-safe.
-
-    Attributes:
-        name: path or URL, for messages.
-        size: bytes.
-    """
+    """The bytes of one shard, with its size and, for messages, its path or URL. `read_at` is thread-safe."""
 
     name: str
     size: int
@@ -51,11 +44,7 @@ class ShardFile(Closing, ABC):
 
     @abstractmethod
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """Exactly `nbytes` bytes from `offset`.
-
-        Raises:
-            ShardError: the shard ends before that.
-        """
+        """Exactly `nbytes` bytes from `offset`; raises ShardError if the shard ends before that."""
 
     @abstractmethod
     def close(self) -> None:
@@ -83,11 +72,10 @@ class ShardFile(Closing, ABC):
 
 @final
 class LocalFile(ShardFile):
-    """A file, read in place with ``pread``: no memory is held and no position shared.
+    """A file, read in place with ``pread``: no memory is held, no position shared, and the GIL is free while the disk
+    works.
 
-    ``pread`` and not ``mmap``: a file cut short under a map kills the process
-    (SIGBUS) where ``pread`` gives an error, and it releases the GIL
-    while the disk works.
+    Not ``mmap``: a file cut short under a map kills the process (SIGBUS) where ``pread`` gives an error.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -156,9 +144,7 @@ class BytesFile(ShardFile):
 class OverlayFile(ShardFile):
     """A shard of which one range lies elsewhere, such as a cached block.
 
-    Reads inside the range go to `inner` (whose first byte is the range's),
-    all others to `base`: so a format finds a block's bytes at the offsets
-    they have in the shard, and a footer where it always is. Closes both.
+    So a format finds a block's bytes at the offsets that they have in the shard, and a footer where it always is.
     """
 
     def __init__(self, base: ShardFile, offset: int, inner: ShardFile) -> None:

@@ -68,12 +68,11 @@ class Space:
     def reserve(
         self, what: Cacheable, fd: int, next_use: NextUse, names: Callable[[], Collection[str]]
     ) -> str | None:
-        """Make room for an entry and claim it on disk.
+        """Make room for an entry and claim it on disk: `fd` is of its file in ``partial/``, which the caller has
+        locked.
 
-        Args:
-            fd: of the file for it, in ``partial/``, locked by the caller.
-            names: of this process's entries on their way to disk, which count as entries that are there. Asked for
-                under the lock: while it is waited for, others come.
+        `names` gives this process's entries on their way to disk, which count as entries that are there. It is asked
+        under the lock: while that is waited for, others come.
 
         Returns:
             None; or, where one of them should go next, its name: ask again once it has arrived.

@@ -136,11 +136,7 @@ class StoreClient(Closing):
         return self._result(head())
 
     def expect(self, part: Part) -> None:
-        """From now on every answer must be of the part's size and version, as far as they are known.
-
-        Raises:
-            DataError, StoreError: answers were of others.
-        """
+        """From now on every answer must be of the part's size and version, as far as known, else it is a DataError."""
         self._versions.expect(part)
 
     def identify(self, part: Part) -> Part:
@@ -226,10 +222,8 @@ class StoreClient(Closing):
         return bytes(data)
 
     def download(self, url: str, offset: int, nbytes: int, sink: Sink) -> None:
-        """Read a range in parallel pieces and hand each to `sink`, in this thread.
-
-        At most `parallel` pieces are held. Positions given to the sink count from
-        `offset`. Raises as `submit`.
+        """Read a range in parallel pieces, handed to `sink` in this thread by their place in the range. Raises as
+        `submit`.
         """
         starts = iter(range(0, nbytes, self.range_nbytes))
         pending: dict[Pending[bytes], int] = {}
@@ -252,9 +246,9 @@ class StoreClient(Closing):
     def submit(self, url: str, offset: int, nbytes: int) -> Pending[bytes]:
         """Begin to read one range; `Pending.result` waits for its bytes.
 
-        A transfer that was cut resumes where it was, one that stalls is begun anew from
-        there, and one that is slow is asked for twice. All bytes of an object that a client reads are of one version:
-        that of its first answer, or of what was expected.
+        A transfer that was cut resumes where it was, one that stalls is begun anew from there, and one that is slow is
+        asked for twice. All bytes of an object that a client reads are of one version: the expected one, or that of its
+        first answer.
 
         Raises (from ``result``):
             StoreError: missing, not allowed, changed meanwhile, or no bytes within the deadline.

@@ -36,12 +36,8 @@ Values = Callable[[int, int], list[Any]]
 
 @dataclass(frozen=True)
 class IpcMessage:
-    """One message of a stream.
-
-    Args:
-        start, body, stop: where it, its buffers, and what follows it begin.
-        kind: schema or batch.
-        metadata: the flatbuffer; its table of this kind is at `at`.
+    """One message: where it, its buffers and what follows begin; its kind; and its flatbuffer, whose table is at
+    `at`.
     """
 
     start: int
@@ -206,9 +202,9 @@ class _ColumnReader:
         return read
 
     def column(self, kind: Any, nested: bool = False) -> tuple[Values, int]:
-        """The values of the next column, which is of this type, and how many there are.
+        """The values of the next column, and how many there are.
 
-        As in Parquet's columns nulls of floats are NaN, also in lists of floats, but not in other ``nested`` values.
+        As in Parquet nulls of floats are NaN, also in lists of floats, but not in other ``nested`` values.
         """
         rows, nulls = next(self._nodes)
         types = importlib.import_module("pyarrow").types

@@ -31,14 +31,11 @@ def arrow_errors() -> tuple[type[Exception], ...]:
 
 
 def converter(kind: Any, copied: bool = True, fill: Any = None) -> Convert:
-    """How columns of an Arrow type are turned to values.
+    """How columns of an Arrow type are turned to values, with ``fill`` (of :func:`filling`) in place of nulls.
 
-    Args:
-        fill: in place of nulls, from :func:`filling`.
-        copied: arrays own their values; else they lie in Arrow's memory where their type allows, and are read-only.
-
-    Raises (from what is returned):
-        ShardError: a list of integers has a null inside, for which NumPy has no value, and no filling.
+    Arrays own their values, unless not ``copied``: then they lie in Arrow's memory where their type allows, read-only.
+    What is returned raises ShardError for a list of integers with a null inside, for which NumPy has no value, and no
+    filling.
     """
     inside, value = fill if isinstance(fill, ListFilling) else (None, fill)
     convert = _unfilled(kind, copied, inside)

@@ -64,9 +64,8 @@ def _row_group(group: dict[int, Any], size: int) -> RowGroup:
 
 
 class _Compact:
-    """Thrift's compact protocol; structs as dicts from field number to value.
-
-    Each value takes at least a byte, so that a length that lies ends in an IndexError.
+    """Thrift's compact protocol; structs as dicts by field number. Each value takes a byte: lengths that lie end
+    early.
     """
 
     def __init__(self, data: bytes) -> None:

@@ -91,12 +91,9 @@ class BlockSamples(Sequence[Row]):
 
 
 class PlacedRows(BlockSamples[Sample]):
-    """Samples that lie one behind the other, each decoded from its own bytes.
+    """Samples that lie one behind the other, each decoded from its own bytes and their place in the file.
 
-    Args:
-        start: where the first one begins.
-        places: where each begins, from there on, and at last where the last one ends.
-        decode: the bytes of a sample, and where they lie, to the sample.
+    ``places`` says where each begins, from ``start`` on, and at last where the last one ends.
     """
 
     def __init__(

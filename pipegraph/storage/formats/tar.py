@@ -79,11 +79,7 @@ class _TarBlock(BlockSamples[Sample]):
 
 
 class _Window:
-    """Bytes of a file through a buffer that moves forward.
-
-    Large fields go straight to the caller, since through the buffer they would be
-    copied twice; between them the buffer is short, among small fields it grows.
-    """
+    """Bytes of a file through a buffer that moves forward; large fields go past it, not to be copied twice."""
 
     def __init__(self, file: ShardFile, stop: int, nbytes: int) -> None:
         self._file, self._stop, self._limit = file, stop, nbytes

@@ -50,22 +50,15 @@ def _refuse_packed(read: Read, offset: int, stop: int, file_name: str) -> None:
 
 
 def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) -> Iterator[Member]:
-    """The regular files between two offsets, which must be member boundaries.
+    """The regular files between two member boundaries: (name, start of its first header, start of its data, size).
 
-    Yields (name, start of its first header, start of its data, size), offsets
-    and sizes in bytes.
-
-    Folders and volume labels are passed over. The walk ends at a zero block
-    or at `stop`.
-
-    Args:
-        read: gives exactly n bytes from an offset.
-        marker: `stop` is the archive's end, so the zero block must be there: without
-            it a shard cut short between two members would lose samples unseen.
+    Folders and volume labels are passed over. The walk ends at a zero block or at `stop`. With ``marker`` that is the
+    archive's end, so the zero block must be there: without it a shard cut short between two members would lose samples
+    unseen.
 
     Raises:
-        ShardError: a broken header, a member that runs past `stop`, a link,
-            device, pipe or sparse file, or a path that is absolute or has "..".
+        ShardError: a broken header, a member that runs past `stop`, a link, device, pipe or sparse file, or a path that
+            is absolute or has "..".
     """
     # Headers of one shard differ little: each checksum field is looked at once.
     sums: dict[bytes, int] = {}
@@ -165,8 +158,7 @@ def _check_rest(read: Read, start: int, stop: int, file_name: str) -> None:
 def _adler_low(sum_field: bytes) -> int:
     """The low half of the adler32 of a header with this checksum field; -1 if none has it.
 
-    That half is 1 + the sum of the bytes, modulo 65521, at C speed. The checksum is the
-    sum with its own field as spaces.
+    That half is 1 + the sum of the bytes, modulo 65521, at C speed; the checksum has its own field as spaces.
     """
     try:
         wanted = int(sum_field.strip(b" \0"), 8)

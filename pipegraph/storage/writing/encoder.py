@@ -15,16 +15,12 @@ Sample = Mapping[str, Any]
 
 
 class Encoder(ABC):
-    """Writes one shard to a file. The same samples give the same bytes.
-
-    Args:
-        kinds: of the fields; empty without columns.
-        size: about how many bytes a shard has.
+    """Writes one shard of about `size` bytes to a file. The same samples give the same bytes.
 
     Attributes:
         format: the name by which users ask for it.
         shard_name: of a shard, by its number; its suffix is that of a registered format, which reads it.
-        has_columns: whether all samples have the same fields, of one kind each.
+        has_columns: whether all samples have the same fields, of one of the ``kinds`` each.
         samples: written so far.
     """
 
@@ -38,10 +34,8 @@ class Encoder(ABC):
 
     @abstractmethod
     def encode(self, sample: Sample, number: int) -> Any:
-        """What :meth:`add` takes, and of which :meth:`size` tells the bytes.
-
-        Args:
-            number: of the sample in the dataset: its key, where it has none.
+        """What :meth:`add` takes, and of which :meth:`size` tells the bytes; the sample's number is its key, where it
+        has none.
 
         Raises:
             DataError: the format has no place for a value; names the field.

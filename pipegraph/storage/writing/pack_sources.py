@@ -34,11 +34,7 @@ _HELD_NBYTES: Final = 1 << 30
 
 
 class PackSource(ABC):
-    """Samples by their number: each worker reads its own.
-
-    Attributes:
-        nbytes: of each sample in a tar, int64 (samples,), where that is known without reading them.
-    """
+    """Samples by their number: each worker reads its own. ``nbytes``: of each in a tar, int64, where that is known."""
 
     nbytes: np.ndarray[Any, np.dtype[np.int64]] | None = None
 

@@ -32,11 +32,8 @@ _CHECKED_EVERY = 64
 
 @dataclass(frozen=True)
 class Job:
-    """What all workers need.
-
-    Args:
-        source: where samples come from; as bytes on its way to a process that was not forked.
-        lock_fd: a descriptor that only the parent may keep, since it holds the folder's lock.
+    """What all workers need: the source, as bytes on its way to a process that was not forked, and ``lock_fd``, which
+    only the parent may keep, since it holds the folder's lock.
     """
 
     source: PackSource | bytes
