@@ -37,12 +37,10 @@ class Turn:
         return Turn, ()
 
     def begin(self, items: Any, epoch: int, state: Any = None) -> DrawnItems:
-        """Begin to read ``items`` in an epoch; ``set_epoch`` is called first where there is one.
+        """Begin to read ``items`` in an epoch, from ``state`` if there is one; ``set_epoch`` is called first where it
+        exists.
 
         Another loader may set another epoch, or load another state, as soon as the first item is there, and no sooner.
-
-        Args:
-            state: one of ``items`` or of its iterator, to resume from.
         """
         resumable = _is_resumable(items) and not isinstance(items, Iterator)
         if not resumable and not hasattr(items, "set_epoch"):
@@ -73,11 +71,7 @@ class Turn:
 
 
 class DrawnItems:
-    """What is read of an iterable in one pass.
-
-    Attributes:
-        items: those that are left.
-    """
+    """What is read of an iterable in one pass: ``items`` are those that are left."""
 
     def __init__(self, items: Iterator[Any], resumable: Any = None, turn: Turn | None = None) -> None:
         self.items = items

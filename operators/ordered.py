@@ -40,10 +40,8 @@ def digest_of(names: Iterable[str]) -> str:
 
 
 class OrderedSource(Source, Neighbours, UserData):
-    """A random-access source whose order is one of ``pg.order``.
-
-    Args:
-        order: gets the graph's seed and the pass's epoch as they are.
+    """A random-access source whose order, one of ``pg.order``, gets the graph's seed and the pass's epoch as they
+    are.
     """
 
     facts = Fact.SEEDS_ITSELF | Fact.TRUSTED

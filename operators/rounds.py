@@ -38,13 +38,8 @@ def round_of(chunk: Chunk) -> int:
 
 
 class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, UserData, UserFunctions):
-    """Another source ``count`` times in each epoch, each time in the order of an epoch of its own.
-
-    It cannot continue at another world size.
-
-    Args:
-        source: what is read.
-        count: rounds in an epoch; None is endless, until a round has no item.
+    """Another source ``count`` times in each epoch (None: endlessly, until a round has no item), each time in the order
+    of an epoch of its own. It cannot continue at another world size.
     """
 
     facts = Fact.ONE_WORLD_SIZE

@@ -136,10 +136,7 @@ def holds_blocks(select: ShardSelect, cache: NodeCache | None) -> bool:
 
 
 def check_memory(order: LaneOrder, select: ShardSelect, context: Context) -> None:
-    """Raise MemoryLimitError, before anything is read, if a rank's remote blocks cannot be held in memory.
-
-    Local ones are decoded again where they had to go.
-    """
+    """Raise MemoryLimitError, before anything is read, if a rank's remote blocks cannot be held in memory."""
     manifest, limit = select.manifest(), int(memory_of(context) * SHARE)
     if int(manifest.block_nbytes.sum()) <= limit:
         return

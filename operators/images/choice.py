@@ -55,10 +55,7 @@ def open_backend(name: str) -> ImageBackend:
 
 
 def family_of(name: str) -> str:
-    """Backends of one family give the same bytes: ``"pillow"``, or ``"opencv"`` for all others; opens nothing.
-
-    It belongs to what a state must agree with.
-    """
+    """Backends of one family give the same bytes, which a state must agree with; opens nothing."""
     return "pillow" if name == "pillow" or (name == "auto" and not installed("cv2")) else "opencv"
 
 
@@ -113,12 +110,8 @@ _ROUNDS = 4
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured: JPEG regions per second of one thread, by decoder in order of preference.
-
-    Attributes:
-        exact: at full scale.
-        reduced: at half scale, of the decoders that can.
-        broken: decoders that are installed but could not be loaded.
+    """What was measured: JPEG regions per second of one thread, by decoder in order of preference: ``exact`` at full
+    scale, and ``reduced`` at half scale of those that can. ``broken`` ones are installed but could not be loaded.
     """
 
     exact: Mapping[str, float]

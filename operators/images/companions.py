@@ -140,11 +140,7 @@ def _moved(points: Any, cut: CropWindow, size: tuple[int, int]) -> Any:
 
 @dataclass(frozen=True)
 class Companions:
-    """Which fields follow an image, by kind.
-
-    Attributes:
-        region: the name of a field that says what was cut out, or None.
-    """
+    """Which fields follow an image, by kind, and the name of a field that says what was cut out."""
 
     masks: tuple[str, ...] = ()
     boxes: tuple[str, ...] = ()

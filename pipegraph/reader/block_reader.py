@@ -22,7 +22,7 @@ from pipegraph.errors import LoaderClosedError
 from pipegraph.reader.block_sources import BlockSource
 from pipegraph.reader.block_table import BlockEntry, BlockState, BlockTable
 from pipegraph.reader.late_blocks import LateBlocks, Standing
-from pipegraph.reader.prefetcher import FETCHERS, PrefetchPlanner
+from pipegraph.reader.schedule import FETCHERS, ReadSchedule
 from pipegraph.reader.uses import RankSteps, Uses
 
 
@@ -56,7 +56,7 @@ class BlockReader:
         self._cancelled = self._closed = False
         self._events = 0
         self._threads: list[concurrency.Thread] = []
-        self._planner = PrefetchPlanner(source, self._table, clock())
+        self._steps = ReadSchedule(source.stride, clock(), source.steps_per_block)
         self._late_blocks = late_blocks or LateBlocks()
         self._late_blocks.begin(clock())
         self._standing = Standing()
@@ -76,7 +76,7 @@ class BlockReader:
     def new_run(self) -> None:
         """Forget the deals so far; loaded blocks stay."""
         with self._lock:
-            self._planner.restart(self._clock())
+            self._steps = self._steps.restarted(self._clock())
             self._late_blocks.new_run()
             for entry in self._queue:
                 self._table.drop(entry)
@@ -88,7 +88,7 @@ class BlockReader:
     def dealt(self, deal: RankSteps) -> None:
         """Append an epoch's steps behind those of the deal before."""
         with self._lock:
-            self._planner.schedule.add(deal)
+            self._steps.add(deal)
             for entry in self._table:
                 # Errors of finished epochs are not requested again.
                 entry.raised_at = {at for at in entry.raised_at if at[0] >= deal.epoch - 1}
@@ -136,7 +136,7 @@ class BlockReader:
             if not self._source.in_memory:
                 return 0
             self._source.beside = nbytes
-            self._table.make_room(0, self._planner.schedule)
+            self._table.make_room(0, self._steps)
             self._replan()
             used = sum(
                 entry.nbytes for entry in self._table if entry.pins and entry.state is BlockState.READY
@@ -160,7 +160,7 @@ class BlockReader:
     def _reached(self, epoch: int, step: Any) -> None:
         """Note how far the epoch has come."""
         now = self._clock()
-        if self._planner.reached(epoch, step, now, self._standing.total(now)):
+        if step.__class__ is int and self._steps.reached(epoch, step, now, self._standing.total(now)):
             self._replan()
 
     def _wait_for(self, number: int, epoch: int, step: Any) -> BlockEntry:
@@ -172,7 +172,7 @@ class BlockReader:
                         raise Cancelled
                     entry = self._table.get(number)
                     if entry is None:
-                        entry = self._table.add(number, self._planner.schedule.tick, self._clock())
+                        entry = self._table.add(number, self._steps.tick, self._clock())
                         if self._source.fetched:
                             self._await(entry)
                             self._queue.appendleft(entry)
@@ -214,7 +214,7 @@ class BlockReader:
 
     def _await(self, entry: BlockEntry) -> None:
         entry.awaited = True
-        entry.first = min(entry.first, self._planner.schedule.tick)
+        entry.first = min(entry.first, self._steps.tick)
         if entry.wanted is None:
             entry.wanted = self._clock()
 
@@ -229,14 +229,14 @@ class BlockReader:
                 entry.there,
                 now,
                 self._standing.total(now),
-                self._planner.schedule.in_cold_start,
+                self._steps.in_cold_start,
             )
 
     # -- loading ---------------------------------------------------------------------------------
 
     def _load(self, entry: BlockEntry) -> None:
         """Load one block. Called with the lock held, which is released meanwhile."""
-        self._table.begin(entry, self._planner.schedule)
+        self._table.begin(entry, self._steps)
         began = self._clock()
         self._lock.release()
         gave_way = False
@@ -255,8 +255,9 @@ class BlockReader:
                 self._queue.appendleft(entry)
             elif entry.value is not None or entry.file is not None:
                 entry.there = self._clock()
-                self._table.loaded(entry, self._planner.schedule)
-                self._planner.loaded(entry, began)
+                self._table.loaded(entry, self._steps)
+                self._steps.loads.add(entry.there - entry.asked)
+                self._steps.transfers.add(entry.there - began)
                 self._count("blocks loaded", 1)
             else:
                 # Without an error: the reader closes, or an inline worker was interrupted.
@@ -272,7 +273,7 @@ class BlockReader:
         the others give way. So one of them always finishes, or there is a MemoryLimitError: no room for it even alone.
         """
         with self._lock:
-            while not self._table.grow(entry, nbytes, self._planner.schedule):
+            while not self._table.grow(entry, nbytes, self._steps):
                 if self._closed:
                     raise LoaderClosedError("the pipeline was closed while a block was read")
                 if nbytes > self._source.budget():
@@ -299,12 +300,12 @@ class BlockReader:
     def _may_load(self, entry: BlockEntry) -> bool:
         if not self._table.may_begin(entry):
             return False
-        schedule = self._planner.schedule
+        steps = self._steps
         return (
             entry.awaited
-            or entry.first <= schedule.tick
-            or schedule.in_first_stride(entry.first)  # a first batch needs a block of each lane
-            or len(self._table.loading) < self._planner.at_once()
+            or entry.first <= steps.tick
+            or steps.in_first_stride(entry.first)  # a first batch needs a block of each lane
+            or len(self._table.loading) < steps.at_once()
         )
 
     def _sweep(self) -> None:
@@ -329,8 +330,8 @@ class BlockReader:
             with self._lock:
                 if self._closed:
                     return
-                events, schedule = self._events, self._planner.schedule
-                draw, place = self._planner.next_draw(), schedule.place()
+                events, schedule = self._events, self._steps
+                draw, place = schedule.next_draw(), schedule.place()
             if place is not None:
                 self._source.follow(*place)
             if draw is not None:
@@ -348,7 +349,7 @@ class BlockReader:
 
     def _start_due(self) -> float | None:
         """Start the loads that are due; returns the seconds until the next one is due, if known."""
-        while isinstance(started := self._planner.next_start(self._clock()), BlockEntry):
+        while isinstance(started := self._table.next_start(self._steps, self._clock()), BlockEntry):
             self._queue.append(started)
             self._work.notify()
         return started

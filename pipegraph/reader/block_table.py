@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from pipegraph.reader.block_sources import BlockSource
+from pipegraph.reader.prefetch_policy import start_in
 from pipegraph.reader.schedule import DRAWN_AT_ONCE, ReadSchedule
 from pipegraph.storage import ShardFile
 
@@ -190,6 +191,25 @@ class BlockTable:
         if entry.file is not None:
             self.doomed.append(entry.file)
         entry.file = entry.value = None
+
+    def next_start(self, schedule: ReadSchedule, now: float) -> BlockEntry | float | None:
+        """The next block to load now, in the table already; else the seconds after which to ask again, if known."""
+        upcoming = schedule.next_upcoming(self)
+        if upcoming is None:
+            return None
+        first, number = upcoming
+        nbytes, free_bytes = self._source.held_nbytes(number), self.free_bytes(schedule)
+        if schedule.in_first_stride(first) and nbytes <= free_bytes:
+            due_s: float | None = 0.0
+        else:
+            pace = schedule.pace
+            until_s = None if pace is None else (first - schedule.tick) * pace - (now - schedule.tick_at)
+            ahead = sum(entry.first > schedule.tick for entry in self)
+            due_s = start_in(until_s, schedule.loads.lead, ahead, nbytes, free_bytes)
+        if due_s != 0:
+            return due_s
+        schedule.upcoming.popleft()
+        return self.add(number, first, now)
 
     def free_bytes(self, schedule: ReadSchedule) -> int:
         """Bytes that upcoming blocks may take: the budget without the blocks that are still needed."""

@@ -1,10 +1,12 @@
-"""The current step, and the blocks of the next ones: the decisions of a ``BlockReader``, without its threads.
+"""The current step, the blocks of the next ones, and how quickly both come: the decisions of a ``BlockReader``,
+without its threads.
 
 Steps of consecutive epochs are counted on one axis of *ticks*. The caller passes times in, and holds a lock.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Container
 from typing import Final, NamedTuple
@@ -22,6 +24,10 @@ UPCOMING: Final = 2
 """Blocks not yet started that should be known of."""
 
 
+FETCHERS: Final = 16
+"""Most blocks being loaded at once."""
+
+
 class Draw(NamedTuple):
     """Steps of a deal whose blocks are to be found next; ``base`` is the tick of its step 0."""
 
@@ -37,24 +43,49 @@ class ReadSchedule:
     Args:
         stride: steps over which the pace is measured.
         now: seconds on any clock that only grows.
+        steps_per_block: about how many steps lie between the first uses of two consecutive blocks.
 
     Attributes:
-        tick: the latest one asked for; before the first, the one before it.
-        tick_at: when that was.
+        tick, tick_at: the latest one asked for (before the first, the one before it), and when.
         scanned: ticks below this are known.
         upcoming: (first tick, number) of blocks to come, in that order.
+        strides: seconds per step, of the latest strides.
+        loads, transfers: of blocks, from being asked for, and from the start of the transfer, to being there.
     """
 
-    def __init__(self, stride: int, now: float) -> None:
+    def __init__(self, stride: int, now: float, steps_per_block: float = 1.0) -> None:
+        self.strides, self.loads, self.transfers = RecentDurations(), RecentDurations(), RecentDurations()
+        self._stride, self._steps_per_block = stride, steps_per_block
         self.tick, self.tick_at = -1, now
         self.scanned = 0
         self.upcoming: deque[tuple[int, int]] = deque()
-        self._stride = stride
         self._opens_until = 0
         self._deals: list[tuple[int, RankSteps]] = []  # (tick of step 0, deal)
         self._last_use: dict[int, int] = {}  # the last tick at which each block is known to be read
         self._drawn: deque[Uses] = deque()  # the ticks of each draw that are not over yet
         self._stride_from, self._stride_at, self._stride_waited = 0, now, 0.0
+
+    def restarted(self, now: float) -> ReadSchedule:
+        """That of another run, with the measurements of this one."""
+        other = ReadSchedule(self._stride, now, self._steps_per_block)
+        other.strides, other.loads, other.transfers = self.strides, self.loads, self.transfers
+        return other
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds per step, without the longest strides: a pause of training must not make blocks look less urgent."""
+        return self.strides.trimmed_mean
+
+    def at_once(self) -> int:
+        """How many loads to run at the same time, beside those that workers wait for.
+
+        One, if that keeps up: parallel loads share the bandwidth, so that the one needed first ends late. Several, if a
+        transfer takes longer than a block lasts, for example because of latency.
+        """
+        transfer, pace = self.transfers.mean, self.pace
+        if not transfer or not pace:
+            return 1
+        return min(FETCHERS, math.ceil(transfer / (pace * self._steps_per_block)))
 
     def add(self, deal: RankSteps) -> None:
         """An epoch's steps follow those of the one before."""
@@ -77,12 +108,10 @@ class ReadSchedule:
         """Whether a step to come belongs to the run's first stride, of which no pace is known."""
         return self.in_cold_start and tick < self._opens_until
 
-    def reached(self, epoch: int, step: int, now: float, waited: float, strides: RecentDurations) -> bool:
+    def reached(self, epoch: int, step: int, now: float, waited: float) -> bool:
         """Note that a step is requested; returns whether another stride has ended and its pace was measured.
 
-        Args:
-            waited: seconds spent waiting for blocks so far, which are not training.
-            strides: get the stride's seconds per step.
+        ``waited`` are the seconds spent waiting for blocks so far, which are not training.
         """
         tick = next((base + step for base, deal in self._deals if deal.epoch == epoch), -1)
         if tick <= self.tick:
@@ -95,7 +124,7 @@ class ReadSchedule:
         steps = tick - self._stride_from
         if steps < self._stride:
             return False
-        strides.add(max(0.0, now - self._stride_at - (waited - self._stride_waited)) / steps)
+        self.strides.add(max(0.0, now - self._stride_at - (waited - self._stride_waited)) / steps)
         self._stride_from, self._stride_at, self._stride_waited = tick, now, waited
         return True
 
@@ -119,15 +148,11 @@ class ReadSchedule:
                 return tick
         return None
 
-    def next_draw(self, pace_s: float | None, lead_s: float | None) -> Draw | None:
-        """The steps to look at next, or None where enough is known.
-
-        Args:
-            pace_s: seconds per step; lead_s: how long before its first use a block is started. None: not measured.
-        """
-        ahead = self.scanned - max(self.tick, 0)
+    def next_draw(self) -> Draw | None:
+        """The steps to look at next, or None where enough is known."""
+        ahead, pace, lead = self.scanned - max(self.tick, 0), self.pace, self.loads.lead
         # What is needed later than twice the lead is not to be started now.
-        reach = max(AHEAD, 2 * lead_s / pace_s) if pace_s and lead_s is not None else AHEAD
+        reach = max(AHEAD, 2 * lead / pace) if pace and lead is not None else AHEAD
         if ahead >= DRAWN_AT_ONCE and (len(self.upcoming) >= UPCOMING or ahead >= reach):
             return None
         for base, deal in self._deals:

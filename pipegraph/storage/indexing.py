@@ -57,9 +57,8 @@ def index_part(
     block_nbytes: int = BLOCK_NBYTES,
     broken: Broken | None = None,
 ) -> PartIndex:
-    """Find the blocks of one part, and on the same pass its checksums.
-
-    Without `checksums` only headers are read, where the format allows it. `broken` as in `build_manifest`.
+    """Find the blocks of one part, and on the same pass its checksums, without which only headers are read where the
+    format allows it. `broken` as in `build_manifest`.
     """
     form = form or format_of(part)
     size = Part(part.uri, file.size)

@@ -104,19 +104,27 @@ def expand_parts(
             or the pack into it has not ended; names the pattern and the folder.
     """
     found: list[Part] = []
-    folders = dict[str, None]()
+    complete = set[str]()
+
+    def check(folder: str) -> None:
+        if missing != "skip" and folder not in complete:
+            refuse_unfinished(folder)
+            complete.add(folder)
+
     for one in [parts] if isinstance(parts, str | os.PathLike) else parts:
         if isinstance(one, Part):
             found.append(one)
             continue
-        named = list(_expand_one(os.fspath(one), store, missing))
-        folders.update((os.path.dirname(part.uri) or ".", None) for part in named if part.is_local)
+        name = os.fspath(one)
+        if not is_url(name):  # before it is listed: a pack may end meanwhile
+            path = local_path(name)
+            check(path if os.path.isdir(path) else os.path.dirname(path) or ".")
+        named = list(_expand_one(name, store, missing))
+        for folder in {os.path.dirname(part.uri) or ".": None for part in named if part.is_local}:
+            check(folder)
         found += named
     if not found:
         raise DataError("parts: expected at least one shard, got an empty list")
-    if missing != "skip":
-        for folder in folders:
-            refuse_unfinished(folder)
     return found
 
 

@@ -60,12 +60,11 @@ def unfinished(folder: str, continuation: str) -> DataError:
 
 
 def _first_record(path: str) -> Mapping[str, Any]:
-    """Of a journal; empty where a process was stopped before, or while, it wrote it."""
-    with open(path, "rb") as lines:
-        line = next((line for line in itertools.islice(lines, 100) if line.strip()), b"{}")
+    """Of a journal; empty where a process was stopped before, or while, it wrote it, and where it has just ended."""
     try:
-        record = json.loads(line)
-    except ValueError:
+        with open(path, "rb") as lines:
+            record = json.loads(next((line for line in itertools.islice(lines, 100) if line.strip()), b"{}"))
+    except (FileNotFoundError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pipegraph.errors import GraphError, MissingExtraError
-from pipegraph.operators.images.dali_runners import DaliError, open_dali
+from pipegraph.operators.dali import DaliError, open_dali
 
 needs_dali = pytest.mark.skipif(
     importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None,
@@ -168,11 +168,11 @@ def test_a_pipeline_reads_its_inputs_where_they_lie(apart):
 @needs_dali
 def test_a_pipelines_outputs_are_delivered_where_they_lie(runner, chunk, monkeypatch):
     made = []
-    whole = "pipegraph.operators.images.dali_runners._from_list"
-    from pipegraph.operators.images import dali_runners as dali
+    whole = "pipegraph.operators.dali._from_list"
+    from pipegraph.operators import dali
 
     if not hasattr(runner, "_pipeline"):
-        whole = "pipegraph.operators.images.dali_runners._from_batch"
+        whole = "pipegraph.operators.dali._from_batch"
     convert = getattr(dali, whole.rsplit(".", 1)[1])
 
     def noted(result):

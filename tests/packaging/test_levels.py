@@ -163,5 +163,5 @@ def test_only_devices_and_dali_name_a_vendor():
         if any(map(names_a_vendor, ast.walk(tree))):
             found.add(str(path.relative_to(ROOT)))
     elsewhere = {each for each in found if not each.startswith("pipegraph/device/")}
-    assert elsewhere == {"operators/images/dali_runners.py", "pipegraph/cli/doctor.py"}
+    assert elsewhere == {"operators/dali.py", "pipegraph/cli/doctor.py"}
     assert len((ROOT / "pipegraph/device/cuda.py").read_text().splitlines()) < 120

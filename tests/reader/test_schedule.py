@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from pipegraph.reader.block_table import BlockEntry, BlockTable
-from pipegraph.reader.prefetch_policy import RecentDurations
-from pipegraph.reader.prefetcher import PrefetchPlanner
+from pipegraph.reader.prefetch_policy import MIN_MEASUREMENTS
 from pipegraph.reader.schedule import AHEAD, DRAWN_AT_ONCE, ReadSchedule
 from pipegraph.reader.uses import RankSteps, Uses
 
@@ -17,7 +16,7 @@ def deal(blocks: list[int], epoch: int = 0, start: int = 0) -> RankSteps:
 
 def look(schedule: ReadSchedule, there: set[int] | None = None) -> None:
     """Draw until enough is known."""
-    while (draw := schedule.next_draw(None, None)) is not None:
+    while (draw := schedule.next_draw()) is not None:
         uses = Uses.of(draw.deal.blocks(draw.first, draw.last), draw.base + draw.first)
         schedule.merge(uses, draw.base + draw.last, there or set())
 
@@ -31,41 +30,41 @@ def test_blocks_come_by_their_first_use_across_epochs() -> None:
 
 
 def test_a_block_is_needed_up_to_its_last_known_use() -> None:
-    schedule, pace = ReadSchedule(stride=256, now=0.0), RecentDurations()
+    schedule = ReadSchedule(stride=256, now=0.0)
     schedule.add(deal([1, 2, 1, 2, 3, 3]))
     look(schedule)
     assert schedule.needs(1)
     assert not schedule.needs(4)
-    schedule.reached(0, 3, 1.0, 0.0, pace)
+    schedule.reached(0, 3, 1.0, 0.0)
     assert not schedule.needs(1)
     assert schedule.needs(2)
 
 
 def test_what_is_there_or_asked_for_already_is_not_upcoming() -> None:
-    schedule, pace = ReadSchedule(stride=256, now=0.0), RecentDurations()
+    schedule = ReadSchedule(stride=256, now=0.0)
     schedule.add(deal([1, 2, 3, 4]))
     look(schedule, there={2})
-    schedule.reached(0, 0, 1.0, 0.0, pace)
+    schedule.reached(0, 0, 1.0, 0.0)
     assert schedule.next_upcoming({2}) == (2, 3)
     assert schedule.next_upcoming({2, 3}) == (3, 4)
 
 
 def test_the_pace_leaves_out_the_time_spent_waiting_for_blocks() -> None:
-    schedule, pace = ReadSchedule(stride=10, now=0.0), RecentDurations()
+    schedule = ReadSchedule(stride=10, now=0.0)
     schedule.add(deal([0] * 100))
-    assert not schedule.reached(0, 5, 1.0, 0.0, pace)
-    assert schedule.reached(0, 10, 25.0, 5.0, pace)
-    assert pace.trimmed_mean == pytest.approx(2.0)
-    assert schedule.reached(0, 20, 30.0, 5.0, pace)
-    assert pace.trimmed_mean == pytest.approx((2.0 + 0.5) / 2)
+    assert not schedule.reached(0, 5, 1.0, 0.0)
+    assert schedule.reached(0, 10, 25.0, 5.0)
+    assert schedule.pace == pytest.approx(2.0)
+    assert schedule.reached(0, 20, 30.0, 5.0)
+    assert schedule.pace == pytest.approx((2.0 + 0.5) / 2)
 
 
 def test_steps_of_other_epochs_and_earlier_ones_change_nothing() -> None:
-    schedule, pace = ReadSchedule(stride=1, now=0.0), RecentDurations()
+    schedule = ReadSchedule(stride=1, now=0.0)
     schedule.add(deal([0] * 10))
-    assert schedule.reached(0, 4, 1.0, 0.0, pace)
-    assert not schedule.reached(0, 2, 2.0, 0.0, pace)
-    assert not schedule.reached(7, 9, 3.0, 0.0, pace)
+    assert schedule.reached(0, 4, 1.0, 0.0)
+    assert not schedule.reached(0, 2, 2.0, 0.0)
+    assert not schedule.reached(7, 9, 3.0, 0.0)
     assert schedule.tick == 4
     place = schedule.place()
     assert place is not None
@@ -77,7 +76,10 @@ def test_it_looks_no_further_than_what_may_matter() -> None:
     schedule.add(deal([0] * (3 * AHEAD)))
     look(schedule)
     assert AHEAD <= schedule.scanned <= AHEAD + DRAWN_AT_ONCE
-    assert schedule.next_draw(1e-3, 2 * AHEAD * 1e-3) is not None  # loads take so long that more matters
+    schedule.strides.add(1e-3)
+    for _ in range(MIN_MEASUREMENTS):
+        schedule.loads.add(2 * AHEAD * 1e-3)
+    assert schedule.next_draw() is not None  # loads take so long that more matters
     schedule = ReadSchedule(stride=256, now=0.0)
     schedule.add(deal(list(range(3 * AHEAD))))
     look(schedule)
@@ -98,21 +100,20 @@ class Tens:
 
 def test_a_block_that_its_worker_has_not_begun_stays_though_others_have_gone_on() -> None:
     table = BlockTable(Tens())  # type: ignore[arg-type]
-    planner = PrefetchPlanner(Tens(), table, 0.0)  # type: ignore[arg-type]
-    schedule = planner.schedule
+    schedule = ReadSchedule(Tens.stride, 0.0, Tens.steps_per_block)
     schedule.add(deal([0, 1, 2, 3]))
     look(schedule)
     for number in (0, 1):
-        entry = planner.next_start(0.0)
+        entry = table.next_start(schedule, 0.0)
         assert isinstance(entry, BlockEntry)
         assert entry.number == number
         table.begin(entry, schedule)
         table.loaded(entry, schedule)
-    planner.reached(0, 1, 1.0, 0.0)  # the worker of step 1 is first
+    schedule.reached(0, 1, 1.0, 0.0)  # the worker of step 1 is first
     one = table.get(1)
     assert one is not None
     table.use(one)
     one.fresh = False
-    assert planner.next_start(1.0) is None
+    assert table.next_start(schedule, 1.0) is None
     table.make_room(10, schedule)
     assert 0 not in table  # a worker that waits for a block comes first

@@ -1,12 +1,14 @@
 """From what a user writes to a list of parts."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipegraph.errors import DataError
-from pipegraph.storage import StoreClient
+from pipegraph.storage import StoreClient, parts, side_files
 from pipegraph.storage.parts import Part, expand_braces, expand_parts
+from pipegraph.storage.side_files import JOURNAL, SETTINGS
 
 
 @pytest.fixture
@@ -169,3 +171,38 @@ def test_a_folder_of_a_store_with_shards_of_two_formats_is_refused_too() -> None
         ):
             expand_parts("memory://mixed/shards/", store=store)
         assert names(expand_parts("memory://mixed/shards/*.npy", store=store)) == ["b.npy"]
+
+
+def test_a_pack_that_ends_while_its_folder_is_listed_is_not_taken_for_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was listed before its end lacks shards; the manifest that is there by then hides nothing."""
+    folder = filled(tmp_path / "out", "shard-000000.tar", JOURNAL)
+    listed = parts._folder
+
+    def then_it_ends(*args: Any) -> list[Part]:
+        found = list(listed(*args))
+        (folder / "shard-000001.tar").write_bytes(b"x")
+        (folder / SETTINGS).write_bytes(b"{}")
+        (folder / JOURNAL).unlink()
+        return found
+
+    monkeypatch.setattr(parts, "_folder", then_it_ends)
+    with pytest.raises(DataError, match="the pack into this folder has not ended"):
+        expand_parts(folder)
+
+
+def test_a_pack_that_ends_while_it_is_asked_about_is_an_error_that_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = filled(tmp_path / "out", "shard-000000.tar", JOURNAL)
+    asked = side_files.unfinished_pack
+
+    def then_it_ends(*args: Any) -> str | None:
+        found = asked(*args)
+        (folder / JOURNAL).unlink()
+        return found
+
+    monkeypatch.setattr(side_files, "unfinished_pack", then_it_ends)
+    with pytest.raises(DataError, match="the pack into this folder has not ended"):
+        expand_parts(folder)
