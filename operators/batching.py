@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from numbers import Number
 from types import CoroutineType
 from typing import Any, final
 
@@ -22,7 +21,6 @@ from pipegraph.global_generators import Draws
 from pipegraph.integers import amount, integer
 from pipegraph.operators.collate import batch_of, collate as stack
 from pipegraph.operators.columns import pack
-from pipegraph.operators.padding import ByField, Pad, only_fills
 from pipegraph.parameters import function_name, not_awaited, plain_function
 from pipegraph.tree import map_leaves, own_memory
 
@@ -156,11 +154,14 @@ class Batch(_Groups, BundleRegroup, LengthByRanks, Planned, UserFunctions):
             raise GraphError(
                 "Batch: give pad or collate, not both: pad is for the batches and fields that Batch makes itself"
             )
-        for value in pad.values() if isinstance(pad, Mapping) else () if pad is None else (pad,):
-            if not isinstance(value, Pad | Number):
-                raise GraphError(
-                    f"Batch: pad must be a number, an ops.Pad, or a mapping from field to one of these, got {value!r}"
-                )
+        named = pad if isinstance(pad, Mapping) else {}
+        self._rules: Any = pad
+        if pad is not None or fields:
+            from pipegraph.operators.padding import ByField, check_pad
+
+            check_pad(pad)
+            if fields:
+                self._rules = ByField({**named, **fields}, None if named else pad)
         if cost is not None:
             plain_function(cost, "Batch: cost", "a sample")
             amount(limit, "Batch: limit", refusal=GraphError)
@@ -169,8 +170,6 @@ class Batch(_Groups, BundleRegroup, LengthByRanks, Planned, UserFunctions):
         self.drop_last = bool(drop_last)
         self.collate = None if isinstance(collate, Mapping) else collate
         self._fields = dict(fields)
-        named = pad if isinstance(pad, Mapping) else {}
-        self._rules = ByField({**named, **fields}, None if named else pad) if fields else pad
         self.cost, self.limit, self.pad = cost, limit, pad
         self.facts |= Fact.SEEDS_ITSELF if cost is None else Fact.OUT_OF_STEP
         if cost is None and self._rules is None and collate is None:
@@ -246,7 +245,15 @@ class Batch(_Groups, BundleRegroup, LengthByRanks, Planned, UserFunctions):
         return self._add(bundle, bundle.count)
 
     def packing(self) -> Callable[[list[Any]], Any] | None:
-        return pack if self.collate is None and not self._fields and only_fills(self.pad) else None
+        return pack if self.collate is None and not self._fields and self._only_fills() else None
+
+    def _only_fills(self) -> bool:
+        """Whether equal sizes stay as they are, and no field is added."""
+        if self.pad is None:
+            return True
+        from pipegraph.operators.padding import only_fills
+
+        return only_fills(self.pad)
 
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
         if self.cost is None:

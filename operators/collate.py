@@ -20,15 +20,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from pipegraph.errors import DataError
 from pipegraph.operators.columns import SCALARS, Columns, columns_of, dtype_of, is_a_tuple, joined_name
-from pipegraph.operators.padding import Pad
 from pipegraph.tree import is_dataclass_value, is_namedtuple, rebuilt
+
+if TYPE_CHECKING:
+    from pipegraph.operators.padding import Pad
 
 _NUMERIC = "biufc"
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -65,23 +67,32 @@ def batch_of(parts: Sequence[Columns], rules: Any, field: str = "", named: bool 
     first = parts[0]
     if isinstance(first.data, dict):
         return _batch_of_fields(parts, rules, field)
+    pad = _pad(rule)
     made = _end_to_end(parts)
     if made is None:
-        made = _batch_of_values(_rows(parts), rule.value if isinstance(rule, Pad) else rule, field)
-    if rule.__class__ is not Pad or not isinstance(made, torch.Tensor) or made.dim() < 2:
+        made = _batch_of_values(_rows(parts), rule if pad is None else pad.value, field)
+    if pad is None or not isinstance(made, torch.Tensor) or made.dim() < 2:
         return made
-    if (rule.mask or rule.lengths) and not named:
+    if (pad.mask or pad.lengths) and not named:
         raise DataError(
             f"{_where(field)}: Pad(mask=..., lengths=...) adds fields, and here there is no dict to add them to; make "
             "the samples dicts with a Map before Batch"
         )
     longest = made.shape[1]
-    size = rule.size(longest, field)
+    size = pad.size(longest, field)
     if size == longest:
         return made
-    grown = _full(made, (len(made), size, *made.shape[2:]), rule.value, field)
+    grown = _full(made, (len(made), size, *made.shape[2:]), pad.value, field)
     grown[:, :longest] = made
     return grown
+
+
+def _pad(rule: Any) -> Pad | None:
+    if rule is None:
+        return None
+    from pipegraph.operators.padding import Pad
+
+    return rule if isinstance(rule, Pad) else None
 
 
 def _columns(items: Sequence[Any], rules: Any, field: str) -> Columns:
@@ -154,9 +165,9 @@ def _batch_of_fields(parts: Sequence[Columns], rules: Any, field: str) -> Any:
     for name in first.data:
         columns, within = [part.data[name] for part in parts], joined_name(field, name)
         made[name] = value = batch_of(columns, rules, within, named)
-        rule = None if rules is None else _rule(rules, within)
-        if named and rule.__class__ is Pad and isinstance(value, torch.Tensor) and value.dim() > 1:
-            added = rule.fields(str(name), [len(each) for each in _rows(columns)], value.shape[1])
+        pad = None if rules is None else _pad(_rule(rules, within))
+        if named and pad is not None and isinstance(value, torch.Tensor) and value.dim() > 1:
+            added = pad.fields(str(name), [len(each) for each in _rows(columns)], value.shape[1])
             taken = next((each for each in added if each in first.data or each in beside), None)
             if taken is not None:
                 raise DataError(

@@ -19,7 +19,8 @@ from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
 from pipegraph.operators.drawn_items import SHARED, Turn
 from pipegraph.operators.ordered import OrderedSource, order_of
-from pipegraph.order import Order, StridedOrder
+from pipegraph.order.base import Order
+from pipegraph.order.strided_order import StridedOrder
 from pipegraph.tree import copy_containers
 
 ITEMS_AT_ONCE = 16

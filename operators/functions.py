@@ -20,7 +20,6 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import Draws, enter_worker
 from pipegraph.parameters import function_name, iterator_of, not_awaited
-from pipegraph.randomness import generator
 from pipegraph.tree import copy_containers
 
 
@@ -175,6 +174,11 @@ class _Function(Operator, UserFunctions):
             )
         self.function = function
         self.random = _takes_rng(function)
+        self._generator: Any = None
+        if self.random:
+            from pipegraph.randomness import generator
+
+            self._generator = generator
         self.depends_on = "item|random" if self.random else "item"
         self._is_async = any(map(inspect.iscoroutinefunction, _callables(function)))
         self.lacks = (BundleMap,) if self._is_async else ()
@@ -214,7 +218,7 @@ class _Function(Operator, UserFunctions):
         else:  # several are in work at once, each in a task of its own
             Draws(self._context.seed, self._context.stage).one(chunk.epoch, chunk.lineages[0])
         if self.random:
-            rng = generator(self._context.seed, chunk.epoch, chunk.lineages[0], self._context.stage)
+            rng = self._generator(self._context.seed, chunk.epoch, chunk.lineages[0], self._context.stage)
             result = self.function(chunk.data, rng=rng)
         else:
             result = self.function(chunk.data)

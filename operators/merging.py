@@ -11,10 +11,10 @@ from pipegraph.capabilities import FollowsRoute, Planned, Repeats, UserFunctions
 from pipegraph.chunk import Chunk, Cursor, Mark
 from pipegraph.contracts import Context, Fact, FanIn, FanOut, Operator, Source
 from pipegraph.errors import DataError, GraphError
+from pipegraph.hashed_keys import uniform
 from pipegraph.integers import integer
 from pipegraph.operators.rounds import Rounds, round_of
 from pipegraph.parameters import function_name, plain_function
-from pipegraph.randomness import uniform
 
 
 @final

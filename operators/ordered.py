@@ -6,15 +6,18 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipegraph.capabilities import Neighbours, UserData
 from pipegraph.contracts import Context, Drawn, Fact, History, Source
 from pipegraph.errors import GraphError
-from pipegraph.order import LaneOrder, Order, StridedOrder, total_samples
-from pipegraph.order.layout import ManifestLike
+from pipegraph.order.base import Order
+from pipegraph.order.layout import ManifestLike, total_samples
+
+if TYPE_CHECKING:
+    from pipegraph.order import LaneOrder, StridedOrder
 
 POSITIONS_AT_ONCE = 1024
 """Positions drawn from an order in one call: the cost of a draw is shared, the array stays in cache."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any, final
 
 import torch
@@ -97,6 +98,15 @@ class ByField(dict[Any, Any]):
 
     def get(self, name: Any, default: Any = None) -> Any:
         return super().get(name, self._otherwise)
+
+
+def check_pad(pad: Any) -> None:
+    """Raises GraphError for anything that ``Batch(pad=...)`` does not take."""
+    for value in pad.values() if isinstance(pad, Mapping) else () if pad is None else (pad,):
+        if not isinstance(value, Pad | Number):
+            raise GraphError(
+                f"Batch: pad must be a number, an ops.Pad, or a mapping from field to one of these, got {value!r}"
+            )
 
 
 def only_fills(pad: Any) -> bool:

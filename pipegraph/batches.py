@@ -36,7 +36,7 @@ class Whole(Generic[T]):
     value: T
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rows:
     """A note: this list or tuple has an entry per sample, as long as it is of this kind and holds entries of these."""
 

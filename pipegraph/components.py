@@ -22,7 +22,7 @@ Kind = str
 """The name of a kind, one of ``engine.kinds.KINDS``."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Context:
     """The context with which a worker opens its copy of an operator.
 

@@ -24,15 +24,17 @@ from contextvars import ContextVar
 from functools import lru_cache, partial
 from itertools import chain, islice
 from types import BuiltinMethodType, CodeType, MethodType, ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
 from pipegraph import concurrency
 from pipegraph.chunk import Chunk
-from pipegraph.first_draw import FirstDraw
-from pipegraph.randomness import key
+from pipegraph.hashed_keys import key
+
+if TYPE_CHECKING:
+    from pipegraph.first_draw import FirstDraw
 
 T = TypeVar("T")
 
@@ -242,6 +244,8 @@ def own_process() -> None:
     """Declare this process a worker's: NumPy's and Python's generators then give each sample's own numbers."""
     global _others
     if _others is None:
+        from pipegraph.first_draw import FirstDraw  # NumPy's generators: the trainer does without
+
         _others = FirstDraw(lambda: _drawing.seed_of_others())
 
 
@@ -332,12 +336,15 @@ def _look(function: Any, found: set[str], seen: set[int], depth: int) -> None:
     value = None
     for step, name in _loads(code):
         if step == "LOAD_ATTR":
-            value = vars(value).get(name) if isinstance(value, ModuleType) else None
+            if value is np and name == "random":  # which NumPy imports at its first use
+                value = np.random
+            else:
+                value = vars(value).get(name) if isinstance(value, ModuleType) else None
         else:
             value = closed.get(name, function.__globals__.get(name))
         # Ask only methods for their owner: other objects may define any attribute, or load a library to do so.
         owner = value.__self__ if isinstance(value, MethodType | BuiltinMethodType) else None
-        if owner is _NUMPY:
+        if owner is not None and owner is _numpys_own():
             found.add("numpy.random")
         elif owner is _PYTHON:
             found.add("random")
@@ -345,8 +352,13 @@ def _look(function: Any, found: set[str], seen: set[int], depth: int) -> None:
             _look(value, found, seen, depth - 1)
 
 
-_NUMPY = getattr(np.random.rand, "__self__", None)
 _PYTHON = getattr(random.random, "__self__", None)
+
+
+def _numpys_own() -> Any:
+    """NumPy's global generator; None where nobody can have it yet: its module has not been imported."""
+    module = sys.modules.get("numpy.random")
+    return None if module is None else module.rand.__self__
 
 
 @lru_cache(maxsize=512)

@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from pipegraph import graph_views
 from pipegraph.backends import backend_of
 from pipegraph.capabilities import functions_of
 from pipegraph.contracts import Component, FanIn, Operator, Source
+from pipegraph.error_policy import Policy
 from pipegraph.errors import GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import integer
 from pipegraph.parameters import carried, plain_parameters
-from pipegraph.policies import Policy
 from pipegraph.stage_spec import RESERVED, BackendName, Edge, StageSpec
 from pipegraph.units import parse_bytes
 
@@ -44,7 +43,11 @@ class Node:
     @property
     def operator(self) -> Operator | Source:
         """What the stage does."""
-        return self.graph.stages[self.name].operator
+        return self._spec.operator
+
+    @property
+    def _spec(self) -> StageSpec:
+        return self.graph.stages[self.name]
 
     @names_ours
     def then(
@@ -80,21 +83,20 @@ class Node:
 
     def __getitem__(self, output: int) -> Node:
         """Output ``output`` of a ``Route``."""
-        operator = self.operator
-        outputs = graph_views.outputs_of(operator)
+        outputs = self._spec.outputs
         if not outputs:
             raise GraphError(
-                f"stage {self.name!r}: only a Route has several outputs, {self.name!r} is a {operator.name}"
+                f"stage {self.name!r}: only a Route has several outputs, {self.name!r} is a {self.operator.name}"
             )
         if not 0 <= output < outputs:
             raise IndexError(f"stage {self.name!r}: outputs are 0..{outputs - 1}, got {output}")
         return Node(self.graph, Edge(self.name, output))
 
     def __iter__(self) -> Iterator[Node]:
-        return map(self.__getitem__, range(graph_views.outputs_of(self.operator)))
+        return map(self.__getitem__, range(self._spec.outputs))
 
     def __repr__(self) -> str:
-        output = f"[{self._edge.output}]" if graph_views.outputs_of(self.operator) else ""
+        output = f"[{self._edge.output}]" if self._spec.outputs else ""
         return f"<Node {self.name}{output}>"
 
 
@@ -370,10 +372,14 @@ class Graph:
 
     def to_networkx(self) -> networkx.DiGraph[str]:
         """The graph as a ``networkx.DiGraph``; each node has its ``spec``."""
+        from pipegraph import graph_views
+
         return graph_views.digraph(self.name, self.stages)
 
     def to_dot(self) -> str:
         """The graph in Graphviz' language."""
+        from pipegraph import graph_views
+
         return graph_views.dot(self.name, self.stages)
 
     def to_svg(self, output: Node | str | None = None) -> str:
@@ -387,9 +393,13 @@ class Graph:
         return plan_svg(self.plan(output))
 
     def _repr_html_(self) -> str:
+        from pipegraph import graph_views
+
         return graph_views.table(self.name, self.seed, self.stages)
 
     def __str__(self) -> str:
+        from pipegraph import graph_views
+
         return graph_views.text(self.name, self.seed, self.stages)
 
     def __repr__(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pipegraph.contracts import FanOut, Operator, Source
 from pipegraph.html import html_table
 from pipegraph.stage_spec import StageSpec
 
@@ -39,7 +38,7 @@ def dot(name: str, stages: Stages) -> str:
         lines.append(f"  {quoted(stage)} [label={quoted(f'{stage}: {spec.operator.name} x{spec.workers}')}];")
     for stage, spec in stages.items():
         for edge in spec.upstream:
-            label = f" [label={quoted(str(edge.output))}]" if outputs_of(stages[edge.stage].operator) else ""
+            label = f" [label={quoted(str(edge.output))}]" if stages[edge.stage].outputs else ""
             lines.append(f"  {quoted(edge.stage)} -> {quoted(stage)}{label};")
     return "\n".join([*lines, "}"])
 
@@ -59,15 +58,10 @@ def text(name: str, seed: int | None, stages: Stages) -> str:
     width = max((len(stage) for stage in stages), default=0)
     for stage, spec in stages.items():
         sources = ", ".join(
-            f"{edge.stage}[{edge.output}]" if outputs_of(stages[edge.stage].operator) else edge.stage
+            f"{edge.stage}[{edge.output}]" if stages[edge.stage].outputs else edge.stage
             for edge in spec.upstream
         )
         lines.append(
             f"  {stage:<{width}}  {type(spec.operator).__name__}" + (f"  <- {sources}" if sources else "")
         )
     return "\n".join(lines)
-
-
-def outputs_of(operator: Operator | Source) -> int:
-    """The number of outputs of a route; 0 for any other operator."""
-    return operator.outputs if isinstance(operator, FanOut) else 0

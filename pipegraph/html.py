@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 
 
 def html_table(title: str, rows: Sequence[Sequence[str]], remarks: Iterable[str] = ()) -> str:
     """A table, the first of whose rows is its head, under a title and above remarks; all texts are escaped."""
+    from html import escape  # reads a table of 2,000 names: only notebooks need it
 
     def line(row: Sequence[str], cell: str) -> str:
         return f"<tr>{''.join(f'<{cell}>{escape(text)}</{cell}>' for text in row)}</tr>"

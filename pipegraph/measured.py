@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipegraph.durations import Durations
-from pipegraph.measurements import Totals, growth
+from pipegraph.totals import Totals, growth
 
 Edge = tuple[str, int]
 """The queue into input ``index`` of a stage; ``("", 0)`` is read by the training loop."""

@@ -1,13 +1,12 @@
 """Measurements: each one declared once, and carried from a worker's counter to every view.
 
 A measurement of a stage is a field of :class:`StageProfile`: its meaning, its unit, how it is counted or computed, and
-its title in each view. The counted ones are attributes of each worker's ``Meter``. All counts travel as :data:`Totals`
-over workers, the sidecar and passes, inside a :class:`Measured`, which is all that profiles and the tuner are given.
+its title in each view. A field without a function to compute it is counted, if ``COUNTERS`` has its name. All counts
+travel as ``Totals`` inside a ``Measured``, which is all that profiles and the tuner are given.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
@@ -15,10 +14,6 @@ from typing import Any, TypeVar
 from pipegraph.backends import THREAD, StageBackend
 from pipegraph.durations import Durations
 from pipegraph.units import format_bytes, format_count, format_duration, format_rate, format_share
-
-Totals = Counter[tuple[Any, ...]]
-"""Numbers by name and place: ``("items", stage)``, ``("get", consumer, index)`` for the queue into an input. The
-training loop is the stage ``""``."""
 
 FORMATS: Mapping[str, Callable[[Any], str]] = {
     "": format_count,
@@ -41,8 +36,6 @@ class Measurement:
         views: ``"TITLE: VIEWS"``, of ``table``, ``remark`` (below the table), ``notebook``, ``live``, ``page`` (the
             report) and ``log`` (numbers for loggers).
         of: computes it from a stage's counts.
-        counted: each worker's ``Meter`` has a counter of this name, and these merge by ``sum``, or by ``max`` (an
-            interval has that of the whole life).
         log: its name for loggers, if not that of the field.
         metric: its name in OpenMetrics: counters end in ``_total``; ``name 0.5`` is a quantile of a summary.
     """
@@ -51,7 +44,6 @@ class Measurement:
     unit: str = ""
     views: str = ""
     of: Callable[[StageCounts], Any] | None = None
-    counted: Callable[[list[int]], int] | None = None
     log: str = ""
     metric: str = ""
 
@@ -142,14 +134,11 @@ class StageProfile:
         metric="stage_workers",
     )
     backend: StageBackend = measurement("where its workers run.", "text", default=THREAD)
-    items: int = measurement(
-        "chunks that it sent.", views="items: table page", counted=sum, metric="stage_items_total"
-    )
-    samples: int = measurement("samples in them.", counted=sum, metric="stage_samples_total")
+    items: int = measurement("chunks that it sent.", views="items: table page", metric="stage_items_total")
+    samples: int = measurement("samples in them.", metric="stage_samples_total")
     nbytes: int = measurement(
         "bytes of arrays, tensors and encoded data that it made.",
         "bytes",
-        counted=sum,
         metric="stage_made_bytes_total",
     )
     rate: float = measurement(
@@ -240,16 +229,14 @@ class StageProfile:
     failed: int = measurement(
         "items (on batches, samples) that failed, whatever the policy then did.",
         views="failed: remark page",
-        counted=sum,
         metric="stage_failed_total",
     )
     retried: int = measurement(
-        "tries after the first.", views="retries: remark", counted=sum, metric="stage_retried_total"
+        "tries after the first.", views="retries: remark", metric="stage_retried_total"
     )
     dropped: int = measurement(
         "items that it took and sent nothing for (filtered, skipped, or read by nobody).",
         views="dropped: remark",
-        counted=sum,
         metric="stage_dropped_total",
     )
     grown_to: int | None = measurement(
@@ -276,24 +263,3 @@ class StageProfile:
     )
     places: int = measurement("places that each of its workers should have in its queue.", default=1)
     pinned: bool = measurement("whether its output is in pinned memory.", "text", default=False)
-
-
-COUNTERS: Mapping[str, Callable[[list[int]], int]] = {
-    **dict.fromkeys(("busy_ns", "calls", "wakes", "late_ns"), sum),
-    **{name: each.counted for name, each in measurements(StageProfile).items() if each.counted},
-}
-"""The counters of one worker, with the function that merges those of several: nanoseconds of work, calls, times that
-its thread resumed after a wait and nanoseconds from its being woken to that, and those that views show."""
-
-
-def merge(first: Totals, second: Totals) -> Totals:
-    """Both together."""
-    keys = {**first, **second}
-    return Counter({key: COUNTERS.get(key[0], sum)([first[key], second[key]]) for key in keys})
-
-
-def growth(now: Totals, earlier: Totals) -> Totals:
-    """What was counted since an earlier look."""
-    return Counter(
-        {key: n if COUNTERS.get(key[0]) is max else max(0, n - earlier[key]) for key, n in now.items()}
-    )

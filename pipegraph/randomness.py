@@ -1,8 +1,7 @@
 """Counter-based random numbers, keyed by the sample and not by the worker.
 
 The key is a 128-bit BLAKE2b hash of (seed, epoch, lineage, stage); the generator is numpy's
-Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Hashed, not
-added: ``(seed=0, epoch=1)`` and ``(1, 0)`` differ.
+Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 
 What code draws from the global generators of torch, NumPy and Python is keyed alike: see ``global_generators``.
 """
@@ -10,22 +9,18 @@ What code draws from the global generators of torch, NumPy and Python is keyed a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numpy.random.bit_generator import ISpawnableSeedSequence
 
-
-def key(*parts: Any) -> int:
-    """A 128-bit integer from any values with a stable ``repr``."""
-    return int.from_bytes(_digest(parts), "little")
+from pipegraph.hashed_keys import digest
 
 
 def generator(seed: int, epoch: int, lineage: tuple[Any, ...], stage: str) -> np.random.Generator:
     """The generator of one item in one stage."""
-    seeded: Any = _Key(_digest((seed, epoch, lineage, stage)))  # the stubs know no seed but numpy's own
+    seeded: Any = _Key(digest(seed, epoch, lineage, stage))  # the stubs know no seed but numpy's own
     return np.random.Generator(np.random.Philox(seeded))
 
 
@@ -34,15 +29,6 @@ def uniforms(
 ) -> list[list[float]]:
     """The first ``count`` numbers in [0, 1) of each item's :func:`generator`."""
     return [generator(seed, epoch, lineage, stage).random(count).tolist() for lineage in lineages]
-
-
-def uniform(*parts: Any) -> float:
-    """One number in [0, 1) from its key alone (53 bits)."""
-    return (key(*parts) >> 75) / float(1 << 53)
-
-
-def _digest(parts: tuple[Any, ...]) -> bytes:
-    return blake2b(repr(parts).encode(), digest_size=16).digest()
 
 
 class _Key(ISpawnableSeedSequence):
@@ -65,4 +51,4 @@ class _Key(ISpawnableSeedSequence):
     def spawn(self, n_children: int) -> list[_Key]:
         first = self._children
         self._children += n_children
-        return [_Key(_digest((self._digest, number))) for number in range(first, self._children)]
+        return [_Key(digest(self._digest, number)) for number in range(first, self._children)]

@@ -7,13 +7,12 @@ import re
 
 def without_secrets(text: str) -> str:
     """Any text without the queries, user names and passwords of the URLs in it."""
-    return _USER.sub(r"\1\2", _QUERY.sub(r"\1?...", text)) if "://" in text else text
+    if "://" not in text:
+        return text
+    return re.sub(_USER, r"\1\2", re.sub(_QUERY, r"\1?...", text, flags=re.IGNORECASE), flags=re.IGNORECASE)
 
 
 # Of URLs only: the XML in which clouds say what was wrong begins with "<?". Elsewhere than in HTTP a "?" may be part of
 # a name or a pattern, and a name before an "@" that of a container.
-_QUERY = re.compile(
-    r"((?<![\w+.-])(?:https?://[^\s\"'<>?]*|[A-Za-z][\w+.-]*://[^\s\"'<>?]*(?=\?[^\s/]*=)))\?[^\s\"'<>]*",
-    re.IGNORECASE,
-)
-_USER = re.compile(r"(https?://)[^/\s]*@|([\w+.-]+://)[^/\s:@]*:[^/\s]*@", re.IGNORECASE)
+_QUERY = r"((?<![\w+.-])(?:https?://[^\s\"'<>?]*|[A-Za-z][\w+.-]*://[^\s\"'<>?]*(?=\?[^\s/]*=)))\?[^\s\"'<>]*"
+_USER = r"(https?://)[^/\s]*@|([\w+.-]+://)[^/\s:@]*:[^/\s]*@"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipegraph.backends import BACKENDS, THREAD, StageBackend, backend_of
-from pipegraph.contracts import Operator, Source
+from pipegraph.contracts import FanOut, Operator, Source
+from pipegraph.error_policy import ErrorPolicy, Policy, check_policy, policy
 from pipegraph.errors import GraphError
 from pipegraph.integers import integer
-from pipegraph.policies import ErrorPolicy, Policy, check_policy, policy
 
 BackendName = Literal["inline", "thread", "process", "ray"]
 RESERVED = ("(output)", "consumer")
@@ -25,7 +25,7 @@ class Edge:
     output: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StageSpec:
     """One stage as the user described it; see :meth:`Graph.add` for the fields.
 
@@ -69,6 +69,11 @@ class StageSpec:
             raise GraphError(f"stage {name!r}: ordered must be True or False, got {self.ordered!r}")
         check_policy(self.on_error, name)
         self._check_options()
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs of a route; 0 for any other operator."""
+        return self.operator.outputs if isinstance(self.operator, FanOut) else 0
 
     @property
     def policy(self) -> ErrorPolicy:

@@ -26,10 +26,9 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from operator import attrgetter
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipegraph import concurrency
 from pipegraph.bundle import Bundle
@@ -45,8 +44,7 @@ NO_DEMAND = sys.maxsize
 Stamp = Callable[[Any], None]
 
 
-@dataclass(frozen=True)
-class ChannelStats:
+class ChannelStats(NamedTuple):
     """A snapshot of a channel. Waits are nanoseconds summed over threads, running waits included."""
 
     capacity: int

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency
 from pipegraph.capabilities import Moves
 from pipegraph.contracts import Context, Source
-from pipegraph.device import current_device
 from pipegraph.engine.meter import Meter
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.tracing import Tracer
-from pipegraph.measured import Report, Reported
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.stopping import Stopping
+
+if TYPE_CHECKING:
+    from pipegraph.measured import Reported
 
 
 class LoaderContext(ABC):
@@ -52,8 +53,11 @@ class LoaderContext(ABC):
         self._sharing = concurrency.RLock()
         self._shared: dict[tuple[str, str], Any] = {}
         # The trainer's own accelerator, asked in its thread: those of stages have none of their own.
-        pins = any(stage.memory == "delivered" for stage in plan.running)
-        self._device = current_device() if pins else None
+        self._device = None
+        if any(stage.memory == "delivered" for stage in plan.running):
+            from pipegraph.device import current_device
+
+            self._device = current_device()
 
     @abstractmethod
     def make_operator(self, stage: StagePlan, index: int) -> Any:
@@ -109,6 +113,8 @@ class LoaderContext(ABC):
 
     def reports(self, stage: str) -> Mapping[str, Reported]:
         """The reports of a stage's workers, as they stand."""
+        from pipegraph.measured import Report
+
         found = self.shared(stage).items()
         return {name: (made.to_dict(), made.lines()) for name, made in found if isinstance(made, Report)}
 

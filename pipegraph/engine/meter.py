@@ -11,7 +11,7 @@ from pipegraph.durations import BATCH, Durations, Stopwatch
 from pipegraph.engine.activity import count_wakes
 from pipegraph.engine.tracing import Tracer
 from pipegraph.machine import scheduled
-from pipegraph.measurements import COUNTERS
+from pipegraph.totals import COUNTERS
 
 
 class Meter:
@@ -19,7 +19,7 @@ class Meter:
 
     __slots__ = (*COUNTERS, *"_clock _coreless_ns _cpu_ns _noted _stage _thread _tracer watch".split())
 
-    if TYPE_CHECKING:  # a counter per declaration in ``measurements``
+    if TYPE_CHECKING:  # an attribute for each of ``COUNTERS``
 
         def __getattr__(self, name: str) -> int: ...
         def __setattr__(self, name: str, value: Any) -> None: ...

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter_ns, process_time_ns
+from typing import TYPE_CHECKING
 
 from pipegraph import concurrency
 from pipegraph.durations import Durations
@@ -19,8 +20,10 @@ from pipegraph.engine.loader_context import LoaderContext
 from pipegraph.engine.run import Run
 from pipegraph.engine.staffing import Staffing
 from pipegraph.machine import cores, scheduled
-from pipegraph.measured import Edge, Measured, QueueLook
-from pipegraph.measurements import COUNTERS, Totals, growth, merge
+from pipegraph.totals import COUNTERS, Totals, growth, merge
+
+if TYPE_CHECKING:
+    from pipegraph.measured import Edge, Measured, QueueLook
 
 
 class Interval:
@@ -114,6 +117,8 @@ class PassTotals:
 
     def counted(self, passes: Totals) -> Measured:
         """What the stages have counted so far; ``passes`` while passes ran."""
+        from pipegraph.measured import Measured
+
         loader = self._loader
         life = self._stage_totals()
         durations: dict[str, Durations] = {}
@@ -162,6 +167,8 @@ class PassTotals:
         return found
 
     def _look_at_gauges(self, run: Run) -> None:
+        from pipegraph.measured import QueueLook
+
         loader = self._loader
         found: Totals = Counter()
         for name, meters in loader.meters.items():

@@ -37,15 +37,13 @@ from pipegraph.engine.meter import FirstMeter, Meter
 from pipegraph.engine.pass_totals import PassTotals
 from pipegraph.engine.run import Run
 from pipegraph.engine.staffing import Staffing
-from pipegraph.engine.stage.cache_wiring import wire_cache
 from pipegraph.engine.stage.restore import Resume
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.worker_threads import WorkerThreads, stack_of
 from pipegraph.errors import PipegraphWarning, StuckWorker, described, note
 from pipegraph.global_generators import enter_worker
-from pipegraph.measurements import Totals
-from pipegraph.planning.isolation import RemoteStages
 from pipegraph.planning.plan import Plan, StagePlan
+from pipegraph.totals import Totals
 
 if TYPE_CHECKING:
     from pipegraph.engine.remote.pool import Pool
@@ -163,7 +161,10 @@ class Runtime(LoaderContext):
         for stage in self.plan.running:
             if stage.source is not None and stage.source.random_access:
                 self.readers[stage.name] = copy.copy(stage.source)
-        wire_cache(self.plan, operators, self.readers)
+        if any(stage.caches for stage in self.plan.running):
+            from pipegraph.engine.stage.cache_wiring import wire_cache
+
+            wire_cache(self.plan, operators, self.readers)
         for name, reader in self.readers.items():
             try:
                 reader.open(self.context(name, 0))
@@ -241,9 +242,7 @@ class Runtime(LoaderContext):
         try:
             worker.operator.open(self.context(stage, worker.index))
         except BaseException as error:
-            if not isinstance(
-                self.plan.stages[stage].operator, RemoteStages
-            ):  # its errors name their own stage
+            if self.plan.stages[stage].operator.kind != "sidecar":  # its errors name their own stage
                 note(error, f"pipegraph: stage {stage!r}: worker {worker.index} could not be started")
             raise
         if self.tracer.ranges and not self.plan.stages[stage].remote:

@@ -29,7 +29,7 @@ from pipegraph.global_generators import enter_worker
 from pipegraph.planning.plan import StagePlan
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class WorkerTime:
     """Counts the workers of one stage, and their total time in it."""
 

@@ -11,7 +11,7 @@ from pipegraph.engine.meter import Meter
 from pipegraph.planning.plan import StagePlan
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Worker:
     """A worker of a stage: its opened copy of the operator and its counters.
 

@@ -8,50 +8,16 @@ the next full garbage collection closer, which costs far more than recording.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency
 
+if TYPE_CHECKING:
+    from pipegraph.engine.traced import Events
+
 MAX_EVENTS = 200_000
 """Events of each kind that are kept."""
-
-
-class Worked(NamedTuple):
-    """A stage's operator worked in a thread for ``took_ns``, until ``end_ns``."""
-
-    thread: int
-    stage: str
-    end_ns: int
-    took_ns: int
-
-
-class Sent(NamedTuple):
-    """A stage sent a chunk or bundle of these samples."""
-
-    stage: str
-    at_ns: int
-    epoch: int
-    lineages: Sequence[Any]
-
-
-class DeliveredEvent(NamedTuple):
-    """The training loop asked for a chunk and got it; its step lasts until it asks again."""
-
-    thread: int
-    asked_ns: int
-    got_ns: int
-    epoch: int
-    lineages: Sequence[Any]
-
-
-class Events(NamedTuple):
-    """Recorded events; each kind is roughly in the order of time."""
-
-    worked: Sequence[Worked] = ()
-    sent: Sequence[Sent] = ()
-    delivered: Sequence[DeliveredEvent] = ()
 
 
 class Tracer:
@@ -61,12 +27,15 @@ class Tracer:
         self.on = False
         self.ranges = False
         """Whether stages show as ranges in torch.profiler; read when workers open their operators, and at each call."""
-        self._worked = _queue(Worked)
-        self._sent = _queue(Sent)
-        self._delivered = _queue(DeliveredEvent)
+        # The values of one kind's events, laid out flat: ``extend`` with one event is atomic.
+        self._worked: deque[Any] = deque(maxlen=4 * MAX_EVENTS)
+        self._sent: deque[Any] = deque(maxlen=4 * MAX_EVENTS)
+        self._delivered: deque[Any] = deque(maxlen=5 * MAX_EVENTS)
 
     def take(self) -> Events:
         """The events since the last call; call it while ``on`` is False."""
+        from pipegraph.engine.traced import DeliveredEvent, Events, Sent, Worked
+
         return Events(
             _take(Worked, self._worked), _take(Sent, self._sent), _take(DeliveredEvent, self._delivered)
         )
@@ -84,11 +53,6 @@ class Tracer:
         self._delivered.extend(
             (concurrency.get_ident(), asked_ns, perf_counter_ns(), item.epoch, item.lineages)
         )
-
-
-def _queue(kind: Any) -> deque[Any]:
-    """A queue for the values of one kind's events, laid out flat: ``extend`` with one event is atomic."""
-    return deque(maxlen=MAX_EVENTS * len(kind._fields))
 
 
 def _take(kind: Any, queue: deque[Any]) -> list[Any]:

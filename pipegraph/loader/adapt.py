@@ -1,6 +1,6 @@
 """Adapts a state to a graph that has changed since: what of it holds for the graph there is now. Pure.
 
-A cursor mirrors the graph above its edge, so a state notes how its graph was wired (:func:`wiring`): for each stage
+A cursor mirrors the graph above its edge, so a state notes how its graph was wired (``Plan.wiring``): for each stage
 what it is, where in its cursors those of its inputs lie, and what it reads from. With that the cursor of the
 old output is taken apart into those of the stages, and a cursor of the new output is put together from these:
 
@@ -13,52 +13,27 @@ old output is taken apart into those of the stages, and a cursor of the new outp
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipegraph.chunk import Cursor
 from pipegraph.engine.stage.cursors import earlier, freeze
 from pipegraph.errors import StateError
 from pipegraph.loader.state import check_state
 from pipegraph.planning.kind import UNTOLD, Former
-from pipegraph.planning.plan import Plan, parameters
+from pipegraph.planning.plan import Plan, Wiring
 
-Wiring = dict[str, dict[str, Any]]
 Given = list[tuple[str, Cursor]]
 """Stages of the old graph that are in the new one too, with cursors of their outputs."""
 
 
-def wiring(plan: Plan) -> Wiring:
-    """What a state notes of its graph, as JSON; the same whatever the plan fuses or leaves out."""
-    found: Wiring = {}
-    for stage in plan.described():
-        operator, at = stage.spec.operator, stage.kind.inputs_at(stage)
-        found[stage.name] = {
-            "class": _short(f"{type(operator).__module__}.{type(operator).__qualname__}"),
-            "parameters": _short(
-                json.dumps([parameters(stage.spec), stage.spec.ordered], sort_keys=True, default=repr)
-            ),
-            "cursor": [list(at) if isinstance(at, tuple) else at, stage.marked and stage.kind.counts_marks],
-            "from": [edge.stage for edge in plan.described_upstream(stage)],
-        }
-    return found
-
-
-def _short(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-
-
-@dataclass(frozen=True)
-class _Differences:
+class _Differences(NamedTuple):
     """Between the graph of a state and the one there is."""
 
-    changed: tuple[str, ...]
-    missing: tuple[str, ...]
-    added: tuple[str, ...]
-    moved: tuple[str, ...]
+    changed: list[str]
+    missing: list[str]
+    added: list[str]
+    moved: list[str]
 
 
 def adapted_all(state: Any, plan: Plan, allow: Collection[str]) -> tuple[Any, list[str]]:
@@ -79,7 +54,7 @@ def adapted(state: Mapping[str, Any], plan: Plan, allow: Collection[str]) -> tup
     old = state.get("graph")
     if not isinstance(old, Mapping):
         raise StateError("the state does not say how its graph was wired: allow= needs one that does")
-    ours = wiring(plan)
+    ours = plan.wiring()
     unknown = [name for name in allow if name not in old and name not in ours]
     if unknown:
         known = ", ".join(map(repr, dict.fromkeys([*ours, *old])))
@@ -136,7 +111,7 @@ def _differences(
             f"allow= (given: {_list(allow)})"
         )
     moved = [name for name in both if old[name]["from"] != ours[name]["from"] and name not in changed]
-    return _Differences(tuple(changed), tuple(missing), tuple(added), tuple(moved))
+    return _Differences(changed, missing, added, moved)
 
 
 def _list(names: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""The samples delivered out of order: what a state keeps of them, and its JSON. Pure."""
+"""What a state keeps of samples delivered out of order, and of the rest of an epoch: its JSON. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.engine.stage.cursors import freeze
-from pipegraph.engine.stage.restore import Path
+from pipegraph.engine.stage.restore import Path, Resume
+
+VERSION = 1
+"""Of states."""
 
 FORGET_EVERY = 64
 """Chunks delivered between two times at which what a restart would not need is forgotten, at least."""
@@ -107,3 +110,14 @@ def decode_delivered(encoded: Iterable[Any]) -> dict[Path, set[Lineage]]:
             head = freeze(prefix)
             lineages.update((*head, last) for last in range(low, high + 1))
     return found
+
+
+def encode_part(part: Resume) -> list[Any]:
+    """JSON of what is left of a rank's part of an epoch, which names the rank."""
+    return [part.stream, part.cursor, part.history, encode_delivered(part.delivered)]
+
+
+def decode_part(encoded: Any) -> Resume:
+    """The inverse of :func:`encode_part`."""
+    stream, cursor, history, delivered = encoded
+    return Resume(freeze(cursor), decode_delivered(delivered), freeze(history), tuple(stream))

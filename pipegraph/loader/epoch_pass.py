@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from enum import Enum
 from time import perf_counter_ns
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipegraph import concurrency
 from pipegraph.bundle import Bundle
@@ -18,9 +18,11 @@ from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.errors import LoaderClosedError, PipegraphWarning
-from pipegraph.loader.equal_steps import Agreement, Sure, minimum_over
 from pipegraph.loader.position import Progress, RowsInDelivery
 from pipegraph.loader.runs import Runs
+
+if TYPE_CHECKING:
+    from pipegraph.loader.equal_steps import Agreement
 
 
 class PassState(Enum):
@@ -90,6 +92,8 @@ class Pass:
         self._rows: RowsInDelivery | None = None  # counts these
         self._plain = not whole and not self._counted and runs.group is None
         if runs.group is not None:
+            from pipegraph.loader.equal_steps import Agreement, minimum_over
+
             self._agreement = Agreement(minimum_over(runs.group))
         self._move(PassState.RUNS)  # last: a pass interrupted before this has not begun
 
@@ -198,15 +202,15 @@ class Pass:
             raise StopIteration
         raise LoaderClosedError(f"this pass (epoch {self.epoch}) is over: {self._why}")
 
-    def sure(self) -> Sure:
+    def sure(self) -> tuple[int, bool]:
         """How many chunks this rank is sure of now; see :mod:`pipegraph.loader.equal_steps`."""
         if self._place.nothing:
-            return Sure(self._step, True)  # the other ranks still wait for this one's report
+            return self._step, True  # the other ranks still wait for this one's report
         chunks, token = self._ahead()
         ended = isinstance(token, EndOfEpoch) and token.epoch == self.epoch and not self._place.later
         if chunks == 0 and isinstance(token, Failure):
             self._token(self._get())
-        return Sure(self._step + chunks, ended)
+        return self._step + chunks, ended
 
     def wait_for_more(self) -> None:
         """Wait for a chunk or the end of this epoch; drops the end of an earlier one that all ranks cut short."""

@@ -8,41 +8,17 @@ minimum says; if the rank with the minimum has ended, all end there.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipegraph.errors import GraphError
-from pipegraph.loader.options import LoaderOptions
-from pipegraph.loader.position import Place
-from pipegraph.planning.plan import Plan
-
-logger = logging.getLogger("pipegraph")
-
-
-@dataclass(frozen=True)
-class Sure:
-    """One rank's report: how many chunks of this epoch it is sure of, and whether the epoch has no more."""
-
-    chunks: int
-    ended: bool
-
-    def encode(self) -> int:
-        """One integer, whose minimum over ranks is the agreement: at equal counts a rank that has ended comes first."""
-        return 2 * self.chunks + (0 if self.ended else 1)
-
-    @staticmethod
-    def decode(value: int) -> Sure:
-        """The inverse of :meth:`encode`."""
-        return Sure(value // 2, value % 2 == 0)
 
 
 class OwnPass(Protocol):
     """This rank's pass."""
 
-    def sure(self) -> Sure:
-        """What this rank is sure of now."""
+    def sure(self) -> tuple[int, bool]:
+        """How many chunks of this epoch this rank is sure of now, and whether the epoch has no more."""
 
     def wait_for_more(self) -> None:
         """Blocks until it is sure of more, or its epoch has ended."""
@@ -70,18 +46,19 @@ class Agreement:
             if self._pending is None:
                 self._post(step, own)
             assert self._pending is not None
-            agreed = Sure.decode(self._pending())
+            self.allowed, more = divmod(self._pending(), 2)
             self._pending = None
-            self.allowed = agreed.chunks
-            self.over = agreed.ended
+            self.over = not more
             if not self.over and self.allowed > step:
                 self._post(step, own)  # read when this window is used up
         return step < self.allowed
 
     def _post(self, step: int, own: OwnPass) -> None:
-        if own.sure().chunks <= step:
+        if own.sure()[0] <= step:
             own.wait_for_more()
-        self._pending = self._begin(own.sure().encode())
+        chunks, ended = own.sure()
+        # One integer, whose minimum is the agreement: at equal counts a rank that has ended comes first.
+        self._pending = self._begin(2 * chunks + (0 if ended else 1))
 
 
 def minimum_over(group: Any) -> Callable[[int], Callable[[], int]]:
@@ -117,47 +94,3 @@ def own_group(world_size: int) -> Any:
             "call torch.distributed.init_process_group(...) before the first pass"
         )
     return dist.new_group(backend="gloo")
-
-
-def check_counts_known(plan: Plan, world_size: int) -> None:
-    """Raises GraphError if ranks may make different numbers of steps and ``equal_steps`` is not given."""
-    unknown = plan.unknown_counts() if world_size > 1 else []
-    if unknown:
-        raise GraphError(
-            f"stages {', '.join(map(repr, unknown))} make the number of steps depend on the data: with "
-            f"{world_size} ranks say loader(equal_steps=True) to let the ranks agree, or equal_steps=False if they may "
-            "differ"
-        )
-
-
-def warn_of_unequal(plan: Plan, epoch: int, world_size: int) -> None:
-    """Warn if the first and the last rank make different numbers of steps."""
-    first, last = (plan.steps(epoch, rank, world_size) for rank in (0, world_size - 1))
-    if first != last:
-        logger.warning(
-            "graph %r: epoch %d has %s steps on rank 0 and %s on rank %d, and ranks that wait for each other in "
-            "every step hang at the end; loader(equal_steps=True) ends all at the same step, equal_steps=False "
-            "says that they may differ",
-            plan.graph_name,
-            epoch,
-            first,
-            last,
-            world_size - 1,
-        )
-
-
-def length_of(plan: Plan, place: Place, options: LoaderOptions) -> int:
-    """Chunks of the epoch that a pass from this place delivers; see :meth:`Loader.__len__`."""
-    if place.nothing:
-        return 0
-    if place.start.stream is not None or place.later:
-        raise TypeError("this loader has no length in this epoch: it continues with other ranks' parts")
-    rank, world_size = options.own()
-    ranks = range(world_size) if options.equal_steps else (rank,)
-    lengths = [plan.steps(place.epoch, each, world_size, place.start.history) for each in ranks]
-    if None in lengths:
-        names = ", ".join(map(repr, plan.unknown_counts()))
-        raise TypeError(f"this loader has no length: stages {names} make it depend on the data")
-    if place.start.chunks is None:
-        raise TypeError("this loader has no length in this epoch: it continues in a graph that was changed")
-    return min(length for length in lengths if length is not None) - place.start.chunks

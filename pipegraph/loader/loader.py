@@ -24,22 +24,22 @@ from pipegraph import concurrency, forks
 from pipegraph.chunk import Chunk
 from pipegraph.closing import Closing
 from pipegraph.engine.runtime import Runtime
-from pipegraph.engine.tracing import Events, Tracer
+from pipegraph.engine.tracing import Tracer
 from pipegraph.errors import GraphError, PipegraphWarning
 from pipegraph.graph import Graph, Node
 from pipegraph.integers import integer
-from pipegraph.loader import state as states
-from pipegraph.loader.adapt import Wiring, wiring
+from pipegraph.loader.delivered import VERSION
 from pipegraph.loader.epoch_pass import Pass
-from pipegraph.loader.equal_steps import length_of, warn_of_unequal
+from pipegraph.loader.lengths import length_of, warn_of_unequal
 from pipegraph.loader.options import LoaderOptions as LoaderOptions
 from pipegraph.loader.position import Place
-from pipegraph.loader.restoring import place_of, read_state
 from pipegraph.loader.runs import Runs
-from pipegraph.measured import Measured
+from pipegraph.planning.plan import Wiring
 from pipegraph.planning.tunable import tune_all, why_not_tuned
 
 if TYPE_CHECKING:
+    from pipegraph.engine.traced import Events
+    from pipegraph.measured import Measured
     from pipegraph.profile import Profile
     from pipegraph.profile.headspace import Headspace
     from pipegraph.tuning.decisions import Tuning
@@ -202,7 +202,7 @@ class Loader(Closing):
         part = self._progress.part((rank, world_size), ended)
         digests, wired = self._digests()
         return {
-            "version": states.VERSION,
+            "version": VERSION,
             "seed": self._runs.seed,
             "world_size": world_size,
             "digest": dict(digests),
@@ -214,7 +214,7 @@ class Loader(Closing):
     def _digests(self) -> tuple[dict[str, str], Wiring]:
         """What a state says of its graph."""
         if self._digest is None:
-            self._digest = self.plan.digests(), wiring(self.plan)
+            self._digest = self.plan.digests(), self.plan.wiring()
         return self._digest
 
     def load_state_dict(self, state: Any, allow: Sequence[str] = ()) -> None:
@@ -230,6 +230,8 @@ class Loader(Closing):
         Raises:
             StateError: the state is of another graph, version or world size; says what differs.
         """
+        from pipegraph.loader.restoring import place_of, read_state
+
         self._runs.refuse_closed()
         rank, world_size = self._options.own()
         state, restored = read_state(
@@ -263,6 +265,8 @@ class Loader(Closing):
         """All that was counted so far, for profiles and the tuner."""
         runtime, progress = self._runtime, self._progress
         if runtime is None:
+            from pipegraph.measured import Measured
+
             return Measured()
         first_ns = progress.first_batch_ns
         first_s = (first_ns - progress.started_ns) / 1e9 if first_ns else None

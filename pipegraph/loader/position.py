@@ -20,7 +20,7 @@ from pipegraph.engine.run import Run
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
-from pipegraph.loader import delivered as record, state as states
+from pipegraph.loader import delivered as record
 from pipegraph.loader.delivered import Reached
 from pipegraph.planning.plan import Plan
 
@@ -325,7 +325,7 @@ class Progress:
             "cursor": cursor,
             "history": place.start.history,
             "stream": () if place.nothing else place.start.stream or own,
-            "later": list(map(states.encode_part, place.later)),
+            "later": list(map(record.encode_part, place.later)),
             "delivered": record.encode_delivered(rows),
             "ledger": self._ledger_state(place, cursor),
             "iterators": self._iterator_states(place, cursor),

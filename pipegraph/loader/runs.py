@@ -5,26 +5,26 @@ from __future__ import annotations
 import sys
 import weakref
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.kinds import kind_of
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
-from pipegraph.engine.sidecar.isolated import IsolatedRuntime
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.tracing import Tracer
 from pipegraph.errors import LoaderClosedError
-from pipegraph.loader.equal_steps import check_counts_known, own_group
 from pipegraph.loader.given_data import GivenData
+from pipegraph.loader.lengths import check_counts_known
 from pipegraph.loader.options import LoaderOptions
 from pipegraph.loader.position import Place, Progress
 from pipegraph.loader.ranks import agree_on_seed
-from pipegraph.loader.same_data import SameData, same_data
 from pipegraph.machine import available_memory
-from pipegraph.planning.isolation import isolate as cut
 from pipegraph.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from pipegraph.loader.same_data import SameData
+    from pipegraph.planning.isolation import Isolation
 
 
 class Runs:
@@ -48,7 +48,7 @@ class Runs:
         self.group: Any = None
         self.same_data: SameData | None = None
         self.runtime: Runtime | None = None
-        self._isolation = cut(plan, kind_of) if options.isolate else None
+        self._isolation = isolation_of(plan) if options.isolate else None
         self._finalizer: weakref.finalize[..., Any] | None = None
 
     def start(self, loader: object) -> Runtime:
@@ -66,18 +66,20 @@ class Runs:
             if options.equal_steps is None:
                 check_counts_known(self.plan, world_size)
             if world_size > 1 and options.equal_steps and self.group is None:
+                from pipegraph.loader.equal_steps import own_group
+
                 self.group = own_group(world_size)
             waits = self.group is not None or self.seed is None
             self.seed = agree_on_seed(self.seed, rank, world_size)
-            if self.same_data is None:  # one that was interrupted is that of the other ranks
+            if (
+                self.same_data is None and world_size > 1
+            ):  # one that was interrupted is that of the other ranks
+                from pipegraph.loader.same_data import same_data
+
                 asked = options.rank, options.world_size, options.mesh
                 self.same_data = same_data(self.plan, rank, world_size, asked, waits)
             limit = options.memory_limit or max(1, available_memory() // 2)
-            runtime = (
-                Runtime(self.plan, limit, self.seed, rank, world_size)
-                if self._isolation is None
-                else IsolatedRuntime(self._isolation, limit, self.seed, rank, world_size)
-            )
+            runtime = self._make_runtime(limit, self.seed, rank, world_size)
             runtime.ledger = self.ledger
             runtime.tracer = self.tracer
             self.runtime = runtime
@@ -86,6 +88,13 @@ class Runs:
         # Looked at once the runtime is there: a close() before that has not seen it, one from now on will.
         self.refuse_closed()
         return self.runtime
+
+    def _make_runtime(self, limit: int, seed: int, rank: int, world_size: int) -> Runtime:
+        if self._isolation is None:
+            return Runtime(self.plan, limit, seed, rank, world_size)
+        from pipegraph.engine.sidecar.isolated import IsolatedRuntime
+
+        return IsolatedRuntime(self._isolation, limit, seed, rank, world_size)
 
     def run_from(self, place: Place, runtime: Runtime, changed: tuple[bool, bool]) -> Run:
         """The run there is, where it continues with this place by itself and has not read what has ``changed``."""
@@ -157,6 +166,14 @@ class Runs:
         """Leave the runtime to itself when the loader goes."""
         if self._finalizer is not None:
             self._finalizer.detach()
+
+
+def isolation_of(plan: Plan) -> Isolation:
+    """Where ``isolate=True`` cuts a plan; see ``planning.isolation``."""
+    from pipegraph.engine.kinds import kind_of
+    from pipegraph.planning.isolation import isolate
+
+    return isolate(plan, kind_of)
 
 
 def _finalize(runtime: Runtime) -> None:

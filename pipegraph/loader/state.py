@@ -11,11 +11,9 @@ from pipegraph.engine.stage.consumed import Unknown, consumed, entry, why_unknow
 from pipegraph.engine.stage.cursors import freeze
 from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.errors import GraphError, StateError
-from pipegraph.loader.delivered import decode_delivered, encode_delivered
+from pipegraph.loader.delivered import VERSION, decode_delivered, decode_part
 from pipegraph.order.left import Taken, check_history
 from pipegraph.planning.plan import Plan
-
-VERSION = 1
 
 MAX_STEPS = 1 << 53
 """More than any state has of steps, epochs or samples: a larger number is not counted out, nor is an array's size."""
@@ -24,17 +22,6 @@ MAX_RANKS = 1 << 20
 
 MAX_DELIVERED = 1 << 24
 """Samples delivered beyond the watermark: as many as stages hold at once, and far fewer than this."""
-
-
-def encode_part(part: Resume) -> list[Any]:
-    """JSON of what is left of a rank's part of an epoch, which names the rank."""
-    return [part.stream, part.cursor, part.history, encode_delivered(part.delivered)]
-
-
-def decode_part(encoded: Any) -> Resume:
-    """The inverse of :func:`encode_part`."""
-    stream, cursor, history, delivered = encoded
-    return Resume(freeze(cursor), decode_delivered(delivered), freeze(history), tuple(stream))
 
 
 @dataclass(frozen=True)

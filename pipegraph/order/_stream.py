@@ -6,13 +6,15 @@ world size sees the same stream, and a resume at another one continues where it 
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples
 from pipegraph.order.left import Deal, left_of
-from pipegraph.order.visits import Visits
+
+if TYPE_CHECKING:
+    from pipegraph.order.visits import Visits
 
 Tail: TypeAlias = Literal["pad", "drop", "uneven"]
 TAILS: tuple[Tail, ...] = ("pad", "drop", "uneven")
@@ -41,6 +43,8 @@ def stream_gone(deal: Deal) -> int:
 
 def stream_visits(layout: LayoutLike, deal: Deal) -> Visits:
     """The visits of an order that reads the blocks one after the other, all ranks together."""
+    from pipegraph.order.visits import Visits
+
     samples = block_samples(layout)
     ends = np.cumsum(samples)
     gone = stream_gone(deal)  # what is left before that is read at once

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import operator
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, final
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from pipegraph.order._stream import Tail, stream_length, stream_positions
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, total_samples
 from pipegraph.order.left import Deal, check_history, steps_begun
 from pipegraph.order.permutation import key64
-from pipegraph.order.visits import Visits
+
+if TYPE_CHECKING:
+    from pipegraph.order.visits import Visits
 
 History: TypeAlias = Sequence[tuple[int, Any]]
 """Pairs (world size, samples per rank) already consumed in the epoch, oldest first. Where ranks consumed

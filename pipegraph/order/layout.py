@@ -5,14 +5,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from pipegraph.errors import GraphError
 
-Int64Array: TypeAlias = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Int64Array: TypeAlias = "npt.NDArray[np.int64]"
 
 
 @runtime_checkable
@@ -42,7 +44,7 @@ class ManifestLike(Protocol):
 MAX_SAMPLES = 1 << 53
 """More than any dataset has: sums of larger counts, which only damaged or forged data has, might not fit int64."""
 
-LayoutLike: TypeAlias = int | Sequence[int] | npt.NDArray[np.integer] | ManifestLike
+LayoutLike: TypeAlias = "int | Sequence[int] | npt.NDArray[np.integer] | ManifestLike"
 
 
 def total_samples(layout: LayoutLike) -> int:

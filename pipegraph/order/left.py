@@ -7,7 +7,7 @@ import operator
 from bisect import bisect_left
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,8 +24,7 @@ Pair: TypeAlias = tuple[int, int | tuple[Taken, ...]]
 Pairs: TypeAlias = tuple[Pair, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Deal:
+class Deal(NamedTuple):
     """What fixes the share of each rank: validated arguments, hashable."""
 
     seed: int

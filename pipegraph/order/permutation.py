@@ -13,14 +13,18 @@ number generators", OOPSLA 2014).
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
+
+from pipegraph.hashed_keys import key as hashed_key
 from pipegraph.order._cache import BoundedMemo
 from pipegraph.order.layout import Int64Array
-from pipegraph.randomness import key as hashed_key
 
-UInt64Array = npt.NDArray[np.uint64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+UInt64Array: TypeAlias = "npt.NDArray[np.uint64]"
 
 # Up to here a permutation is a table (8 KiB): cheap to make, and exactly uniform,
 # where a network over a few bits reaches only some of the permutations.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
-import numpy.typing as npt
 
 from pipegraph.errors import GraphError
 from pipegraph.order._cache import BoundedMemo
@@ -16,7 +15,11 @@ from pipegraph.order._stream import Tail, stream_visits
 from pipegraph.order.base import JsonDict, Order
 from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
 from pipegraph.order.left import Deal
-from pipegraph.order.visits import Visits
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from pipegraph.order.visits import Visits
 
 # Eight ImageNet-sized permutations (4 bytes * 1.28 M) and some: enough for
 # several loaders in one process, little beside the data they feed.

@@ -25,10 +25,13 @@ BATCHES_PER_WORKER = 2
 """Default capacity of a queue of batches, per worker: one in work, one ready."""
 
 
+Wiring = dict[str, dict[str, Any]]
+"""Of each stage what it is, where in its cursors those of its inputs are, and what it reads from."""
+
 _PLURAL = {"batch": "batches", "batches": "lists"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class StagePlan:
     """One stage as it will run.
 
@@ -134,7 +137,7 @@ class StagePlan:
         return self.workers > 1 or "workers" in self.tuned
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan:
     """A graph after checks and rewrites.
 
@@ -197,9 +200,26 @@ class Plan:
             upstream = [[edge.stage, edge.output] for edge in self.described_upstream(stage)]
             parts = [kind, parameters(stage.spec), upstream, *([] if stage.spec.ordered else ["unordered"])]
             text = json.dumps(parts, sort_keys=True, default=repr)
-            found[stage.name] = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+            found[stage.name] = _short(text, 6)
         output = self.described_output()
         found["(output)"] = f"{output.stage}:{output.output}"
+        return found
+
+    def wiring(self) -> Wiring:
+        """What a state notes of its graph, as JSON; the same whatever the plan fuses or leaves out."""
+        found: Wiring = {}
+        for stage in self.described():
+            operator, at = stage.spec.operator, stage.kind.inputs_at(stage)
+            said = json.dumps([parameters(stage.spec), stage.spec.ordered], sort_keys=True, default=repr)
+            found[stage.name] = {
+                "class": _short(f"{type(operator).__module__}.{type(operator).__qualname__}", 4),
+                "parameters": _short(said, 4),
+                "cursor": [
+                    list(at) if isinstance(at, tuple) else at,
+                    stage.marked and stage.kind.counts_marks,
+                ],
+                "from": [edge.stage for edge in self.described_upstream(stage)],
+            }
         return found
 
     def carried(self) -> dict[str, str]:
@@ -319,6 +339,10 @@ class Plan:
         else:
             lines.append("elastic: resumes at any world size")
         return lines
+
+
+def _short(text: str, size: int) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
 
 
 def parameters(spec: StageSpec) -> Mapping[str, Any]:

@@ -12,9 +12,10 @@ from pipegraph.durations import Durations
 from pipegraph.engine.stage.budgets import Quarantined
 from pipegraph.errors import GraphError
 from pipegraph.measured import Edge, Measured
-from pipegraph.measurements import StageCounts, StageProfile, Totals, measurements
+from pipegraph.measurements import StageCounts, StageProfile, measurements
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.planning.tunable import instead, places_per_worker, why_one_worker
+from pipegraph.totals import COUNTERS, Totals
 
 from .bottleneck import (
     CONSUMER,
@@ -160,7 +161,7 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
     computed: dict[str, Any] = {
         field: each.of(counts) if each.of else life[field]
         for field, each in measurements(StageProfile).items()
-        if each.counted or each.of
+        if field in COUNTERS or each.of
     }
     if within or stage.backend.in_consumer:
         computed["running"] = None

@@ -10,8 +10,8 @@ from pipegraph import operators as ops
 from pipegraph.capabilities import BundleMap
 from pipegraph.chunk import Chunk, Failure
 from pipegraph.engine.contents import Contents
+from pipegraph.error_policy import ErrorPolicy
 from pipegraph.errors import GraphError
-from pipegraph.policies import ErrorPolicy
 
 
 class Windows(pg.Regroup):

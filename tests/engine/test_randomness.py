@@ -6,7 +6,8 @@ import pickle
 
 import numpy as np
 
-from pipegraph.randomness import generator, key, uniforms
+from pipegraph.hashed_keys import key
+from pipegraph.randomness import generator, uniforms
 
 ITEM = (7, 2, (5, 1), "map")
 

@@ -21,7 +21,7 @@ class Ranks:
         self.rounds = []
         self.rank = threading.local()
         monkeypatch.setattr("pipegraph.loader.runs.own_group", lambda world_size: [0])
-        monkeypatch.setattr("pipegraph.loader.epoch_pass.minimum_over", self.minimum_over)
+        monkeypatch.setattr("pipegraph.loader.equal_steps.minimum_over", self.minimum_over)
 
     def minimum_over(self, made):
         def begin(value):

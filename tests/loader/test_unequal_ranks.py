@@ -34,7 +34,7 @@ class Ranks:
         self._said: dict[int, int] = {}
         self._lock = threading.Lock()
         monkeypatch.setattr("pipegraph.loader.runs.own_group", lambda world_size: self)
-        monkeypatch.setattr("pipegraph.loader.epoch_pass.minimum_over", lambda group: group.begin)
+        monkeypatch.setattr("pipegraph.loader.equal_steps.minimum_over", lambda group: group.begin)
         self.size = size
 
     def begin(self, value: int) -> Any:

@@ -3,8 +3,9 @@
 from collections import Counter
 
 import pipegraph as pg
-from pipegraph import measurements, operators as ops
-from pipegraph.measurements import COUNTERS, StageProfile, in_view
+from pipegraph import measurements, operators as ops, totals
+from pipegraph.measurements import StageProfile, in_view
+from pipegraph.totals import COUNTERS
 
 
 def test_every_view_for_people_shows_what_was_declared_for_it():
@@ -22,12 +23,12 @@ def test_every_view_for_people_shows_what_was_declared_for_it():
 
 
 def test_counts_merge_and_grow_as_declared(monkeypatch):
-    monkeypatch.setattr(measurements, "COUNTERS", {**COUNTERS, "largest": max})
+    monkeypatch.setattr(totals, "COUNTERS", {**COUNTERS, "largest": max})
     one = Counter({("items", "a"): 3, ("largest", "a"): 7, ("get", "a", 0): 5})
     other = Counter({("items", "a"): 4, ("largest", "a"): 6, ("items", "b"): 1})
-    both = measurements.merge(one, other)
+    both = totals.merge(one, other)
     assert both == {("items", "a"): 7, ("largest", "a"): 7, ("get", "a", 0): 5, ("items", "b"): 1}
-    assert measurements.growth(both, one) == {
+    assert totals.growth(both, one) == {
         **{("items", "a"): 4, ("largest", "a"): 7, ("get", "a", 0): 0, ("items", "b"): 1}
     }
 

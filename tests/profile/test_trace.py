@@ -10,7 +10,8 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
-from pipegraph.engine.tracing import Events, Tracer
+from pipegraph.engine.traced import Events
+from pipegraph.engine.tracing import Tracer
 from pipegraph.profile.trace import trace_events
 
 

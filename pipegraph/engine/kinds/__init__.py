@@ -5,37 +5,46 @@ A new kind is a file with a ``StageKind`` (see ``planning.kind``) and its line i
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from pipegraph.capabilities import RowOperator
 from pipegraph.contracts import Operator, Source
-from pipegraph.engine.kinds.expand import ExpandKind
-from pipegraph.engine.kinds.fan_in import FanInKind
-from pipegraph.engine.kinds.map import MapKind
-from pipegraph.engine.kinds.random_access import RandomAccessKind
-from pipegraph.engine.kinds.regroup import RegroupKind
-from pipegraph.engine.kinds.remote_stages import RemoteStagesKind
-from pipegraph.engine.kinds.route import RouteKind
-from pipegraph.engine.kinds.rows import RowKind
-from pipegraph.engine.kinds.source import SourceKind
-from pipegraph.engine.kinds.stateful import StatefulKind
 from pipegraph.errors import GraphError
 from pipegraph.planning.kind import StageKind
 
-KINDS: dict[str, StageKind] = {
-    "source": SourceKind(),
-    "map": MapKind(),
-    "expand": ExpandKind(),
-    "regroup": RegroupKind(),
-    "merge": FanInKind(),
-    "route": RouteKind(),
+_CLASSES = {
+    "source": "source.SourceKind",
+    "map": "map.MapKind",
+    "expand": "expand.ExpandKind",
+    "regroup": "regroup.RegroupKind",
+    "merge": "fan_in.FanInKind",
+    "route": "route.RouteKind",
+    "random access": "random_access.RandomAccessKind",
+    "rows": "rows.RowKind",
+    "sidecar": "remote_stages.RemoteStagesKind",
 }
-"""By the ``kind`` that an operator's class names."""
+_NAMED = 6
+"""How many of them are kinds that an operator's class names; the others are variants of these."""
 
-_VARIANTS: dict[str, StageKind] = {
-    "random access": RandomAccessKind(),
-    "rows": RowKind(),
-    "sidecar": RemoteStagesKind(),
-    **{f"stateful {name}": StatefulKind(KINDS[name]) for name in ("map", "expand", "regroup")},
-}
+_STATEFUL = ("map", "expand", "regroup")
+
+
+class _Kinds(dict[str, StageKind]):
+    """A kind is imported at its first use: a graph waits for those that it has."""
+
+    def __missing__(self, name: str) -> StageKind:
+        if name.startswith("stateful "):
+            from pipegraph.engine.kinds.stateful import StatefulKind
+
+            made: StageKind = StatefulKind(self[name.removeprefix("stateful ")])
+        else:
+            module, kind = _CLASSES[name].split(".")
+            made = getattr(import_module(f"{__name__}.{module}"), kind)()
+        return self.setdefault(name, made)
+
+
+KINDS = _Kinds()
+"""By the ``kind`` that an operator's class names, and those that :func:`kind_of` finds besides."""
 
 
 def kind_of(operator: Operator | Source) -> StageKind:
@@ -48,11 +57,10 @@ def kind_of(operator: Operator | Source) -> StageKind:
     if isinstance(operator, Source):
         name = "random access" if operator.random_access else name
     elif operator.stateful:
-        name = f"stateful {name}" if f"stateful {name}" in _VARIANTS else name
+        name = f"stateful {name}" if name in _STATEFUL else name
     elif isinstance(operator, RowOperator):
         name = "rows"
-    found = KINDS.get(name) or _VARIANTS.get(name)
-    if found is None:
-        known = ", ".join(repr(each) for each in KINDS)
+    if name not in KINDS and name.removeprefix("stateful ") not in _CLASSES:
+        known = ", ".join(map(repr, list(_CLASSES)[:_NAMED]))
         raise GraphError(f"{operator.name}: kind is {operator.kind!r}, and must be one of {known}")
-    return found
+    return KINDS[name]

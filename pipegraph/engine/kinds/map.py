@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegraph.bundle import DROPPED, UNNAMED, Bundle, named
 from pipegraph.capabilities import BundleMap
 from pipegraph.chunk import Chunk
-from pipegraph.engine.remote.contract import Call
 from pipegraph.engine.stage.ahead import Ahead
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
@@ -25,6 +24,9 @@ from pipegraph.errors import GraphError
 from pipegraph.planning.kind import Reached, StageKind
 from pipegraph.planning.plan import StagePlan
 from pipegraph.tree import copy_containers
+
+if TYPE_CHECKING:
+    from pipegraph.engine.remote.contract import Call
 
 _FAILED = object()
 """Marks a row whose failure was sent separately."""

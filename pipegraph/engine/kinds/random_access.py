@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice, repeat
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegraph.bundle import Bundle, PackedParts, named
 from pipegraph.capabilities import BundleSource, Gathers, Grouped, Resumable, Sampled
@@ -26,12 +26,14 @@ from pipegraph.engine.kinds.source import (
     snapshot_of,
     whole_numbers,
 )
-from pipegraph.engine.remote.contract import Call
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_pump import MORE, StagePump
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.global_generators import Draws
 from pipegraph.planning.plan import Plan, StagePlan
+
+if TYPE_CHECKING:
+    from pipegraph.engine.remote.contract import Call
 
 Loop = Iterator[Any]
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.engine.remote.contract import Call
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
+
+if TYPE_CHECKING:
+    from pipegraph.engine.remote.contract import Call
 
 QUICK_NS = 10_000_000
 """Items at longer intervals, times the cost of a call, are not taken ahead: the wait is short compared to them, and at

@@ -15,14 +15,13 @@ from pipegraph.capabilities import Neighbours
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.contracts import Fact, Operator, Source
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.stage.budgets import Quarantined
 from pipegraph.engine.stage.failure_notes import explain, where
 from pipegraph.engine.stage.stage_context import StageContext
 from pipegraph.engine.stage_worker import Worker
+from pipegraph.error_policy import exceeded, is_share
 from pipegraph.errors import BudgetError, StageTimeoutError, WorkerDiedError, described, note
 from pipegraph.global_generators import Draws, drawing
 from pipegraph.planning.plan import lineage_above
-from pipegraph.policies import exceeded, is_share
 from pipegraph.tree import copy_containers
 
 log = logging.getLogger("pipegraph")
@@ -208,6 +207,8 @@ class Failures:
                     f"of {budget} in on_error={self.policy!r}",
                 )
                 return error
+            from pipegraph.engine.stage.budgets import Quarantined
+
             what = described(error)
             lost = [
                 (row, Quarantined(key, row[1], chunk.epoch, name, what))

@@ -6,14 +6,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipegraph import concurrency
 from pipegraph.chunk import Cursor, Lineage
-from pipegraph.engine.stage.budgets import Book, Entry, Quarantined
 from pipegraph.errors import shown
+
+if TYPE_CHECKING:
+    from pipegraph.engine.stage.budgets import Book, Entry, Quarantined
 
 STATE_ENTRIES = 64
 """The number of latest entries in a state; its counts cover all."""
@@ -136,6 +138,8 @@ class Ledger:
     def _book(self, stage: str, epoch: int) -> Book:
         book = self._books.get((stage, epoch))
         if book is None:
+            from pipegraph.engine.stage.budgets import Book  # for stages with a policy only
+
             book = Book(*self._base.get((stage, epoch), (0, 0)), next(self._numbers))
             self._books[stage, epoch] = book
         return book
@@ -170,6 +174,8 @@ class Ledger:
         A replayed item does not appear twice. In ordered stages a sample with another ordinal is another item: it came
         through another branch.
         """
+        from pipegraph.engine.stage.budgets import Entry
+
         with self._lock:
             book = self._book(stage, epoch)
             entries = []
@@ -239,6 +245,8 @@ class Ledger:
 
     def load(self, epoch: int, state: Any) -> None:
         """Resume from a state; drops everything else."""
+        from pipegraph.engine.stage.budgets import Entry, Quarantined
+
         counts, lines = state
         with self._lock:
             self._quarantine.clear()
