@@ -20,7 +20,7 @@ class Ranks:
         self.condition = threading.Condition()
         self.rounds = []
         self.rank = threading.local()
-        monkeypatch.setattr("pipegraph.loader.runs.own_group", lambda world_size: [0])
+        monkeypatch.setattr("pipegraph.loader.equal_steps.own_group", lambda world_size: [0])
         monkeypatch.setattr("pipegraph.loader.equal_steps.minimum_over", self.minimum_over)
 
     def minimum_over(self, made):

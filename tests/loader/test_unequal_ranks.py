@@ -33,7 +33,7 @@ class Ranks:
         self._barrier = threading.Barrier(size)
         self._said: dict[int, int] = {}
         self._lock = threading.Lock()
-        monkeypatch.setattr("pipegraph.loader.runs.own_group", lambda world_size: self)
+        monkeypatch.setattr("pipegraph.loader.equal_steps.own_group", lambda world_size: self)
         monkeypatch.setattr("pipegraph.loader.equal_steps.minimum_over", lambda group: group.begin)
         self.size = size
 
