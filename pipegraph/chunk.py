@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipegraph.batches import Note, noted
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Lineage = tuple[Any, ...]
 """``(source stage name, global position, child index, ...)``."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe, RandomSampler, SequentialSampler, _DatasetKind
 
-from pipegraph.engine.process import zygote
 from pipegraph.errors import NotPicklableError
-from pipegraph.graph import Graph
 from pipegraph.loader.ranks import resolve
 from pipegraph.loader.torch_dataloader.batch_progress import (
     BatchProgress,
@@ -24,14 +22,10 @@ from pipegraph.loader.torch_dataloader.batch_progress import (
     text_of,
 )
 from pipegraph.loader.torch_dataloader.in_accelerate import builds_another, loaded_by_accelerate
-from pipegraph.loader.torch_dataloader.index_feed import DrawnIndices
-from pipegraph.loader.torch_dataloader.pass_iterators import (
-    Inherited,
-    Inline,
-    Pipelined,
-    pipeline,
-    shares_of,
-)
+from pipegraph.loader.torch_dataloader.inline_pass import Inline
+
+if TYPE_CHECKING:
+    from pipegraph.graph import Graph
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -178,12 +172,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return super()._get_iterator()
         if self.num_workers == 0:
             return Inline(self)
+        from pipegraph.loader.torch_dataloader.pass_iterators import Inherited, Pipelined
+
         self.check_worker_number_rationality()
         if not self._inherits:
             restored, stands = self._restored, self._base_state()
             try:
                 begun = Pipelined(self)
                 if self.workers == "process":
+                    from pipegraph.engine.process import zygote
+
                     zygote.keep_for(self)  # for the passes to come
                 return begun
             except NotPicklableError:
@@ -284,6 +282,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Its own ``loader()`` draws from the sampler in its workers, raises a sample's error and ends with it, and has
         the state of every graph.
         """
+        from pipegraph.loader.torch_dataloader.index_feed import DrawnIndices
+        from pipegraph.loader.torch_dataloader.pass_iterators import pipeline, shares_of
+
         return pipeline(self, DrawnIndices(self._index_sampler, shares_of(self)))
 
 

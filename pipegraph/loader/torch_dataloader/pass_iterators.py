@@ -1,4 +1,4 @@
-"""The passes of a ``pg.DataLoader``: torch's iterators, with a position that the loader's state describes."""
+"""The passes of a ``pg.DataLoader`` with workers: torch's iterators over a pipeline, or over torch's own workers."""
 
 from __future__ import annotations
 
@@ -8,38 +8,28 @@ import errno
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, islice
 from typing import Any
 
 from torch.utils.data import _DatasetKind
-from torch.utils.data.dataloader import (
-    _BaseDataLoaderIter,
-    _MultiProcessingDataLoaderIter,
-    _SingleProcessDataLoaderIter,
-)
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from pipegraph.device import current_device
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
-from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress, Indices, keeps_state
+from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress
 from pipegraph.loader.torch_dataloader.batch_sources import (
     STAGE,
     Failed,
-    Fetching,
     InTurn,
     IterableBatches,
     MapBatches,
-    ReadAgain,
     Stateful,
-    begun,
     pinned,
-    restore_copy,
-    where,
-    where_copy,
 )
 from pipegraph.loader.torch_dataloader.dataset_worker import DatasetWorker, WorkerProcess
+from pipegraph.loader.torch_dataloader.fetching import Fetching, ReadAgain
 from pipegraph.loader.torch_dataloader.index_feed import IndexFeed, WorkerIndices
+from pipegraph.loader.torch_dataloader.inline_pass import Noting
 
 
 def next_worker(progress: BatchProgress, iterable: bool, workers: int) -> int:
@@ -107,76 +97,6 @@ def pipeline(
     return graph
 
 
-class Noting(_BaseDataLoaderIter):
-    """One of torch's iterators, which begins where the loader's state says, and notes there what it delivers."""
-
-    _progress: BatchProgress
-    _sampler: Any
-    _next_in_torch: Any
-
-    @property
-    def _index_sampler(self) -> Any:
-        """What torch's iterator draws indices from, in each pass."""
-        if self._dataset_kind == _DatasetKind.Iterable:
-            return self._sampler
-        return Indices(self._sampler, self._progress)
-
-    @_index_sampler.setter
-    def _index_sampler(self, sampler: Any) -> None:
-        self._sampler = sampler
-
-    def _begin_another(self, loader: Any) -> None:
-        """A pass with the workers of the one before."""
-        base_seed = self._progress.base_seed
-        self._progress = loader._next_progress()
-        self._progress.base_seed = base_seed
-
-    def _next_data(self) -> Any:
-        try:
-            return self._next_in_torch()
-        except StopIteration:
-            self._progress.finished = True
-            raise
-
-
-class Inline(Noting, _SingleProcessDataLoaderIter):
-    """``num_workers=0``: torch's own loop, in the consumer's thread, with a state."""
-
-    _next_in_torch = _SingleProcessDataLoaderIter._next_data
-
-    def __init__(self, loader: Any) -> None:
-        self._progress = progress = loader._next_progress()
-        super().__init__(loader)
-        progress.base_seed = int(self._base_seed)
-        done, state = progress.copies[0] if progress.copies else (0, None)
-        if self._dataset_kind == _DatasetKind.Map:
-            if progress.copies or loader._random is not None:
-                # Draw the order now, before the dataset's state tells or sets that of the global generator.
-                first = list(islice(self._sampler_iter, 1))
-                self._sampler_iter = chain(first, self._sampler_iter)
-            if progress.copies:
-                restore_copy(self._dataset, state)
-                progress.copies[0] = (done, where_copy(self._dataset))
-            return
-        if done or state is not None:
-            fetching = Fetching(
-                self._dataset, self._collate_fn, self._auto_collation, loader.batch_size, self._drop_last
-            )
-            self._dataset_fetcher = begun(fetching, done, state)
-        # Not as the dataset says, which may still tell where its last pass ended.
-        elif keeps_state(self._dataset_fetcher.dataset_iter):
-            progress.copies[0] = (0, where(self._dataset_fetcher))
-
-    def _next_data(self) -> Any:
-        data = super()._next_data()
-        self._progress.deliver()
-        if self._progress.copies:
-            iterable = self._dataset_kind == _DatasetKind.Iterable
-            state = where(self._dataset_fetcher) if iterable else where_copy(self._dataset)
-            self._progress.deliver_of(0, state)
-        return data
-
-
 class Pipelined(Noting):
     """Passes over one running pipeline; what is the same as in torch stands in ``_MultiProcessingDataLoaderIter``."""
 
@@ -195,7 +115,11 @@ class Pipelined(Noting):
         self._indexed = self._dataset_kind == _DatasetKind.Map
         self._in_order = loader.in_order or not self._indexed
         self._feed = IndexFeed(shares_of(loader))
-        pin = partial(pinned, current_device(), self._pin_memory_device) if self._pin_memory else None
+        pin = None
+        if self._pin_memory:
+            from pipegraph.device import current_device
+
+            pin = partial(pinned, current_device(), self._pin_memory_device)
         self._running = pipeline(loader, self._feed, base_seed, progress, pin).loader(rank=0, world_size=1)
         self._epoch = 0
         self._begin()

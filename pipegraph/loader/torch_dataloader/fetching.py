@@ -1,0 +1,97 @@
+"""How batches are fetched: by torch's own fetchers, behind what a resumed pass has delivered."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import _DatasetKind, get_worker_info
+
+from pipegraph.loader.torch_dataloader.batch_progress import keeps_state
+from pipegraph.parameters import function_name
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """How batches are fetched.
+
+    Attributes:
+        size: of the batches of an iterable; None gives its items as they are.
+        collates: whether an index is a list of indices, and a batch is collated.
+        carries: whether an error is delivered in its batch's place, so that those behind it follow.
+    """
+
+    dataset: Any
+    collate: Callable[[Any], Any]
+    collates: bool
+    size: int | None = None
+    drop_last: bool = False
+    carries: bool = False
+
+    def fetcher(self, kind: int) -> Any:
+        create: Any = _DatasetKind.create_fetcher
+        return create(kind, self.dataset, self.collates, self.collate, self.drop_last)
+
+    def config(self) -> dict[str, Any]:
+        """For the digest of a graph."""
+        facts = {"dataset": type(self.dataset).__qualname__, "collate": function_name(self.collate)}
+        return {**facts, "size": self.size, "drop_last": self.drop_last}
+
+
+def begun(fetching: Fetching, done: int, state: Any) -> Any:
+    """Torch's fetcher of an iterable, behind the batches that were delivered."""
+    if state is not None:
+        holder, kept, ended = state
+        if isinstance(kept, dict) and "epoch" in kept and hasattr(fetching.dataset, "set_epoch"):
+            fetching.dataset.set_epoch(kept["epoch"])  # Hugging Face's take up states of that epoch only
+        if holder == "dataset":
+            fetching.dataset.load_state_dict(kept)
+        fetcher = fetching.fetcher(_DatasetKind.Iterable)
+        if holder == "iterator":
+            fetcher.dataset_iter.load_state_dict(kept)
+        fetcher.ended = ended
+        return fetcher
+    fetcher = fetching.fetcher(_DatasetKind.Iterable)
+    if done:
+        for _ in islice(fetcher.dataset_iter, done * (fetching.size or 1)):
+            pass
+    return fetcher
+
+
+@dataclass(eq=False)
+class ReadAgain:
+    """An iterable in torch's own workers, behind what each has delivered, the first time that it is iterated there."""
+
+    dataset: Any
+    done: list[int]
+    """Batches delivered, of each worker."""
+    size: int
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        assert info is not None
+        done, self.done[info.id] = self.done[info.id], 0
+        return islice(iter(self.dataset), done * self.size, None)
+
+
+def where(fetcher: Any) -> tuple[str, Any, bool] | None:
+    """The state of an iterable's iterator, else its own, and whether its last batch has met its end: the state of one
+    that has ended may be that of its beginning. None if neither has a state."""
+    for name, holder in (("iterator", fetcher.dataset_iter), ("dataset", fetcher.dataset)):
+        if keeps_state(holder):
+            return name, copy.deepcopy(holder.state_dict()), fetcher.ended
+    return None
+
+
+def where_copy(dataset: Any) -> tuple[str, Any]:
+    """The state of a map-style dataset that has one."""
+    return "dataset", copy.deepcopy(dataset.state_dict())
+
+
+def restore_copy(dataset: Any, state: tuple[str, Any] | None) -> None:
+    """The inverse of :func:`where_copy`; None leaves it as it is."""
+    if state is not None:
+        dataset.load_state_dict(state[1])

@@ -1,0 +1,82 @@
+"""The passes of a ``pg.DataLoader`` without workers; and torch's iterators, with a position for the state."""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+from typing import Any
+
+from torch.utils.data import _DatasetKind
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+
+from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress, Indices, keeps_state
+from pipegraph.loader.torch_dataloader.fetching import Fetching, begun, restore_copy, where, where_copy
+
+
+class Noting(_BaseDataLoaderIter):
+    """One of torch's iterators, which begins where the loader's state says, and notes there what it delivers."""
+
+    _progress: BatchProgress
+    _sampler: Any
+    _next_in_torch: Any
+
+    @property
+    def _index_sampler(self) -> Any:
+        """What torch's iterator draws indices from, in each pass."""
+        if self._dataset_kind == _DatasetKind.Iterable:
+            return self._sampler
+        return Indices(self._sampler, self._progress)
+
+    @_index_sampler.setter
+    def _index_sampler(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def _begin_another(self, loader: Any) -> None:
+        """A pass with the workers of the one before."""
+        base_seed = self._progress.base_seed
+        self._progress = loader._next_progress()
+        self._progress.base_seed = base_seed
+
+    def _next_data(self) -> Any:
+        try:
+            return self._next_in_torch()
+        except StopIteration:
+            self._progress.finished = True
+            raise
+
+
+class Inline(Noting, _SingleProcessDataLoaderIter):
+    """``num_workers=0``: torch's own loop, in the consumer's thread, with a state."""
+
+    _next_in_torch = _SingleProcessDataLoaderIter._next_data
+
+    def __init__(self, loader: Any) -> None:
+        self._progress = progress = loader._next_progress()
+        super().__init__(loader)
+        progress.base_seed = int(self._base_seed)
+        done, state = progress.copies[0] if progress.copies else (0, None)
+        if self._dataset_kind == _DatasetKind.Map:
+            if progress.copies or loader._random is not None:
+                # Draw the order now, before the dataset's state tells or sets that of the global generator.
+                first = list(islice(self._sampler_iter, 1))
+                self._sampler_iter = chain(first, self._sampler_iter)
+            if progress.copies:
+                restore_copy(self._dataset, state)
+                progress.copies[0] = (done, where_copy(self._dataset))
+            return
+        if done or state is not None:
+            fetching = Fetching(
+                self._dataset, self._collate_fn, self._auto_collation, loader.batch_size, self._drop_last
+            )
+            self._dataset_fetcher = begun(fetching, done, state)
+        # Not as the dataset says, which may still tell where its last pass ended.
+        elif keeps_state(self._dataset_fetcher.dataset_iter):
+            progress.copies[0] = (0, where(self._dataset_fetcher))
+
+    def _next_data(self) -> Any:
+        data = super()._next_data()
+        self._progress.deliver()
+        if self._progress.copies:
+            iterable = self._dataset_kind == _DatasetKind.Iterable
+            state = where(self._dataset_fetcher) if iterable else where_copy(self._dataset)
+            self._progress.deliver_of(0, state)
+        return data

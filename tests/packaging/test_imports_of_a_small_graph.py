@@ -1,0 +1,69 @@
+"""Modules that are imported until the first batch: the user waits for each of them.
+
+A module that fails here belongs to the line below if every small graph needs it; else import it where it is used.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+DESCRIBED = """
+    pipegraph backends batches bundle capabilities chunk components concurrency contracts error_policy errors
+    fingerprints foreign_arguments forks graph hashed_keys html integers lazy_names parameters planning planning.kind
+    planning.plan redaction stage_spec stopping tree units
+"""
+OPERATORS = """
+    engine engine.activity global_generators operators operators.batching operators.collate operators.columns
+    operators.drawn_items operators.from_sequence operators.functions operators.ordered
+    order order._cache order._stream order.base order.layout order.left order.permutation order.strided_order
+"""
+PLANNED = """
+    engine.kinds engine.kinds.map engine.kinds.random_access engine.kinds.regroup engine.kinds.source
+    planning.bundle_chains planning.checks planning.planner planning.rewrites planning.tunable
+"""
+RUN = """
+    closing durations engine.channel engine.contents engine.loader_context engine.memory engine.meter
+    engine.pass_totals engine.reorder engine.run engine.runtime engine.staffing engine.stage engine.stage.ahead
+    engine.stage.bundle_size engine.stage.cursors engine.stage.epoch_limit engine.stage.failure_notes
+    engine.stage.failure_policy engine.stage.groups engine.stage.kept engine.stage.ledger engine.stage.ordinals
+    engine.stage.restore engine.stage.row_intake engine.stage.sender engine.stage.snapshots engine.stage.stage_context
+    engine.stage.stage_run engine.stage.unit engine.stage.watermark engine.stage_pump engine.stage_worker
+    engine.tracing engine.unwanted engine.worker_threads estimates
+    loader loader.delivered loader.epoch_pass loader.given_data loader.lengths loader.loader loader.options
+    loader.position loader.ranks loader.runs machine totals
+"""
+INLINE_DATALOADER = """
+    pipegraph errors integers lazy_names loader loader.ranks loader.torch_dataloader
+    loader.torch_dataloader.batch_progress loader.torch_dataloader.dataloader loader.torch_dataloader.fetching
+    loader.torch_dataloader.in_accelerate loader.torch_dataloader.inline_pass parameters redaction
+"""
+GRAPH = """
+import pipegraph as pg
+from pipegraph import operators as ops
+graph = pg.Graph("small")
+graph.add(ops.FromSequence(range(64))).then(lambda x: x, workers=2).then(ops.Batch(16))
+next(iter(graph.loader()))
+"""
+DATALOADER = "import pipegraph as pg; next(iter(pg.DataLoader(range(64), batch_size=16)))"
+
+
+def imported_by(program):
+    """What a program imports on top of torch, in a process of its own."""
+    lines = ["import sys, numpy, torch, torch.utils.data", "before = set(sys.modules)", program]
+    lines.append("print('\\n'.join(sorted(set(sys.modules) - before)), flush=True)")
+    command = [sys.executable, "-c", "\n".join(lines)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=True
+    ).stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("program", "allowed"),
+    [(GRAPH, DESCRIBED + OPERATORS + PLANNED + RUN), (DATALOADER, INLINE_DATALOADER)],
+    ids=["a graph of three stages", "a DataLoader without workers"],
+)
+def test_nothing_is_imported_before_the_first_batch_that_it_does_not_need(program, allowed):
+    names = {name.removeprefix("pipegraph.") for name in imported_by(program)}
+    ours = {name for name in names if not name.startswith(("torch.", "__editable__"))}
+    assert ours - set(allowed.split()) == set()
