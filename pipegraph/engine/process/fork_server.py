@@ -26,7 +26,12 @@ SPAWN, REAP = b"s", b"r"
 _PR_SET_PDEATHSIG = 1
 _ROOM = 1 << 16
 
-PRELOADED = ("torch", "pipegraph.operators.functions", "pipegraph.engine.process.worker_life")
+PRELOADED = (
+    "torch",
+    "pipegraph.operators.functions",
+    "pipegraph.engine.process.worker_life",
+    "pipegraph.first_draw",
+)
 """Modules that nearly every worker needs, imported once; others are imported when an operator is unpickled."""
 
 
