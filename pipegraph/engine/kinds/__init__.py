@@ -61,6 +61,6 @@ def kind_of(operator: Operator | Source) -> StageKind:
     elif isinstance(operator, RowOperator):
         name = "rows"
     if name not in KINDS and name.removeprefix("stateful ") not in _CLASSES:
-        known = ", ".join(map(repr, list(_CLASSES)[:_NAMED]))
+        known = ", ".join([repr(each) for each in list(_CLASSES)[:_NAMED]])
         raise GraphError(f"{operator.name}: kind is {operator.kind!r}, and must be one of {known}")
     return KINDS[name]
