@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipegraph.contracts import Fact
-from pipegraph.engine.stage.consumed import Unknown, consumed, entry, why_unknown
 from pipegraph.engine.stage.cursors import freeze
-from pipegraph.engine.stage.restore import Resume, restarts
+from pipegraph.engine.stage.restore import Resume, Unknown, consumed, history_entry, restarts, why_unknown
 from pipegraph.errors import GraphError, StateError
 from pipegraph.loader.delivered import VERSION, decode_delivered, decode_part
 from pipegraph.order.left import Taken, check_history
@@ -85,7 +84,7 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
         by_rank = [taken.get(f"rank{r}") or next(iter(taken.values())) for r in range(saved)]
         history = freeze(part["history"])
         if any(one != (0, "") for each in by_rank for one in each.values()):
-            history = (*history, entry(saved, by_rank))
+            history = (*history, history_entry(saved, by_rank))
         return Restored(
             first["seed"], part["epoch"], ledger, (Resume(history=history, stream=(rank, world_size)),)
         )

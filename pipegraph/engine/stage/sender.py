@@ -14,13 +14,12 @@ from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Mark
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Mark
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import NO_DEMAND, Channel
 from pipegraph.engine.contents import samples_in
 from pipegraph.engine.stage.failure_policy import Failures
 from pipegraph.engine.stage.stage_context import StageContext
-from pipegraph.engine.stage.watermark import Watermark
 from pipegraph.forks import end_stray
 from pipegraph.tree import copy_containers
 
@@ -169,6 +168,34 @@ class ByTicket(Sender):
             stage.run.account.nudge()  # a worker that waits for memory may have the next ticket now
 
 
+class Watermark:
+    """The restart point of a completion-order stage: where the oldest open ticket's item begins.
+
+    Tickets are taken in order and finished in any order; all items before the watermark are finished.
+    """
+
+    __slots__ = ("_after", "_open")
+
+    def __init__(self) -> None:
+        self._open: dict[int, Cursor] = {}
+        self._after: Cursor = None
+
+    def start(self, ticket: int, before: Cursor, after: Cursor) -> None:
+        """A worker has taken an item. Called in the order of tickets."""
+        self._open[ticket] = before
+        self._after = after
+
+    def current(self) -> Cursor:
+        for before in self._open.values():  # insertion order is ticket order
+            return before
+        return self._after
+
+    def finish(self, ticket: int) -> Cursor:
+        """All items of a ticket were put; returns the new watermark."""
+        self._open.pop(ticket, None)
+        return self.current()
+
+
 class AsFinished(Sender):
     """The sender of a completion-order stage: watermarks per epoch and consumer, epoch barriers, and a reorder window.
 
@@ -214,9 +241,6 @@ class AsFinished(Sender):
             for _, before in self._open.values():
                 return self._taken - before < self._window
             return True
-
-    def drop(self, ticket: int) -> None:
-        self._done(ticket)
 
     def token(self, ticket: int, token: Any) -> None:
         if isinstance(token, EndOfEpoch):

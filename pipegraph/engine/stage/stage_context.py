@@ -10,8 +10,7 @@ from pipegraph.contracts import Context, History, Source
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.epoch_limit import Horizon
-from pipegraph.engine.stage.ledger import Ledger
-from pipegraph.engine.stage.ordinals import Ordinals
+from pipegraph.engine.stage.ledger import Ledger, Ordinals
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.tracing import Tracer
 from pipegraph.planning.plan import Plan, StagePlan
