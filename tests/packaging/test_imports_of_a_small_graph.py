@@ -10,8 +10,8 @@ import pytest
 
 DESCRIBED = """
     pipegraph backends batches bundle capabilities chunk components concurrency contracts error_policy errors
-    fingerprints foreign_arguments forks graph hashed_keys html integers lazy_names parameters planning planning.kind
-    planning.plan redaction stage_spec stopping tree units
+    fingerprints foreign_arguments forks graph hashed_keys html installing integers lazy_names parameters planning
+    planning.kind planning.plan redaction stage_spec stopping tree units
 """
 OPERATORS = """
     engine engine.activity global_generators operators operators.batching operators.collate operators.columns
@@ -26,15 +26,15 @@ RUN = """
     closing durations engine.channel engine.contents engine.loader_context engine.memory engine.meter
     engine.pass_totals engine.reorder engine.run engine.runtime engine.staffing engine.stage engine.stage.ahead
     engine.stage.bundle_size engine.stage.cursors engine.stage.epoch_limit engine.stage.failure_notes
-    engine.stage.failure_policy engine.stage.groups engine.stage.kept engine.stage.ledger engine.stage.ordinals
+    engine.stage.failure_policy engine.stage.groups engine.stage.kept engine.stage.ledger
     engine.stage.restore engine.stage.row_intake engine.stage.sender engine.stage.snapshots engine.stage.stage_context
-    engine.stage.stage_run engine.stage.unit engine.stage.watermark engine.stage_pump engine.stage_worker
+    engine.stage.stage_run engine.stage.unit engine.stage_pump engine.stage_worker
     engine.tracing engine.unwanted engine.worker_threads estimates
     loader loader.delivered loader.epoch_pass loader.given_data loader.lengths loader.loader loader.options
     loader.position loader.ranks loader.runs machine totals
 """
 INLINE_DATALOADER = """
-    pipegraph errors integers lazy_names loader loader.ranks loader.torch_dataloader
+    pipegraph errors installing integers lazy_names loader loader.ranks loader.torch_dataloader
     loader.torch_dataloader.batch_progress loader.torch_dataloader.dataloader loader.torch_dataloader.fetching
     loader.torch_dataloader.in_accelerate loader.torch_dataloader.inline_pass parameters redaction
 """
