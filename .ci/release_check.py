@@ -180,7 +180,7 @@ def check(version: str, program: str, bound: str, wheel: Path, work: Path) -> Ro
         "first example": [[command, "demo", "--make", "."], [python, "first.py"]],
         "demo": [[command, "demo"]],
         "tests": [
-            [*install, "pytest>=8", "hypothesis>=6.100"],
+            [*install, "pytest>=8", "hypothesis>=6.100", "moto[s3,server]>=5"],
             [python, "-m", "pytest", "-q", "-m", "not slow and not cuda and not browser", *TESTS],
         ],
     }  # fmt: skip

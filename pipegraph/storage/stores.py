@@ -336,7 +336,8 @@ class StoreClient(Closing):
                 return _memory_stores.setdefault(root, make.MemoryStore())
         options = dict(self._options)
         # Ours are the only tries and time limits: one that resumes, and one that counts bytes.
-        client = {"timeout": "1d", "connect_timeout": f"{self._grace}s", **options.pop("client_options", {})}
+        grace = f"{self._grace * 1000:.0f}ms"  # whole numbers: obstore reads fractions from 0.9 on only
+        client = {"timeout": "1d", "connect_timeout": grace, **options.pop("client_options", {})}
         if for_listing:
             # A listing that is given up drops its connection outside of the library's threads, and to put it back
             # into a pool panics there: without a pool it is closed.

@@ -172,6 +172,7 @@ def test_masked_arrays_keep_their_masks():
         collate([items[0], np.array([1, 2])])
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11 says it of each sparse tensor
 def test_sparse_tensors_make_batches_however_they_come():
     items = [torch.sparse_coo_tensor([[n % 3]], [1.0 + n], (3,), check_invariants=False) for n in range(12)]
     graph = pg.Graph("g")

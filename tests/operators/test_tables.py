@@ -318,7 +318,10 @@ def read_table(made: Any, fill: Any, folder: Path) -> list[Any]:
 
 
 def read_shard(made: Any, fill: Any, folder: Path) -> list[Any]:
-    pytest.importorskip("pyarrow.parquet").write_table(made, folder / "a.parquet")
+    try:
+        pytest.importorskip("pyarrow.parquet").write_table(made, folder / "a.parquet")
+    except pa.ArrowNotImplementedError as error:
+        pytest.skip(f"this pyarrow cannot write it: {error}")
     graph = pg.Graph("shard")
     graph.add(ops.ShardSelect([folder / "a.parquet"], pg.order.LaneOrder(shuffle=False))).then(
         ops.Load(fill=fill)
@@ -342,7 +345,9 @@ def test_missing_lists_and_nulls_inside_lists_are_filled_in_one_go(
     made = pa.table({"x": LISTS[kind]})
     found = read(made, {"x": fill}, tmp_path)
     assert [row.tolist() for row in found] == expected
-    assert {row.dtype for row in found} == {np.dtype(LISTS[kind].type.value_type.to_pandas_dtype())}
+    assert {str(row.dtype) for row in found} == {
+        {"float": "float32"}.get(name := str(LISTS[kind].type.value_type), name)
+    }
     with pytest.raises(GraphError, match=r"fill={'x': '\?'} is no value of type"):
         read(made, {"x": (-1, "?")}, tmp_path)
 
