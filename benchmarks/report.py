@@ -21,23 +21,39 @@ from plot import races
 
 LEGEND = (
     "Each cell is the median over alternated rounds, with the range in parentheses; ratios are taken within a round. "
-    "The first ratio of `ours` is to the ideal, a hand-written loop; the second is to the best peer. Each goal is a "
-    "minimum ratio of pipegraph to the named contestant (throughput unless stated otherwise); with several "
-    "contestants, the fastest counts. It is met if the median ratio reaches it."
+    "`x this` says how many times as fast pipegraph is as the contestant of the row, `in CPU` how many times as much "
+    "it does with a second of CPU. Each goal is a minimum ratio of pipegraph to the named contestant (throughput "
+    "unless stated otherwise); with several contestants, the fastest counts. It is met if the median ratio reaches it."
 )
 
+TITLES = {
+    "rate": "per second",
+    "cpu_s_per_unit": "CPU of each",
+    "import_s": "import",
+    "first_batch_s": "first batch",
+    "both_s": "both",
+    "rss_mb": "peak RSS, MB",
+    "pss_mb": "peak PSS, MB",
+    "before_mb": "before, MB",
+    "added_mb": "added, MB",
+    "rss_mb_over_dataloader": "RSS / DataLoader's",
+}
+"""Measures of a record, as a reader knows them; the others are ratios that the record has besides."""
 
-def cell(entry: Any) -> str:
+UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}
+
+
+def cell(entry: Any, factor: float = 1.0) -> str:
     """A spread as text: median (least-greatest)."""
     if not isinstance(entry, dict) or "median" not in entry:
         return "-"
-    median, low, high = (number(entry[key]) for key in ("median", "low", "high"))
-    return f"{median} ({low}-{high})"
+    median, low, high = (number(entry[key] * factor) for key in ("median", "low", "high"))
+    return median if median == low == high else f"{median} ({low}-{high})"
 
 
 def number(value: float) -> str:
-    """Four digits, and no exponents for what can be read without."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    """Three digits, and no exponents for what can be read without."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def inverse(entry: Any) -> Any:
@@ -58,27 +74,44 @@ def comparison(contestants: dict[str, Any]) -> str:
 
     Ratios to the project's own row are shown the other way round: how many times the peer it is.
     """
-    columns: dict[str, None] = {}
-    for entry in contestants.values():
-        columns.update(dict.fromkeys(key for key, value in entry.items() if "median" in (value or {})))
-    first = "rate" if "rate" in columns else next(iter(columns))
+    present = {
+        key for entry in contestants.values() for key, value in entry.items() if "median" in (value or {})
+    }
+    columns = [key for key in TITLES if key in present]
+    columns += sorted(present - set(TITLES) - {key for key in present if "_over_" in key})
+    first = "rate" if "rate" in columns else columns[0]
     ordered = sorted(
         contestants.items(), key=lambda item: item[1][first]["median"] * (-1 if first == "rate" else 1)
     )
     yardsticks = dict.fromkeys(name for entry in contestants.values() for name in entry.get("over", {}))
     mine = ours(contestants)
-    headers = ["", *columns]
+    scales = {
+        key: scale([entry[key] for entry in contestants.values() if key in entry], key) for key in columns
+    }
+    headers = [
+        "",
+        *(TITLES.get(key, key) + (f", {unit}" if unit else "") for key, (unit, _) in scales.items()),
+    ]
     for name in yardsticks:
-        headers += [f"{name} x this", "per CPU s"] if name == mine else [f"rate x {name}", "per CPU s"]
+        headers += [f"{name} x this", "in CPU"] if name == mine else [f"x {name}"]
     rows = []
     for name, entry in ordered:
-        row = [name, *(cell(entry.get(column)) for column in columns)]
+        row = [name, *(cell(entry.get(key), factor) for key, (_, factor) in scales.items())]
         for other in yardsticks:
-            for kind in ("over", "cpu_over"):
-                ratio = entry.get(kind, {}).get(other)
-                row.append(cell(inverse(ratio) if other == mine else ratio))
+            ratio = entry.get("over", {}).get(other)
+            row.append(cell(inverse(ratio) if other == mine else ratio))
+            if other == mine:
+                row.append(cell(inverse(entry.get("cpu_over", {}).get(other))))
         rows.append(row)
     return harness.table(headers, rows)
+
+
+def scale(entries: list[Any], measure: str) -> tuple[str, float]:
+    """(unit, factor) of a column: one unit, in which its least median is one at least; none for what is no time."""
+    if not measure.endswith("_s") and measure != "cpu_s_per_unit":
+        return "", 1.0
+    least = min(entry["median"] for entry in entries)
+    return next(((unit, factor) for unit, factor in UNITS.items() if least * factor >= 1), ("us", 1e6))
 
 
 NO_PEERS = ("pipegraph", "pg.", "hand-written", "bare", "plain", "limit", "raw", "one memory copy")
@@ -112,7 +145,7 @@ def verdict(results: dict[str, Any], entry: catalogue.Entry) -> str:
         found = [times(entries, goal) for _, entries in races(results, entry.record) if entries]
         other = "the best peer" if not goal.others else goal.others[0]
         other += f" and {len(goal.others) - 1} more" * (len(goal.others) > 1)
-        what = f"{number(goal.least)} x {other}" + f" ({goal.measure})" * (goal.measure != "rate")
+        what = f"{number(goal.least)} x {other}" + f" ({TITLES[goal.measure]})" * (goal.measure != "rate")
         worst = None if None in found else min((one for one in found if one), default=None)
         if worst is None:
             said.append(f"{what}: not measured")
@@ -150,18 +183,22 @@ def overview(date: str, folder: Path) -> str:
         path = newest.pop(entry.record, None)
         if path is None:
             why = "never recorded" if entry.written else "never recorded: there is no such script"
-            rows.append([entry.record, entry.question, verdict({}, entry), "-", why])
+            rows.append([question(entry.record), verdict({}, entry), why])
             continue
         row = json.loads(path.read_text().splitlines()[-1])
-        said = headline(row["results"], entry.record) or "below"
-        rows.append([entry.record, entry.question, verdict(row["results"], entry), said, when(row)])
+        rows.append([question(entry.record), verdict(row["results"], entry), when(row)])
     for name, path in newest.items():
         if path.name.startswith(date):
             row = json.loads(path.read_text().splitlines()[-1])
-            rows.append(
-                [name, row["claim"], "-", headline(row["results"], name) or "see the record", when(row)]
-            )
-    return harness.table(["record", "question", "goal", "ours", "newest"], rows)
+            rows.append([question(name, row["claim"]), "-", when(row)])
+    return harness.table(["what was compared", "goal", "newest record"], rows)
+
+
+def question(name: str, claim: str = "") -> str:
+    """A record's name for people: the set's question, or what its claim is about."""
+    found = next((entry.question for entry in catalogue.SET if entry.record == name), claim or name)
+    found = found.partition(": >=")[0]
+    return found if found.startswith("pg.") else found[:1].upper() + found[1:]
 
 
 def when(row: dict[str, Any]) -> str:
@@ -206,17 +243,20 @@ def section(path: Path) -> str:
         return ""
     facts = row["machine"]
     setup = ", ".join(f"{key} {value}" for key, value in row["configuration"].items())
-    lines = [
-        f"## {row['script']}",
-        f"Claim: {row['claim']}.",
-        f"{row['time']}; {facts['cpu']}, {facts['cores']} cores, load {facts['load_1min']}; {setup}.",
-    ]
-    for title, text in tables:
-        lines += [f"### {title}"] * (len(tables) > 1) + [text]
-    lines += elsewhere(row["results"]) + reasons(row["results"])
+    name = question(row["script"], row["claim"])
+    lines = [f"## {name}"]
     picture = path.with_suffix(".svg")
     if picture.exists():
-        lines.append(f"![{row['script']}]({picture.name})")
+        lines.append(f"![{name}]({picture.name})")
+    said = headline(row["results"], row["script"])
+    lines += [f"pipegraph: {said}."] * bool(said)
+    for title, text in tables:
+        lines += [f"### {title.removeprefix(row['script']).removeprefix(', ')}"] * (len(tables) > 1) + [text]
+    lines += elsewhere(row["results"]) + reasons(row["results"])
+    lines.append(
+        f"`{path.name}`, {when(row)}; {facts['cpu']}, {facts['cores']} cores, load {facts['load_1min']}; {setup}. "
+        f"Claim: {row['claim']}."
+    )
     return "\n\n".join(lines)
 
 

@@ -36,7 +36,6 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from pipegraph.installing import install_line
 from pipegraph.redaction import without_secrets
 
 
@@ -79,6 +78,8 @@ class MissingExtraError(PipegraphError, ImportError):
     """
 
     def __init__(self, module: str, extra: str, purpose: str) -> None:
+        from pipegraph.installing import install_line
+
         super().__init__(f"{purpose} needs {module}, which is not installed: {install_line(extra)}")
         self.extra = extra
         self._given = (module, extra, purpose)

@@ -183,11 +183,11 @@ def test_the_page_has_a_line_for_every_script_of_the_set(
     written = harness.record("tokens", "a claim", {"rounds": 3}, results)
     text = report.write(written.name[:10], tmp_path).read_text()
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
-    assert "never recorded" in lines["small_rows"]
+    assert "never recorded" in lines["A million rows of floats, shuffled"]
     assert "0.5 (0.4-0.8) x hand-written loop, 2 (1.25-2.5) x slow peer" in text
     assert "Not measured: other: not installed" in text
-    assert "1 x the best peer: met, 2 " in lines["tokens"]
-    assert "1 x the best peer: not measured" in lines["small_rows"]
+    assert "1 x the best peer: met, 2 " in lines["Windows of tokens from one long array"]
+    assert "1 x the best peer: not measured" in lines["A million rows of floats, shuffled"]
     contestants["slow peer"]["over"]["pipegraph"] = {"median": 1.25, "low": 1.2, "high": 1.3}
     harness.record("tokens", "a claim", {"rounds": 3}, results)
     assert "1 x the best peer: **not met**, 0.8" in report.write(written.name[:10], tmp_path).read_text()

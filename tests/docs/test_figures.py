@@ -60,3 +60,17 @@ def test_a_loss_is_listed_once_a_record_has_one(figures, tmp_path, monkeypatch):
         "| other | 0.67 | rate | Grain |",
         "| other | 0.90 | per CPU second | Grain |",
     ]
+
+
+def test_the_page_of_benchmarks_is_what_the_records_say(figures, tmp_path):
+    """Of the newest day: a figure typed into it, or a record that it was not written from, is noticed."""
+    import shutil
+
+    import report
+
+    folder = shutil.copytree(figures.harness.RESULTS, tmp_path / "results")
+    newest = max(folder.glob("????-??-??.md"))
+    printed = newest.read_text()
+    assert report.write(newest.stem, folder).read_text() == printed
+    newest.write_text(printed.replace("**not met**", "met", 1))
+    assert report.write(newest.stem, folder).read_text() != printed.replace("**not met**", "met", 1)
