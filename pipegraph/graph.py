@@ -128,6 +128,7 @@ class Graph:
         self.name = name
         self.seed = seed
         self.stages: dict[str, StageSpec] = {}
+        self.looks: dict[str, dict[int, float]] = {}  # for profiles; see ``profile.looks``
 
     @names_ours
     def add(

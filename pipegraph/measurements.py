@@ -261,5 +261,9 @@ class StageProfile:
         "text",
         default=False,
     )
-    places: int = measurement("places that each of its workers should have in its queue.", default=1)
+    earlier: tuple[tuple[int, float], ...] = measurement(
+        "what it could do in earlier loaders of the same graph: ``(workers, items per second)``.",
+        "text",
+        default=(),
+    )
     pinned: bool = measurement("whether its output is in pinned memory.", "text", default=False)

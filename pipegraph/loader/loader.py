@@ -257,9 +257,10 @@ class Loader(Closing):
         Raises:
             GraphError: ``since`` is of another graph.
         """
-        from pipegraph.profile import profile_of
+        from pipegraph.profile import compared, profile_of
 
-        return profile_of(self.plan, self._measure(), *self._ledger.shown(), since)
+        found = profile_of(self.plan, self._measure(), *self._ledger.shown(), since)
+        return compared(self._graph.looks, self.plan, found)
 
     def _measure(self) -> Measured:
         """All that was counted so far, for profiles and the tuner."""

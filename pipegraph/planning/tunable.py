@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipegraph.planning.plan import BATCHES_PER_WORKER, Plan, StagePlan, lineage_above
+from pipegraph.planning.plan import Plan, StagePlan, lineage_above
 
 WORKERS, CAPACITY = "workers", "capacity"
 
@@ -86,8 +86,3 @@ def instead(stage: StagePlan) -> str:
     if stage.work.stateful:
         return "a stage without a state for its expensive part"
     return "its expensive part in a stage of its own, which may have several workers"
-
-
-def places_per_worker(stage: StagePlan) -> int:
-    """Places in a stage's queue that each of its workers should have: one in work and one ready, or a bundle."""
-    return max(stage.bundle_rows, BATCHES_PER_WORKER if stage.level.startswith("batch") else 1)

@@ -12,4 +12,5 @@ from .bottleneck import (
     find_lock_holder as find_lock_holder,
 )
 from .collect import profile_of as profile_of
+from .looks import compared as compared
 from .values import ChannelProfile as ChannelProfile, Profile as Profile

@@ -66,6 +66,8 @@ class Advice:
                 words.append(f"capacity={size['capacity']} in {name!r}")
         if not words:
             return f"No other sizes help: {self.limit}."
+        if not self.prediction.gain:
+            return f"{words[0]} and no more: {self.limit}."
         return f"With {', '.join(words)}: {self.prediction}; then {self.limit}."
 
 
@@ -127,6 +129,12 @@ def advise(profile: Profile) -> Advice:
         if profile.cause == "cores":
             return Advice(limit="no core is free")
     then, limit, why = best_sizes(changed)
+    back = {name: {"workers": work.back} for name, work in now.works.items() if work.back}
+    if back:
+        name = next(iter(back))
+        return Advice(
+            back, (), _prediction(profile, now, now), _limit(now.works[name], name, now.works[name].why)
+        )
     grown = {name: size for name, size in then.items() if size.workers != now.works[name].size.workers}
     presumes = bool(processes) or any(now.works[name].presumes for name in grown)
     found = _prediction(profile, now, changed, then, presumes)

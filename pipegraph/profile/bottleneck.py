@@ -226,7 +226,7 @@ def wait_for_each_other(durations: Sequence[tuple[float, int]], workers: int, pa
     False
     """
     count = sum(times for _, times in durations)
-    if workers < 3 or count < 8 * workers:
+    if workers < 3 or count < 5 * workers:
         return False
     seen, median = 0, 0.0
     for seconds, times in durations:

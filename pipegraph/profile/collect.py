@@ -14,7 +14,7 @@ from pipegraph.errors import GraphError
 from pipegraph.measured import Edge, Measured
 from pipegraph.measurements import StageCounts, StageProfile, measurements
 from pipegraph.planning.plan import Plan, StagePlan
-from pipegraph.planning.tunable import instead, places_per_worker, why_one_worker
+from pipegraph.planning.tunable import instead, why_one_worker
 from pipegraph.totals import COUNTERS, Totals
 
 from .bottleneck import (
@@ -180,7 +180,6 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
         shared=not within
         and counts.pieces == counts.durations.count
         and wait_for_each_other(counts.durations.bins(), workers, max(1, life_passes)),
-        places=places_per_worker(stage),
         pinned=stage.memory == "pinned",
     )
 

@@ -43,6 +43,12 @@ PINNED_PART = 4
 LONGER = 4
 """A queue that is too short for bursts is lengthened by this factor."""
 
+PLACES = 2
+"""Places in its queue for each worker: one in work, one ready."""
+
+NO_FASTER = 1.1
+"""What a stage could do with more workers, over what it could do with fewer, up to which they did not help."""
+
 SPARE = 1.15
 """Workers beyond those that exactly keep pace with what cannot be raised: durations vary."""
 
@@ -74,7 +80,7 @@ class Work:
         threads: its time on a core is time in the trainer's process; ``locked`` with the GIL.
         computes: each of its workers needs a core.
         process: its workers are processes of this machine.
-        places: in its queue, for each worker.
+        back: the number of workers with which it was faster in an earlier loader; 0 if none is known.
         item_bytes: of what one worker, or one place in a queue, holds; ``pinned`` if in pinned memory.
     """
 
@@ -92,7 +98,7 @@ class Work:
     locked: bool = False
     computes: bool = False
     process: bool = False
-    places: int = 1
+    back: int = 0
     item_bytes: int = 0
     pinned: bool = False
 
@@ -101,9 +107,9 @@ class Work:
         """Whether a gain from more workers presumes that they do not wait for each other in what they wait for."""
         return self.core_s < COMPUTES * self.service_s or (self.threads and self.computes)
 
-    def sized(self, workers: int, capacity: int = 0) -> Size:
+    def sized(self, workers: int, places: int = PLACES) -> Size:
         """The size with this number of workers, and room for what they make."""
-        return Size(workers, max(capacity or self.size.capacity, self.places * workers))
+        return Size(workers, max(self.size.capacity, places * workers))
 
 
 @dataclass(frozen=True)
@@ -233,12 +239,15 @@ def best_sizes(
         if limit not in raised:
             held = sizes[limit].workers >= work.most and work.why
             return sizes, limit, held or fixed.get(limit, work.why)
-        old = sizes[limit]
-        workers = old.workers + 1
+        workers = sizes[limit].workers + 1
         if workers > max(most * work.size.workers, work.size.workers + 1):
             return sizes, limit, ""
-        then = {**sizes, limit: work.sized(workers, old.capacity)}
-        why = exceeds(pipeline, then)
+        why: str | None = None
+        for places in range(PLACES, -1, -1):  # memory may be worth more in work than in a queue
+            then = {**sizes, limit: work.sized(workers, places)}
+            why = exceeds(pipeline, then)
+            if why is None:
+                break
         if why is not None:
             return sizes, limit, why
         sizes = then
@@ -339,7 +348,6 @@ def _work(
         locked=holds_lock(profile, name, stage),
         computes=on_core + coreless > COMPUTES,
         process=stage.backend.measurable,
-        places=stage.places,
         item_bytes=stage.nbytes // stage.items if stage.items else 0,
         pinned=stage.pinned,
     )
@@ -360,6 +368,13 @@ def _work(
             why="its workers wait for each other: its first calls were faster than those that came together, as with a "
             "lock, a pool of connections or a rate limit",
         )
+    rate = stage.rate / stage.busy if stage.busy else 0.0
+    for workers, other in stage.earlier:
+        fewer, more = sorted([(workers, other), (stage.workers, rate)])
+        if more[1] < NO_FASTER * fewer[1] and rate:
+            why = f"{more[0]} workers were no faster than {fewer[0]}: they wait for each other, or for what they share"
+            back = workers if workers < stage.workers else 0
+            return replace(work, most=stage.workers, why=why, back=back)
     if work.computes and profile.cores:
         return replace(
             work,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from pipegraph.profile.model import LONGER, Pipeline, Size, best_sizes, exceeds, limit_words
+from pipegraph.profile.model import LONGER, PLACES, Pipeline, Size, best_sizes, exceeds, limit_words
 from pipegraph.tuning.decisions import Decision, Tuning
 
 MIN_GAIN = 0.03
@@ -299,7 +299,7 @@ class Search:
             if name not in window.fixed and fewer < size.workers:
                 return {**self.sizes, name: replace(size, workers=fewer)}, "fewer are enough"
             unused = all(queue.unused for queue in window.queues if queue.producer == name)
-            least = max(window.least.get(name, 1), work.places * size.workers)
+            least = max(window.least.get(name, 1), PLACES * size.workers)
             shorter = replace(size, capacity=max(size.capacity // 2, least))
             if name not in window.held and unused and shorter.capacity < size.capacity:
                 return {**self.sizes, name: shorter}, "most of its queue was never used"

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 import pipegraph as pg
+from pipegraph import operators as ops
 from pipegraph.backends import INLINE, PROCESS
 from pipegraph.errors import GraphError
-from pipegraph.profile import CONSUMER, ChannelProfile
+from pipegraph.profile import CONSUMER, ChannelProfile, compared
 from pipegraph.units import format_gain
 
 
@@ -137,14 +138,14 @@ def test_the_number_is_proposed_in_one_step_and_a_second_look_proposes_nothing_m
 
 def test_a_stage_that_computes_is_given_the_cores_and_the_next_look_says_so():
     found = remade(pipeline({"decode": (0.010, 1)}), "decode", running=1.0)
-    assert found.advice.settings == {"decode": {"workers": 4}}
+    assert found.advice.settings == {"decode": {"workers": 4, "capacity": 8}}
     second = remade(pipeline({"decode": (0.010, 4)}, elapsed_s=0.25), "decode", running=1.0)
     assert second.advice.settings == {}
 
 
 def test_memory_limit_bounds_what_is_proposed_and_is_named():
     found = pipeline({"read": (0.064, 1)}, elapsed_s=6.4, memory_limit=1000, memory_peak_bytes=100)
-    found = remade(found, "read", nbytes=100 * 100, places=1)
+    found = remade(found, "read", nbytes=100 * 100)
     assert 1 < found.advice.settings["read"]["workers"] <= 10
     assert "memory_limit leaves 900 bytes" in found.conclusion
 
@@ -194,7 +195,7 @@ def test_workers_that_wait_for_each_other_are_not_multiplied():
 def test_one_worker_that_holds_the_lock_is_sent_to_processes_without_any_other_stage():
     found = remade(pipeline({"tokenize": (0.010, 1)}, wake_s=0.004), "tokenize", running=0.98)
     assert found.what_if("tokenize", workers=2).gain == 0
-    assert found.advice.processes == ("tokenize",) and found.advice.settings == {"tokenize": {"workers": 4}}
+    assert found.advice.processes == ("tokenize",) and found.advice.settings["tokenize"]["workers"] == 4
     assert "'tokenize' with backend=\"process\", 4 workers in 'tokenize': at most" in found.conclusion
 
 
@@ -206,3 +207,31 @@ def test_a_queue_that_is_empty_in_turn_with_full_is_proposed_to_be_longer():
         "Work comes in bursts" in found.conclusion
         and "capacity=16 in 'read': at most 125" in found.conclusion
     )
+
+
+def look(looks, workers, rate, busy=1.0):
+    """A look at a stage with this number of workers, of which all together do ``rate`` items per second."""
+    graph = pg.Graph("again")
+    graph.add(ops.FromSequence(range(9)), name="read")
+    found = pipeline({"read": (workers / rate, workers)}, elapsed_s=100 / rate)
+    return compared(looks, graph.plan(), remade(found, "read", busy=busy))
+
+
+def test_workers_that_brought_nothing_in_an_earlier_loader_are_given_back_and_not_proposed_again():
+    looks = {}
+    assert look(looks, 1, 40).advice.settings["read"]["workers"] == 29
+    assert look(looks, 29, 200).advice.settings["read"]["workers"] > 29
+    slower = look(looks, 120, 150).advice
+    assert slower.settings == {"read": {"workers": 29}}
+    assert str(slower).startswith(
+        "29 workers in 'read' and no more: 'read' sets the pace: 120 workers were no faster"
+    )
+    last = look(looks, 29, 200)
+    assert last.advice.settings == {} and "120 workers were no faster than 29" in last.advice.limit
+
+
+def test_looks_that_were_short_or_at_a_stage_that_waited_tell_nothing_of_other_numbers():
+    looks = {}
+    look(looks, 8, 400)  # a quarter of a second
+    look(looks, 8, 100, busy=0.3)
+    assert looks == {}

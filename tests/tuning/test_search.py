@@ -98,7 +98,7 @@ def test_a_stage_that_computes_never_has_more_workers_than_cores():
 
 
 def test_no_step_exceeds_memory_and_the_limit_is_named():
-    works = {"a": Work(0.2, 0.2, item_bytes=100, places=1)}
+    works = {"a": Work(0.2, 0.2, item_bytes=100)}
     search, seen = tuned(works, memory=1500, held=750)
     assert max(sizes["a"].workers for sizes in seen) <= 1 + 6
     assert search.limit == "'a' sets the pace: memory_limit leaves 50 bytes"
