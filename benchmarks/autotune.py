@@ -101,9 +101,9 @@ def planted(costs: Sequence[float], settings: Any = None) -> pg.Graph:
     return graph_of([Waits(seconds) for seconds in costs], settings)
 
 
-def rate(graph: pg.Graph, step_s: float, batches: int = 80) -> float:
+def rate(graph: pg.Graph, step_s: float, batches: int = 80, **options: Any) -> float:
     """Batches per second once the queues have filled."""
-    with graph.loader() as loader:
+    with graph.loader(**options) as loader:
         items = iter(loader)
         for _ in islice(items, batches // 2):
             wait(step_s)
@@ -127,11 +127,70 @@ def train(batches: Iterable[Any], step_s: float, seconds: float) -> float:
     raise RuntimeError("the data ended")
 
 
-def against_the_grid(costs: tuple[float, ...], step_s: float, seconds: float, rounds: int) -> dict[str, Any]:
-    """The tuner's sizes beside the best of the grid."""
-    with planted(costs).loader(autotune=True) as loader:
+def beside(
+    make: Callable[[Any], pg.Graph],
+    grid: Sequence[Any],
+    step_s: float,
+    seconds: float,
+    rounds: int,
+    **options: Any,
+) -> dict[str, Any]:
+    """The tuner's sizes beside the best of a grid."""
+    with make(None).loader(autotune=True, **options) as loader:
         train(loader, step_s, seconds)
         found = loader.tuning()
+    print(found)
+    best = max(grid, key=lambda settings: rate(make(settings), step_s, 40, **options))
+    ratios = []
+    for _ in range(rounds):
+        ours = rate(make(found.settings), step_s, **options)
+        ratios.append(ours / rate(make(best), step_s, **options))
+    return {
+        "of the best": statistics.median(ratios),
+        "from": min(ratios),
+        "to": max(ratios),
+        "best": str(best),
+        "settings in the grid": len(grid),
+        "decisions": len(found.decisions),
+        "stopped by": found.limit,
+    }
+
+
+class Files:
+    """A dataset of slow files: 0.1 s each, without a core."""
+
+    def __len__(self) -> int:
+        return 10**7
+
+    def __getitem__(self, index: int) -> int:
+        wait(0.1)
+        return index
+
+
+def files(settings: Any) -> pg.Graph:
+    """Slow files, and batches."""
+    graph = pg.Graph("files")
+    graph.add(ops.FromSequence(Files()), name="read").then(ops.Batch(BATCH), name="batch")
+    graph.resize(settings or {})
+    return graph
+
+
+def processes(settings: Any) -> pg.Graph:
+    """Python in worker processes."""
+    graph = pg.Graph("processes")
+    node = graph.add(ops.FromSequence(range(10**7)), name="read")
+    node.then(loops, name="loops", backend="process").then(ops.Batch(BATCH), name="batch")
+    graph.resize(settings or {})
+    return graph
+
+
+def large(settings: Any) -> pg.Graph:
+    """Samples of a megabyte each."""
+    return graph_of([Waits(0.1, MEGABYTE)], settings)
+
+
+def against_the_grid(costs: tuple[float, ...], step_s: float, seconds: float, rounds: int) -> dict[str, Any]:
+    """The same on planted costs."""
 
     def bound(workers: Sequence[int]) -> float:
         stages = (n / cost / BATCH for n, cost in zip(workers, costs, strict=True))
@@ -144,19 +203,7 @@ def against_the_grid(costs: tuple[float, ...], step_s: float, seconds: float, ro
         for workers in every
         if bound(workers) >= NEAR * most
     ]
-    best = max(grid, key=lambda settings: rate(planted(costs, settings), step_s, 40))
-    ratios = []
-    for _ in range(rounds):
-        ours = rate(planted(costs, found.settings), step_s)
-        ratios.append(ours / rate(planted(costs, best), step_s))
-    print(found)
-    return {
-        "of the best": statistics.median(ratios),
-        "from": min(ratios),
-        "to": max(ratios),
-        "settings in the grid": len(grid),
-        "decisions": len(found.decisions),
-    }
+    return beside(lambda settings: planted(costs, settings), grid, step_s, seconds, rounds)
 
 
 def shift(step_s: float, seconds: float) -> dict[str, Any]:
@@ -208,13 +255,26 @@ def main() -> None:
     asked.add_argument("--seconds", type=float, default=30.0)
     asked.add_argument("--rounds", type=int, default=3)
     asked.add_argument("--step-ms", type=float, default=8.0)
-    asked.add_argument("--only", default="grid,shift,budgets,lock")
+    asked.add_argument("--only", default="grid,files,processes,memory,shift,budgets,lock")
     asked.add_argument("--no-record", action="store_true", help="print only")
     options = asked.parse_args()
     step_s, seconds = options.step_ms / 1000, options.seconds
     parts: dict[str, Callable[[], dict[str, Any]]] = {}
     for name, costs in PIPELINES.items():
         parts[f"grid: {name}"] = lambda costs=costs: against_the_grid(costs, step_s, seconds, options.rounds)
+
+    def sizes(stage: str, workers: Sequence[int]) -> list[Any]:
+        return [{stage: {"workers": n}} for n in workers]
+
+    most: dict[str, tuple[Callable[[Any], pg.Graph], Sequence[Any], float, dict[str, Any]]] = {
+        "files": (files, sizes("read", (16, 32, 64, 128, 192)), 0.003, {}),
+        "processes": (processes, sizes("loops", (1, 2, 3, 4)), 0.0, {}),
+        "memory": (large, sizes("stage-0", (4, 8, 12, 16, 24, 32)), step_s, {"memory_limit": LIMIT}),
+    }
+    for name, (make, grid, step, limits) in most.items():
+        parts[name] = lambda make=make, grid=grid, step=step, limits=limits: beside(
+            make, grid, step, seconds, options.rounds, **limits
+        )
     parts["shift"] = lambda: shift(step_s, seconds)
     parts["budgets"] = lambda: budgets(seconds / 2)
     parts["lock"] = lambda: lock(seconds / 2)

@@ -1,12 +1,13 @@
 """Forty planted bottlenecks: what the profile says of each, and how far its advice leads.
 
-Claim: the profile names what is planted or says that it does not know, and never something else; following its advice to
-the end reaches 0.9 of the best of a grid in at least 36 of 40.
+Claim: the profile names what is planted or says that it does not know, and never something else; following its advice
+to the end reaches 0.9 of the best of a grid in at least 36 of 40.
 
-Eight kinds, five of each: a lock that two stages share, bursts, items of two costs, pauses of all workers, a slow branch,
-reads of which some miss the page cache, storage that is throttled (or a pool of connections), and stages that work one
-item at a time. Costs are waits without a core, and how late a wait ends is taken off the next one, so that other load
-hardly matters. Advice is followed look by look until none is left; its sizes and the best of the grid then run in turn.
+Eight kinds, five of each: a lock that two stages share, bursts, items of two costs, pauses of all workers, a slow
+branch, reads of which some miss the page cache, storage that is throttled (or a pool of connections), and stages that
+work one item at a time. Costs are waits without a core, and how late a wait ends is taken off the next one, so that
+other load hardly matters. Advice is followed look by look until none is left; its sizes and the best of the grid then
+run in turn.
 
     python benchmarks/planted.py --rounds 2
     python benchmarks/planted.py --only bursts,branch
@@ -21,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import product
 from typing import Any
 
 import harness
@@ -298,7 +299,9 @@ KINDS: Mapping[str, Callable[..., Planted]] = {
 EACH = 5
 
 
-def run(planted: Planted, settings: Settings, seconds: float, graph: pg.Graph | None = None) -> tuple[float, Any]:
+def run(
+    planted: Planted, settings: Settings, seconds: float, graph: pg.Graph | None = None
+) -> tuple[float, Any]:
     """Chunks per second after warming up, and the profile of all."""
     graph = graph or planted.graph()
     graph.resize(settings)

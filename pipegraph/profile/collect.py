@@ -76,6 +76,8 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
     wake_s = _wake_s(measured)
     child_ns = sum(ns for key, ns in life.items() if key[0] == "child_ns")
     cores_used = (totals["process", ""] + child_ns) / elapsed_ns
+    edges = _edges(plan, waits, totals, elapsed_ns)
+    in_turn = {(edge.producer, edge.consumer) for edge in edges if in_bursts(edge)}
     bottleneck = CONSUMER
     cause: Cause = "unknown"
     if elapsed_s >= MIN_S:
@@ -83,16 +85,13 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
             name: max(run_busy(stages, name) + stage.memory, stage.drawing) for name, stage in stages.items()
         }
         busy[CONSUMER] = max(0.0, 1 - stall_ns / elapsed_ns)
-        edges = _edges(plan, waits, totals, elapsed_ns)
         bottleneck = find_bottleneck(busy, edges)
-        beside = [edge for edge in edges if bottleneck in (edge.producer, edge.consumer)]
-        bursts = busy[bottleneck] < SATURATED and any(map(in_bursts, beside))
+        bursts = busy[bottleneck] < SATURATED and any(bottleneck in ends for ends in in_turn)
         bottleneck, cause = _cause(plan, stages, bottleneck, wake_s, cores_used, measured.cores)
         if bursts and cause in ("consumer", "stage", "storage"):
             cause = "bursts"
         # Of a run of stages that share their processes, the one that takes longest.
         bottleneck = max(run_of(stages, bottleneck), key=lambda name: stages[name].busy, default=bottleneck)
-    burst = {(e.producer, e.consumer) for e in _edges(plan, waits, totals, elapsed_ns) if in_bursts(e)}
     items, samples = life["items", ""], life["samples", ""]
     took = measured.durations.get("", Durations())
     memory_bytes, memory_peak_bytes, memory_limit = measured.memory
@@ -115,7 +114,7 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
                 **vars(measured.queues[edge]),
                 put_wait_s=totals["put", *edge] / 1e9,
                 get_wait_s=totals["get", *edge] / 1e9,
-                in_bursts=(producer, edge[0] or CONSUMER) in burst,
+                in_bursts=(producer, edge[0] or CONSUMER) in in_turn,
             )
             for edge, producer in _producers(plan).items()
             if edge in measured.queues

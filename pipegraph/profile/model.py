@@ -40,7 +40,7 @@ MIN_THREADS = 256
 PINNED_PART = 4
 """The part of the memory limit that may be pinned is one over this."""
 
-LONGER = 4
+LONGER = 8
 """A queue that is too short for bursts is lengthened by this factor."""
 
 PLACES = 2

@@ -10,7 +10,7 @@ has shifted opens the search again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pipegraph.profile.model import LONGER, PLACES, Pipeline, Size, best_sizes, exceeds, limit_words
@@ -52,35 +52,22 @@ REST = 8
 
 
 @dataclass(frozen=True)
-class Queue:
-    """A queue in one window. ``empty`` and ``full`` say whether its consumer, its producer waited for it."""
-
-    producer: str
-    consumer: str
-    empty: bool = False
-    full: bool = False
-    unused: bool = False
-
-
-@dataclass(frozen=True)
 class Window:
-    """What was measured with the sizes in force.
+    """What was measured with the sizes in force, which are those of the pipeline.
 
     Attributes:
-        pipeline: its sizes are those in force.
-        queues: of the pipeline.
         stall: share of its time that the training loop waited.
-        fixed: stages whose workers the tuner may not change, and why; the capacity of those in ``held`` neither.
-        least: capacity below which a stage's queues must not fall.
+        bursts: stages whose queues were empty in turn with full.
+        unused: stages most of whose queues was never used.
+        held: stages whose capacity the tuner may not change.
         refused: stages of which a worker could not be started, and why.
     """
 
     pipeline: Pipeline
-    queues: tuple[Queue, ...] = ()
     stall: float = 1.0
-    fixed: Mapping[str, str] = field(default_factory=dict)
+    bursts: frozenset[str] = frozenset()
+    unused: frozenset[str] = frozenset()
     held: frozenset[str] = frozenset()
-    least: Mapping[str, int] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -97,6 +84,7 @@ class Search:
 
     def __init__(self, sizes: Mapping[str, Size]) -> None:
         self.sizes: dict[str, Size] = dict(sizes)  # those that are kept
+        self._first = dict(sizes)
         self.decisions: list[Decision] = []
         self.advice: dict[str, str] = {}
         self.limit = ""
@@ -258,15 +246,18 @@ class Search:
             self.limit = "training hardly waits"
             return None
         pipeline = window.pipeline
-        sizes, limit, why = best_sizes(pipeline, STEPS[self._step], {**window.fixed, **self._stuck})
+        sizes, limit, why = best_sizes(pipeline, STEPS[self._step], self._stuck)
         then = {name: sizes[name] for name in self.sizes}
         predicted, (least_s, _) = pipeline.predicted(then)[0], pipeline.bound(then)
         # Stages that are nearly as loaded as the limit make it wait in turn: with a few workers more it is reached.
         promises = predicted >= window.rate * (1 + MIN_GAIN) or least_s < pipeline.period_s * (1 - SLOWER)
         if then != self.sizes and promises:
             return then, "best by the model" if STEPS[self._step] > 1 else "one more each"
-        for found in self._longer(window):
-            return found
+        for name, size in self.sizes.items():
+            if name in window.bursts - window.held - self._short:
+                then = {**self.sizes, name: replace(size, capacity=LONGER * size.capacity)}
+                if exceeds(pipeline, then) is None:
+                    return then, "its queue was empty in turn with full"
         self.limit = limit_words(limit, why)
         if self._again or not (self._stuck.keys() - self._holders or self._short):
             return None
@@ -274,15 +265,6 @@ class Search:
         self._short.clear()
         self._step, self._again = len(STEPS) - 1, True
         return self._raise(window)
-
-    def _longer(self, window: Window) -> Iterator[Step]:
-        for queue in window.queues:
-            size = self.sizes.get(queue.producer)
-            free = size is not None and queue.producer not in window.held | self._short
-            if size is not None and free and queue.empty and queue.full:
-                then = {**self.sizes, queue.producer: replace(size, capacity=LONGER * size.capacity)}
-                if exceeds(window.pipeline, then) is None:
-                    yield then, "its queue was both empty and full"
 
     def _give_back(self, window: Window) -> Step | None:
         """Fewer workers, or a shorter queue, where nobody would miss them."""
@@ -296,12 +278,12 @@ class Search:
             while fewer > 1 and work.seconds / (fewer - 1) < SPARE * period:
                 fewer -= 1
             fewer = min(fewer, self._generous.pop(name, fewer))
-            if name not in window.fixed and fewer < size.workers:
+            if fewer < size.workers:
                 return {**self.sizes, name: replace(size, workers=fewer)}, "fewer are enough"
-            unused = all(queue.unused for queue in window.queues if queue.producer == name)
-            least = max(window.least.get(name, 1), PLACES * size.workers)
-            shorter = replace(size, capacity=max(size.capacity // 2, least))
-            if name not in window.held and unused and shorter.capacity < size.capacity:
+            shorter = replace(
+                size, capacity=max(size.capacity // 2, self._first[name].capacity, PLACES * size.workers)
+            )
+            if name in window.unused - window.held and shorter.capacity < size.capacity:
                 return {**self.sizes, name: shorter}, "most of its queue was never used"
         return None
 

@@ -19,7 +19,7 @@ from pipegraph.planning.plan import Plan
 from pipegraph.profile.model import Size, pipeline_of
 from pipegraph.profile.values import Profile, Watched
 from pipegraph.tuning.decisions import Tuning
-from pipegraph.tuning.search import Queue, Search, Window
+from pipegraph.tuning.search import Search, Window
 
 WINDOW_S, WINDOW_ITEMS = 0.4, 16
 """The minimum duration of a window, and its minimum number of chunks."""
@@ -32,9 +32,6 @@ SETTLE_S = 0.1
 
 CALM_S = 2.0
 """Length of a window while nothing is tried: looking takes about 2 ms."""
-
-WAITED = 0.02
-"""Share of a window from which on a queue counts as having been waited for."""
 
 logger = logging.getLogger("pipegraph")
 
@@ -133,23 +130,20 @@ class Tuner:
 def window_of(plan: Plan, found: Profile, refused: Mapping[str, str]) -> Window:
     """A window's profile as the search takes it."""
     pipeline = pipeline_of(found)
+    works = dict(pipeline.works)
+    for stage in plan.running:
+        if "workers" not in stage.tuned and works[stage.name].most > stage.workers:
+            works[stage.name] = replace(
+                works[stage.name], most=stage.workers, why="its workers are not tuned"
+            )
     limits = replace(pipeline.limits, process=(pipeline.limits.process[0], available_memory()))
-    queues = tuple(
-        Queue(
-            queue.producer,
-            queue.consumer,
-            queue.get_wait_s > WAITED * found.elapsed_s,
-            queue.put_wait_s > WAITED * found.elapsed_s,
-            not queue.put_wait_s and queue.depth < queue.capacity / 4,
-        )
-        for queue in found.channels
-    )
+    used = {each.producer for each in found.channels if each.put_wait_s or each.depth >= each.capacity / 4}
     return Window(
-        replace(pipeline, limits=limits, full=False),  # a trial shows whether more threads get more cores
-        queues,
+        # A trial shows whether more threads get more cores.
+        replace(pipeline, works=works, limits=limits, full=False),
         found.stall_share,
-        {each.name: "its workers are not tuned" for each in plan.running if "workers" not in each.tuned},
+        frozenset(each.producer for each in found.channels if each.in_bursts),
+        frozenset(works.keys() - used),
         frozenset(each.name for each in plan.running if "capacity" not in each.tuned),
-        {each.name: each.capacity for each in plan.running},
         refused,
     )

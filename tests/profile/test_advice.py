@@ -202,10 +202,10 @@ def test_one_worker_that_holds_the_lock_is_sent_to_processes_without_any_other_s
 def test_a_queue_that_is_empty_in_turn_with_full_is_proposed_to_be_longer():
     found = pipeline({"read": (0.006, 1)}, step_s=0.008, cause="bursts", bottleneck=CONSUMER)
     found = replace(found, channels=(replace(found.channels[0], in_bursts=True),))
-    assert found.advice.settings == {"read": {"capacity": 16}}
+    assert found.advice.settings == {"read": {"capacity": 32}}
     assert (
         "Work comes in bursts" in found.conclusion
-        and "capacity=16 in 'read': at most 125" in found.conclusion
+        and "capacity=32 in 'read': at most 125" in found.conclusion
     )
 
 

@@ -7,20 +7,17 @@ from math import inf
 import pytest
 
 from pipegraph.profile.model import Limits, Pipeline, Size, Work
-from pipegraph.tuning.search import Queue, Search, Window
+from pipegraph.tuning.search import Search, Window
 
 
-def window(
-    works, sizes, rate=None, cores=16.0, memory=inf, held=0, stall=0.5, fixed=(), locked=False, **queues
-):
+def window(works, sizes, rate=None, cores=16.0, memory=inf, held=0, stall=0.5, locked=False, **more):
     """A window of a chain of stages, ``name -> Work``, whose throughput is that of the slowest."""
     now = {name: replace(work, size=sizes.get(name, work.size)) for name, work in works.items()}
     slowest = max(work.seconds / work.size.workers for work in now.values())
     period_s = slowest if rate is None else 1 / rate
     held += sum(work.item_bytes * work.size.workers for work in now.values())
     pipeline = Pipeline(now, period_s, 0.001, Limits(cores, memory, held), locked=locked)
-    made = tuple(Queue(a, b, **queues) for a, b in pairwise([*works, "consumer"]))
-    return Window(pipeline, made, stall, dict(fixed))
+    return Window(pipeline, stall, **more)
 
 
 def tuned(works, windows=60, rate_of=None, capacity=8, **more):
@@ -187,7 +184,7 @@ def test_a_queue_that_is_empty_in_turn_with_full_gets_longer():
     def rate(sizes):
         return 600.0 if sizes["a"].capacity < 32 else 900.0
 
-    search, _ = tuned(works, rate_of=rate, empty=True, full=True)
+    search, _ = tuned(works, rate_of=rate, bursts=frozenset("a"))
     assert search.sizes["a"].capacity >= 32
 
 
@@ -202,11 +199,14 @@ def test_a_settled_search_opens_again_where_full_queues_had_carried_its_last_ste
 
 
 def test_stages_of_fixed_size_bound_those_that_are_tuned():
-    works = {"fixed": Work(0.02, size=Size(4, 8)), "auto": Work(0.04)}
+    works = {
+        "fixed": Work(0.02, size=Size(4, 8), most=4, why="its workers are not tuned"),
+        "auto": Work(0.04),
+    }
     search = Search({"auto": Size(1, 8)})
     sizes = search.sizes
     for _ in range(40):
-        sizes = search.next(window(works, sizes, fixed={"fixed": "its workers are not tuned"}))
+        sizes = search.next(window(works, sizes))
     assert 8 <= search.sizes["auto"].workers <= 10 and set(search.sizes) == {"auto"}
     assert search.limit == "'fixed' sets the pace: its workers are not tuned"
 
