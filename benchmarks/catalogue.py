@@ -163,6 +163,7 @@ SET = (
     ),
     Entry("measuring_overhead", "what measuring and tracing cost", "measuring_overhead"),
     Entry("autotune", "the tuner beside a grid search", "autotune"),
+    Entry("planted", "what a profile says of planted bottlenecks, and how far its advice leads", "planted"),
     Entry(
         "autotune_images",
         "the tuner on photographs, beside a grid search and tuned peers",

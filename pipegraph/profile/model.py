@@ -31,11 +31,8 @@ COMPUTES = 0.5
 HOLDS = 0.7
 """Share of its work that a thread runs on a core where it can keep the GIL from others."""
 
-WAITING_WORKERS = 16
-"""Workers per core, in all, where most of them wait for storage: beyond that they wait for each other."""
-
-MIN_THREADS = 256
-"""As many are allowed on any machine: a thread that waits costs no core."""
+WAITING_WORKERS, MIN_THREADS = 16, 256
+"""Workers in all: per core, and on any machine, for a thread that waits costs no core."""
 
 PINNED_PART = 4
 """The part of the memory limit that may be pinned is one over this."""
@@ -130,7 +127,7 @@ class Limits:
     @property
     def threads(self) -> int:
         """Workers in all."""
-        return MIN_THREADS if self.cores == inf else max(MIN_THREADS, ceil(WAITING_WORKERS * self.cores))
+        return max(MIN_THREADS, ceil(WAITING_WORKERS * self.cores) if self.cores < inf else 0)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ PEERS += (
     "autotune.py",
     "autotune_images.py",
     "measuring_overhead.py",
+    "planted.py",
     "report.py",
     "resume.py",
     "run_all.py",
