@@ -261,9 +261,4 @@ class StageProfile:
         "text",
         default=False,
     )
-    earlier: tuple[tuple[int, float], ...] = measurement(
-        "what it could do in earlier loaders of the same graph: ``(workers, items per second)``.",
-        "text",
-        default=(),
-    )
     pinned: bool = measurement("whether its output is in pinned memory.", "text", default=False)

@@ -10,6 +10,7 @@ from pipegraph.errors import GraphError
 from pipegraph.units import format_gain
 
 from .bottleneck import CONSUMER
+from .looks import no_faster
 from .model import COMPUTES, LONGER, Pipeline, Work, best_sizes, exceeds, limit_words, pipeline_of
 from .values import Profile, run_busy, run_of
 
@@ -67,7 +68,7 @@ class Advice:
         if not words:
             return f"No other sizes help: {self.limit}."
         if not self.prediction.gain:
-            return f"{words[0]} and no more: {self.limit}."
+            return f"{', '.join(words)} and no more: {self.limit}."
         return f"With {', '.join(words)}: {self.prediction}; then {self.limit}."
 
 
@@ -118,8 +119,13 @@ def advise(profile: Profile) -> Advice:
     if not profile.conclusive:
         return Advice(limit="passes ran too briefly")
     now = pipeline_of(profile)
+    known = no_faster(profile)
+    if known.back:
+        name = next(iter(known.back))
+        why = known.stuck.get(name) or known.short[name]
+        return Advice(known.back, (), _prediction(profile, now, now), limit_words(name, why))
     if profile.cause == "bursts":
-        return _longer_queues(profile, now)
+        return _longer_queues(profile, now, known.short)
     changed, processes = _in_processes(profile, now)
     if not processes:
         if profile.bottleneck == CONSUMER:
@@ -128,13 +134,7 @@ def advise(profile: Profile) -> Advice:
             return Advice(limit="its workers wait for room under memory_limit")
         if profile.cause == "cores":
             return Advice(limit="no core is free")
-    then, limit, why = best_sizes(changed)
-    back = {name: {"workers": work.back} for name, work in now.works.items() if work.back}
-    if back:
-        name = next(iter(back))
-        return Advice(
-            back, (), _prediction(profile, now, now), _limit(now.works[name], name, now.works[name].why)
-        )
+    then, limit, why = best_sizes(changed, fixed=known.stuck)
     grown = {name: size for name, size in then.items() if size.workers != now.works[name].size.workers}
     presumes = bool(processes) or any(now.works[name].presumes for name in grown)
     found = _prediction(profile, now, changed, then, presumes)
@@ -172,10 +172,10 @@ def _in_processes(profile: Profile, now: Pipeline) -> tuple[Pipeline, tuple[str,
     return replace(now, works=works, locked=False), tuple(held)
 
 
-def _longer_queues(profile: Profile, now: Pipeline) -> Advice:
+def _longer_queues(profile: Profile, now: Pipeline, short: Mapping[str, str]) -> Advice:
     settings = {}
     for channel in profile.channels:
-        if channel.in_bursts and channel.producer in now.works:
+        if channel.in_bursts and channel.producer in now.works.keys() - short:
             work = now.works[channel.producer]
             then = {channel.producer: replace(work.size, capacity=LONGER * channel.capacity)}
             why = exceeds(now, then)

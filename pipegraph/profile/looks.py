@@ -1,32 +1,83 @@
-"""Earlier looks at a graph: what its stages could do with other numbers of workers, in earlier loaders."""
+"""Earlier looks at a graph: how fast it was with other sizes, in earlier loaders."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from pipegraph.planning.plan import Plan
 
-from .values import Profile
-
-Looks = dict[str, dict[int, float]]
-"""Of each stage, by its workers: the items per second that it could do if it were busy all the time."""
+from .values import Look, Profile
 
 LOOK_S = 0.5
 """The minimum duration of passes that tell."""
 
-SATURATED = 0.6
-"""Share of its workers' time that a stage worked, from which on it shows what it can do."""
+NO_FASTER = 1.05
+"""The rate with larger sizes, over that with smaller ones, up to which they did not help."""
 
 
-def compared(looks: Looks, plan: Plan, profile: Profile) -> Profile:
-    """The profile with what earlier loaders of the graph have shown of its stages; adds what this one shows."""
-    if profile.elapsed_s < LOOK_S or any("workers" in stage.tuned for stage in plan.running):
+def compared(looks: dict[Look, float], plan: Plan, profile: Profile) -> Profile:
+    """The profile with how fast earlier loaders of the graph were; adds this one to them."""
+    if profile.elapsed_s < LOOK_S or any(stage.tuned for stage in plan.running):
         return profile
-    stages = dict(profile.stages)
-    for name, stage in profile.stages.items():
-        if stage.workers and stage.busy > SATURATED:
-            looks.setdefault(name, {})[stage.workers] = stage.rate / stage.busy
-        earlier = tuple((n, rate) for n, rate in sorted(looks.get(name, {}).items()) if n != stage.workers)
-        if stage.workers and earlier:
-            stages[name] = replace(stage, earlier=earlier)
-    return replace(profile, stages=stages)
+    capacities = {channel.producer: channel.capacity for channel in profile.channels}
+    sizes = tuple(
+        (name, stage.workers, capacities.get(name, 1))
+        for name, stage in profile.stages.items()
+        if stage.workers
+    )
+    looks[sizes] = max(looks.get(sizes, 0.0), profile.samples_per_s)
+    return replace(profile, look=sizes, looks=dict(looks))
+
+
+@dataclass(frozen=True)
+class Known:
+    """What earlier looks say of the sizes now.
+
+    Attributes:
+        back: smaller sizes that were as fast, for the stages where they differ.
+        stuck: stages that more workers did not help, and how that is known.
+        short: stages that longer queues did not help, likewise.
+    """
+
+    back: dict[str, dict[str, int]] = field(default_factory=dict)
+    stuck: dict[str, str] = field(default_factory=dict)
+    short: dict[str, str] = field(default_factory=dict)
+
+
+def no_faster(profile: Profile) -> Known:
+    """What earlier loaders of the graph have shown; nothing if there are none."""
+    known, now = Known(), _sizes(profile.look)
+    rate = profile.looks.get(profile.look, 0.0)
+    best = rate / NO_FASTER
+    for look, other in profile.looks.items():
+        then = _sizes(look)
+        differ = [name for name in now if then.get(name) != now[name]]
+        if not differ or then.keys() != now.keys():
+            continue
+        if all(_at_least(now[name], then[name]) for name in differ) and other >= best:
+            best, fewer, more = other, then, now
+            known.back.clear()
+            known.back.update(
+                {name: {"workers": then[name][0], "capacity": then[name][1]} for name in differ}
+            )
+        elif all(_at_least(then[name], now[name]) for name in differ) and other < rate * NO_FASTER:
+            fewer, more = now, then
+        else:
+            continue
+        for name in differ:
+            (few, short), (many, long) = fewer[name], more[name]
+            if few < many:
+                known.stuck[name] = (
+                    f"{many} workers were no faster than {few}: they wait for each other, or for what they share"
+                )
+            else:
+                known.short[name] = f"a capacity of {long} was no faster than one of {short}"
+    return known
+
+
+def _sizes(look: Look) -> dict[str, tuple[int, int]]:
+    return {name: (workers, capacity) for name, workers, capacity in look}
+
+
+def _at_least(size: tuple[int, int], other: tuple[int, int]) -> bool:
+    return size[0] >= other[0] and size[1] >= other[1]

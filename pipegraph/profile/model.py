@@ -43,9 +43,6 @@ LONGER = 8
 PLACES = 2
 """Places in its queue for each worker: one in work, one ready."""
 
-NO_FASTER = 1.1
-"""What a stage could do with more workers, over what it could do with fewer, up to which they did not help."""
-
 SPARE = 1.15
 """Workers beyond those that exactly keep pace with what cannot be raised: durations vary."""
 
@@ -77,7 +74,6 @@ class Work:
         threads: its time on a core is time in the trainer's process; ``locked`` with the GIL.
         computes: each of its workers needs a core.
         process: its workers are processes of this machine.
-        back: the number of workers with which it was faster in an earlier loader; 0 if none is known.
         item_bytes: of what one worker, or one place in a queue, holds; ``pinned`` if in pinned memory.
     """
 
@@ -95,7 +91,6 @@ class Work:
     locked: bool = False
     computes: bool = False
     process: bool = False
-    back: int = 0
     item_bytes: int = 0
     pinned: bool = False
 
@@ -365,13 +360,6 @@ def _work(
             why="its workers wait for each other: its first calls were faster than those that came together, as with a "
             "lock, a pool of connections or a rate limit",
         )
-    rate = stage.rate / stage.busy if stage.busy else 0.0
-    for workers, other in stage.earlier:
-        fewer, more = sorted([(workers, other), (stage.workers, rate)])
-        if more[1] < NO_FASTER * fewer[1] and rate:
-            why = f"{more[0]} workers were no faster than {fewer[0]}: they wait for each other, or for what they share"
-            back = workers if workers < stage.workers else 0
-            return replace(work, most=stage.workers, why=why, back=back)
     if work.computes and profile.cores:
         return replace(
             work,

@@ -18,6 +18,9 @@ from .bottleneck import CONSUMER, STARTING, Cause
 if TYPE_CHECKING:
     from .advice import Advice, Prediction
 
+Look = tuple[tuple[str, int, int], ...]
+"""Sizes of a graph's stages: ``(stage, workers, capacity)``."""
+
 MIN_S = 0.05
 """Passes shorter than this, shown as 0.0 s, measure start-up rather than the bottleneck."""
 
@@ -112,6 +115,12 @@ class Profile:
     wake_s: float = measurement(
         "mean seconds that a thread with a free core is late after its wake: it waits for the GIL.", "seconds"
     )
+    look: Look = measurement("``(stage, workers, capacity)`` of all that run.", "text", default=())
+    looks: Mapping[Look, float] = measurement(
+        "samples per second of each look at earlier loaders of the same graph, and at this one.",
+        "text",
+        default=dict,
+    )
     measured: Measured | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -126,6 +135,7 @@ class Profile:
         """Plain dicts, lists and numbers; keys of samples as they came."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "measured"}
         plain["stages"] = {name: asdict(stage) for name, stage in self.stages.items()}
+        plain["looks"] = [{"sizes": sizes, "samples_per_s": rate} for sizes, rate in self.looks.items()]
         plain["channels"] = [asdict(channel) for channel in self.channels]
         plain["quarantined"] = [asdict(entry) for entry in self.quarantined]
         return plain

@@ -209,29 +209,42 @@ def test_a_queue_that_is_empty_in_turn_with_full_is_proposed_to_be_longer():
     )
 
 
-def look(looks, workers, rate, busy=1.0):
-    """A look at a stage with this number of workers, of which all together do ``rate`` items per second."""
+def look(looks, rate, capacity=400, elapsed_s=None, **workers):
+    """A look at stages with these workers; the pipeline delivers ``rate`` items per second, and all are always busy."""
     graph = pg.Graph("again")
     graph.add(ops.FromSequence(range(9)), name="read")
-    found = pipeline({"read": (workers / rate, workers)}, elapsed_s=100 / rate)
-    return compared(looks, graph.plan(), remade(found, "read", busy=busy))
+    elapsed_s = elapsed_s or 100 / rate
+    found = pipeline({name: (n * elapsed_s / 100, n) for name, n in workers.items()}, elapsed_s=elapsed_s)
+    channels = tuple(replace(each, capacity=capacity) for each in found.channels)
+    return compared(looks, graph.plan(), replace(found, channels=channels))
 
 
 def test_workers_that_brought_nothing_in_an_earlier_loader_are_given_back_and_not_proposed_again():
     looks = {}
-    assert look(looks, 1, 40).advice.settings["read"]["workers"] == 29
-    assert look(looks, 29, 200).advice.settings["read"]["workers"] > 29
-    slower = look(looks, 120, 150).advice
-    assert slower.settings == {"read": {"workers": 29}}
-    assert str(slower).startswith(
-        "29 workers in 'read' and no more: 'read' sets the pace: 120 workers were no faster"
+    assert look(looks, 40, a=1, b=1).advice.settings["a"]["workers"] == 29
+    assert look(looks, 170, a=29, b=29).advice.settings["a"]["workers"] > 29
+    slower = look(looks, 150, a=120, b=120).advice
+    assert {name: size["workers"] for name, size in slower.settings.items()} == {"a": 29, "b": 29}
+    assert "29 workers in 'a', 29 workers in 'b' and no more: 'a' sets the pace: 120 workers were no" in str(
+        slower
     )
-    last = look(looks, 29, 200)
-    assert last.advice.settings == {} and "120 workers were no faster than 29" in last.advice.limit
+    last = look(looks, 165, a=29, b=29).advice
+    assert last.settings == {} and "120 workers were no faster than 29" in last.limit
 
 
-def test_looks_that_were_short_or_at_a_stage_that_waited_tell_nothing_of_other_numbers():
+def test_a_queue_that_was_longer_in_vain_is_not_proposed_again_and_workers_still_are():
     looks = {}
-    look(looks, 8, 400)  # a quarter of a second
-    look(looks, 8, 100, busy=0.3)
+    look(looks, 100, capacity=8, a=2)
+    assert look(looks, 101, capacity=64, a=2).advice.settings == {"a": {"workers": 2, "capacity": 8}}
+    last = look(looks, 100, capacity=8, a=2)
+    assert last.advice.settings["a"]["workers"] > 2
+    bursts = replace(last, cause="bursts", channels=(replace(last.channels[0], in_bursts=True),))
+    assert bursts.advice.settings == {}
+
+
+def test_looks_that_were_short_and_those_of_other_stages_tell_nothing():
+    looks = {}
+    look(looks, 400, a=8)  # a quarter of a second
     assert looks == {}
+    look(looks, 100, a=1, other=1)
+    assert look(looks, 90, a=8).advice.settings["a"]["workers"] > 8
