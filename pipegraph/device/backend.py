@@ -69,7 +69,7 @@ def normalised(device: torch.device | str | int) -> torch.device:
     """The device with its index written out, so that equal devices compare equal.
 
     Raises:
-        DeviceError: ``"accelerator"``, where torch finds none.
+        DeviceError: ``"accelerator"``, where torch finds none; a negative number.
     """
     if isinstance(device, str) and device.partition(":")[0] == "accelerator":
         here = torch.accelerator.current_accelerator(check_available=True)
@@ -79,6 +79,8 @@ def normalised(device: torch.device | str | int) -> torch.device:
             )
         device = device.replace("accelerator", here.type)
     if isinstance(device, int):
+        if device < 0:
+            raise DeviceError(f"device {device}: devices count from 0; the CPU is 'cpu'")
         device = torch.device(torch.accelerator.current_accelerator(True) or "cuda").type + f":{device}"
     plain = torch.device(device)
     if plain.type == "cpu":

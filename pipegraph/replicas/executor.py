@@ -441,7 +441,8 @@ class ReplicaExecutor(Closing):
         self._runner.close(join)
 
     def __getattr__(self, name: str) -> Any:
-        where = f": it is the model's, executor.module.{name}" if hasattr(Module, name) else ""
+        of_model = hasattr(vars(self).get("module", Module), name)
+        where = f": it is the model's, executor.module.{name}" if of_model else ""
         raise AttributeError(f"ReplicaExecutor has no attribute {name!r}{where}")
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ from torch import nn
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.device import CpuBackend, every_device, slots_on
-from pipegraph.errors import ReplicaError
+from pipegraph.errors import DeviceError, ReplicaError
 from pipegraph.replicas import (
     ReplicaExecutor,
     Whole,
@@ -458,4 +458,13 @@ def test_what_data_parallel_has_of_the_model_is_named(make_executor: MakeExecuto
         AttributeError, match=r"no attribute 'parameters': it is the model's, executor\.module\.param"
     ):
         executor.parameters()
+    with pytest.raises(AttributeError, match=r"no attribute 'training': it is the model's, executor\.module\."):
+        _ = executor.training
     assert not hasattr(executor, "nothing")
+
+
+def test_the_minus_one_of_data_parallel_is_refused_with_the_name_of_the_cpu() -> None:
+    with pytest.raises(DeviceError, match="device -1: devices count from 0; the CPU is 'cpu'"):
+        gather([torch.ones(2), torch.ones(2)], -1)
+    with pytest.raises(DeviceError, match="device -1: devices count from 0; the CPU is 'cpu'"):
+        ReplicaExecutor(nn.Linear(2, 2), places(2), output_device=-1)
