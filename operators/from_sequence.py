@@ -16,7 +16,7 @@ from pipegraph.contracts import Context, Drawn, DrawnRows, Fact
 from pipegraph.errors import GraphError
 from pipegraph.fingerprints import HandedOut, length_of
 from pipegraph.foreign_arguments import names_ours
-from pipegraph.global_generators import Draws
+from pipegraph.global_generators import Draws, nested_samplers
 from pipegraph.operators.drawn_items import SHARED, Turn
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order.base import Order
@@ -257,9 +257,6 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
 
 
 def _generators(sampler: Any) -> Iterator[torch.Generator]:
-    """That of a torch sampler, and those of the samplers that it draws from, such as a ``BatchSampler``'s."""
-    while sampler is not None:
-        generator = getattr(sampler, "generator", None)
-        if isinstance(generator, torch.Generator):
+    for each in nested_samplers(sampler):
+        if isinstance(generator := getattr(each, "generator", None), torch.Generator):
             yield generator
-        sampler = getattr(sampler, "sampler", None)

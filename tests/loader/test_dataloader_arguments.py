@@ -351,6 +351,26 @@ class Noisy(Squares):
         return torch.rand(3) + index
 
 
+class Split(data.Dataset[int]):
+    """One of two splits that know each other."""
+
+    other: Any = None
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        assert self.other.other is self
+        return index
+
+
+def test_threads_copy_datasets_that_know_each_other_once_each() -> None:
+    train, test = Split(), Split()
+    train.other, test.other = test, train
+    loader = pg.DataLoader(data.ConcatDataset([train, train]), 4, num_workers=2, workers="thread")
+    assert numbers(loader) == [[0, 1, 2, 3], [0, 1, 2, 3]]
+
+
 def test_threads_deliver_the_same_numbers_however_many_there_are_and_leave_the_training_threads_alone() -> (
     None
 ):

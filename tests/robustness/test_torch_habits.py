@@ -7,6 +7,7 @@ import json
 import signal
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -126,6 +127,37 @@ def test_a_sampler_with_a_generator_resumes_between_epochs() -> None:
     with make().loader() as loader:
         loader.load_state_dict(state)
         assert list(loader) == following
+
+
+class OfItself(data.Sampler[int]):
+    """Says that it draws from a sampler, which is itself, and refuses to say its length."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.sampler, self.generator = self, seeded(3)
+        vars(self).update(attributes)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(9, generator=self.generator).tolist())
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("attributes", [{}, {"sampler": Mock()}], ids=["itself", "a mock"])
+def test_a_sampler_with_an_endless_line_of_samplers_and_no_length_is_drawn_from(attributes: Any) -> None:
+    def loader() -> Any:
+        return pg.DataLoader(NUMBERS, 2, sampler=OfItself(**attributes))
+
+    def batches(loader: Any) -> list[list[int]]:
+        return [batch.tolist() for batch in loader]
+
+    expected = [b.tolist() for b in data.DataLoader(NUMBERS, 2, sampler=OfItself(**attributes))]
+    passing = iter(first := loader())
+    assert next(passing).tolist() == expected[0]
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    assert batches(second) == expected[1:]
+    assert delivered(ops.FromSequence(NUMBERS, sampler=OfItself(**attributes))) == sum(expected, [])
 
 
 def test_a_batch_sampler_gives_lists_of_indices_to_the_data_set() -> None:

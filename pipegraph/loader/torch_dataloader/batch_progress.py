@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import DistributedSampler, SequentialSampler
 
 from pipegraph.errors import PipegraphWarning, StateError
+from pipegraph.global_generators import nested_samplers
 
 VERSION = 3
 
@@ -206,7 +207,7 @@ def _put_back(sampler: Any, order: dict[str, Any], batches: int) -> Iterator[Any
             return islice(chain(first, drawn), batches, None)
         restore_random_state(sampler, {name: order[name] for name in ("generator",) if name in order})
     if expected is not None:
-        kind = next(type(each).__qualname__ for each in _nested(sampler) if keeps_state(each))
+        kind = next(type(each).__qualname__ for each in nested_samplers(sampler) if keeps_state(each))
         raise StateError(
             f"the sampler of this pg.DataLoader, a {kind}, begins with {plain} where the state has {expected}: its "
             "load_state_dict must put it to where it draws the same indices again"
@@ -228,18 +229,11 @@ def keeps_state(thing: Any) -> bool:
     return all(map(callable, methods)) and not isinstance(thing, torch.nn.Module)
 
 
-def _nested(sampler: Any) -> Iterator[Any]:
-    """A sampler, and those from which it takes its indices; Accelerate's take batches."""
-    while sampler is not None:
-        yield sampler
-        sampler = getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)
-
-
 def random_state(sampler: Any) -> dict[str, Any]:
     """What a sampler would draw its order from now: its generator, its own state, or the global generator."""
     found: dict[str, Any] = {}
     epoch: dict[str, int] = {}
-    for each in _nested(sampler):
+    for each in nested_samplers(sampler):
         if keeps_state(each):
             found["sampler"] = copy.deepcopy(each.state_dict())
         if isinstance(getattr(each, "generator", None), torch.Generator):
@@ -254,7 +248,7 @@ def random_state(sampler: Any) -> dict[str, Any]:
 
 def replicas_of(sampler: Any) -> int | None:
     """Among how many ranks a sampler splits the samples; None if it does not say."""
-    for each in _nested(sampler):
+    for each in nested_samplers(sampler):
         for name in ("num_replicas", "num_processes"):  # Accelerate's is the latter
             if type(found := getattr(each, name, None)) is int:
                 return found
@@ -270,7 +264,7 @@ def restore_epoch(sampler: Any, order: dict[str, Any]) -> None:
 
     In that one its order would be another, of which the batches that are left out are not those that were delivered.
     """
-    for each in _nested(sampler) if "epoch" in order else ():
+    for each in nested_samplers(sampler) if "epoch" in order else ():
         if _has_epoch(each) and each.epoch != order["epoch"]:
             warnings.warn(
                 f"the state of this pg.DataLoader is of the middle of epoch {order['epoch']} and its sampler was set "
@@ -283,7 +277,7 @@ def restore_epoch(sampler: Any, order: dict[str, Any]) -> None:
 
 def restore_random_state(sampler: Any, order: dict[str, Any]) -> None:
     """Restore a sampler's own generator and state."""
-    for each in _nested(sampler):
+    for each in nested_samplers(sampler):
         if "sampler" in order and keeps_state(each):
             each.load_state_dict(copy.deepcopy(order["sampler"]))
         if "generator" in order and isinstance(getattr(each, "generator", None), torch.Generator):

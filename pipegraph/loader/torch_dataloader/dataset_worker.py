@@ -96,22 +96,25 @@ def _stack_shared(
     return torch.stack(batch, 0, out=out)
 
 
-def own_copy(dataset: Any) -> Any:
+def own_copy(dataset: Any, made: dict[int, Any] | None = None) -> Any:
     """A copy of a dataset for a worker's thread: what it opens later is its own, the data in it is shared.
 
-    Datasets within it (``Subset``, ``ConcatDataset``, ...) are copied alike.
+    Datasets within it (``Subset``, ``ConcatDataset``, ...) are copied alike, each once: they may know each other.
+    ``made`` has the copies by the identity of what was copied.
     """
-    if isinstance(dataset, Dataset):
-        made = copy.copy(dataset)
-        for name, value in list(vars(made).items()):
+    if not isinstance(dataset, Dataset):
+        return copy.copy(dataset) if hasattr(dataset, "__dict__") else dataset
+    made = {} if made is None else made
+    if id(dataset) not in made:
+        mine = made[id(dataset)] = copy.copy(dataset)
+        for name, value in list(vars(mine).items()):
             if isinstance(value, Dataset):
-                made.__dict__[name] = own_copy(value)
+                mine.__dict__[name] = own_copy(value, made)
             elif (
                 isinstance(value, list | tuple) and value and all(isinstance(each, Dataset) for each in value)
             ):
-                made.__dict__[name] = type(value)(map(own_copy, value))
-        return made
-    return copy.copy(dataset) if hasattr(dataset, "__dict__") else dataset
+                mine.__dict__[name] = type(value)(own_copy(each, made) for each in value)
+    return made[id(dataset)]
 
 
 class WorkerProcess:
