@@ -16,7 +16,8 @@ from pipegraph.contracts import Context, Drawn, DrawnRows, Fact
 from pipegraph.errors import GraphError
 from pipegraph.fingerprints import HandedOut, length_of
 from pipegraph.foreign_arguments import names_ours
-from pipegraph.global_generators import Draws, nested_samplers
+from pipegraph.global_generators import Draws
+from pipegraph.nested_samplers import nested_samplers
 from pipegraph.operators.drawn_items import SHARED, Turn
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order.base import Order

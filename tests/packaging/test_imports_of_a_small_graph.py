@@ -14,8 +14,8 @@ DESCRIBED = """
     planning.kind planning.plan redaction stage_spec stopping tree units
 """
 OPERATORS = """
-    engine engine.activity global_generators operators operators.batching operators.collate operators.columns
-    operators.drawn_items operators.from_sequence operators.functions operators.ordered
+    engine engine.activity global_generators nested_samplers operators operators.batching operators.collate
+    operators.columns operators.drawn_items operators.from_sequence operators.functions operators.ordered
     order order._cache order._stream order.base order.layout order.left order.permutation order.strided_order
 """
 PLANNED = """
@@ -36,7 +36,7 @@ RUN = """
 INLINE_DATALOADER = """
     pipegraph errors installing integers lazy_names loader loader.ranks loader.torch_dataloader
     loader.torch_dataloader.batch_progress loader.torch_dataloader.dataloader loader.torch_dataloader.fetching
-    loader.torch_dataloader.in_accelerate loader.torch_dataloader.inline_pass parameters redaction
+    loader.torch_dataloader.in_accelerate loader.torch_dataloader.inline_pass nested_samplers parameters redaction
 """
 GRAPH = """
 import pipegraph as pg

@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DistributedSampler, SequentialSampler
 
 from pipegraph.errors import PipegraphWarning, StateError
-from pipegraph.global_generators import nested_samplers
+from pipegraph.nested_samplers import nested_samplers
 
 VERSION = 3
 
