@@ -458,7 +458,9 @@ def test_what_data_parallel_has_of_the_model_is_named(make_executor: MakeExecuto
         AttributeError, match=r"no attribute 'parameters': it is the model's, executor\.module\.param"
     ):
         executor.parameters()
-    with pytest.raises(AttributeError, match=r"no attribute 'training': it is the model's, executor\.module\."):
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'training': it is the model's, executor\.module\."
+    ):
         _ = executor.training
     assert not hasattr(executor, "nothing")
 

@@ -157,7 +157,8 @@ def test_a_sampler_with_an_endless_line_of_samplers_and_no_length_is_drawn_from(
     second = loader()
     second.load_state_dict(first.state_dict())
     assert batches(second) == expected[1:]
-    assert delivered(ops.FromSequence(NUMBERS, sampler=OfItself(**attributes))) == sum(expected, [])
+    rows = delivered(ops.FromSequence(NUMBERS, sampler=OfItself(**attributes)))
+    assert rows == [row for batch in expected for row in batch]
 
 
 def test_a_batch_sampler_gives_lists_of_indices_to_the_data_set() -> None:
