@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.random.mtrand import get_bit_generator, set_bit_generator
 
+from pipegraph import concurrency, forks
+
 _INTEGER, _SHORT, _DOUBLE = (CFUNCTYPE(kind, c_void_p) for kind in (c_uint64, c_uint32, c_double))
 
 _CALLS: dict[str, Any] = {
@@ -44,6 +46,9 @@ class _WaitingNumPy(np.random.MT19937):
         super().__init__(0)
         self._real = real
         self._seed = seed
+        self._lock = (
+            concurrency.RLock()
+        )  # a function may draw in threads of its own: one seeds, the others wait
         self.armed = False
         calls = _BitGenerator.from_address(_address(self))
         originals = _BitGenerator.from_address(_address(real))
@@ -54,21 +59,24 @@ class _WaitingNumPy(np.random.MT19937):
 
     def arm(self) -> None:
         """The next draw is the first."""
-        self.armed = True
-        set_bit_generator(self)
+        with self._lock:
+            set_bit_generator(self)
+            self.armed = True
 
     def stand_aside(self) -> np.random.MT19937:
         """Give the real one its place back, as it is."""
-        if self.armed:
-            self.armed = False
-            set_bit_generator(self._real)
+        with self._lock:
+            if self.armed:
+                set_bit_generator(self._real)
+                self.armed = False
         return self._real
 
     def first(self) -> np.random.MT19937:
         """The real one, seeded."""
-        if self.armed:
-            self.stand_aside()._legacy_seeding(self._seed() & 0xFFFFFFFF)
-        return self._real
+        with self._lock:
+            if self.armed:
+                self._real._legacy_seeding(self._seed() & 0xFFFFFFFF)
+            return self.stand_aside()
 
     def _called(self, original: Callable[[int], Any], state: int, _: int) -> Any:
         self.first()
@@ -76,6 +84,10 @@ class _WaitingNumPy(np.random.MT19937):
 
     def _legacy_seeding(self, seed: Any) -> None:
         self.stand_aside()._legacy_seeding(seed)
+
+    def in_child(self) -> None:
+        """In a forked child."""
+        self._lock = concurrency.RLock()
 
     @property
     def state(self) -> Any:
@@ -99,6 +111,7 @@ class _WaitingPython:
 
     def __init__(self, seed: Callable[[], int]) -> None:
         self._seed = seed
+        self._lock = concurrency.RLock()  # as above
         self.armed = False
         self._module = vars(random)
         names = ("random", "getrandbits", "seed", "getstate", "setstate")
@@ -114,18 +127,26 @@ class _WaitingPython:
         if any(sys.getrefcount(self._originals[name]) != self._fewest for name in self._originals):
             self._originals["seed"](self._seed() >> 64)
             return
-        self.armed = True
-        self._module.update(self._waiting)
-        self._instance.update(self._waiting, gauss_next=None)
+        with self._lock:
+            self._instance.update(self._waiting, gauss_next=None)
+            self._module.update(self._waiting)
+            self.armed = True
+
+    def in_child(self) -> None:
+        """In a forked child the generator is seeded by the system, as everywhere."""
+        self._lock = concurrency.RLock()
+        if self.armed:
+            self._called("seed")
 
     def _called(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if self.armed:
-            self.armed = False
-            self._module.update(self._originals)
-            for each in self._originals:
-                del self._instance[each]
-            if name not in ("seed", "setstate"):
-                self._originals["seed"](self._seed() >> 64)
+        with self._lock:
+            if self.armed:
+                if name not in ("seed", "setstate"):
+                    self._originals["seed"](self._seed() >> 64)
+                self._module.update(self._originals)
+                for each in self._originals:
+                    del self._instance[each]
+                self.armed = False
         return self._originals[name](*args, **kwargs)
 
 
@@ -144,6 +165,8 @@ class FirstDraw:
             real = np.random.MT19937()
         self._numpy = _WaitingNumPy(real, seed)
         self._python = _WaitingPython(seed)
+        forks.in_child(self._numpy.in_child)
+        forks.in_child(self._python.in_child)
 
     def begin(self) -> None:
         """Another sample: the next draw of each generator is its first."""

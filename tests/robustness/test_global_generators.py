@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import pickle
 import random
+import subprocess
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -356,6 +358,65 @@ def test_a_first_draw_of_any_kind_is_that_of_a_generator_seeded_for_the_sample(
         random.setstate(states[0])
         np.random.set_state(states[1])
         HELD.clear()
+
+
+IN_THREADS = """
+import random, threading
+import numpy as np
+from pipegraph.first_draw import FirstDraw
+
+def seed_of():
+    seeding.set()
+    seed.wait()
+    return (7 << 64) + 9
+
+def other():
+    begun.set()
+    drawn.append(draw())
+
+first = FirstDraw(seed_of)
+for draw in (lambda: random.random(), lambda: np.random.rand()):
+    seeding, seed, begun = threading.Event(), threading.Event(), threading.Event()
+    drawn = []
+    threads = [threading.Thread(target=lambda: drawn.append(draw())), threading.Thread(target=other)]
+    first.begin()
+    threads[0].start()
+    seeding.wait()
+    threads[1].start()
+    begun.wait()
+    seed.set()
+    for thread in threads:
+        thread.join()
+    random.seed(7)
+    np.random.seed(9)
+    assert sorted(drawn) == sorted([draw(), draw()]), drawn
+"""
+
+
+def test_threads_of_a_function_that_draw_first_at_once_share_one_generator() -> None:
+    subprocess.run([sys.executable, "-c", IN_THREADS], check=True)
+
+
+IN_CHILDREN = """
+import os, random
+from pipegraph.first_draw import FirstDraw
+
+FirstDraw(lambda: (7 << 64) + 9).begin()
+drawn = []
+for _ in range(2):
+    ours, theirs = os.pipe()
+    if not os.fork():
+        os.write(theirs, repr(random.random()).encode())
+        os._exit(0)
+    drawn.append(os.read(ours, 100))
+assert drawn[0] != drawn[1]
+random.seed(7)
+assert repr(random.random()).encode() not in drawn
+"""
+
+
+def test_children_that_a_function_forks_draw_numbers_of_their_own_from_pythons_generator() -> None:
+    subprocess.run([sys.executable, "-c", IN_CHILDREN], check=True)
 
 
 def test_a_sample_that_is_tried_again_draws_the_same_numbers() -> None:
