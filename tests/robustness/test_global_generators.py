@@ -18,7 +18,7 @@ from torch.nn import functional
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.randomness import key
+from pipegraph.hashed_keys import key
 from pipegraph.testing import Sequencer
 
 
