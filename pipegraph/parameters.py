@@ -59,7 +59,7 @@ def iterator_of(items: Any) -> Iterator[Any]:
 
 def chunks_of(made: Any) -> Iterator[Any]:
     """As ``iter``, of what an operator that makes several chunks of one has returned."""
-    if not isinstance(made, Iterable):
+    if not hasattr(made, "__iter__"):
         got = None if made is None else type(made).__name__
         raise TypeError(
             f"process and flush must return an iterable of chunks, got {got}: "
