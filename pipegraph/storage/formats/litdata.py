@@ -24,8 +24,7 @@ from pipegraph.storage.parts import file_version, is_url
 from pipegraph.storage.shard_files import ShardFile
 
 from .arrow_rows import ArrowRows, blocks_of_rows
-from .offset_table import Decode, Offsets, blocks_of, read_offsets, table_rows
-from .raw_images import raw_image
+from .offset_table import Decode, Offsets, blocks_of, raw_image, read_offsets, table_rows
 from .shard_format import BLOCK_NBYTES, Block, Format, Sample
 
 INDEX: Final = "index.json"

@@ -18,8 +18,7 @@ import numpy as np
 from pipegraph.errors import DataError, GraphError, ShardError
 from pipegraph.storage.shard_files import ShardFile
 
-from .offset_table import Decode, Offsets, blocks_of, read_offsets, table_nbytes, table_rows
-from .raw_images import raw_image
+from .offset_table import Decode, Offsets, blocks_of, raw_image, read_offsets, table_nbytes, table_rows
 from .shard_format import BLOCK_NBYTES, Block, Format, Sample
 
 _MAX_HEAD_NBYTES: Final = 1 << 20
