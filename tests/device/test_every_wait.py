@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import simulated_device
 import torch
+from accelerators import in_pinned, new_stream, wait_for
 from missing_waits import leave_out, waits_in
 from simulated_device.races import Watch
 
@@ -42,14 +43,13 @@ class Box:
 def wrong(node: pg.Node, found: Callable[[Any], list[torch.Tensor]], own_stream: bool = True) -> int:
     """Batches with a wrong number, in a loop that never waits, on a stream of its own or the default one."""
     total = torch.zeros((), dtype=torch.int64, device=HERE)
-    torch.accelerator.synchronize()
-    side = torch.Stream(HERE) if own_stream else torch.accelerator.current_stream(HERE)
+    wait_for(HERE)
+    side = new_stream(HERE) if own_stream else torch.accelerator.current_stream(HERE)
     with node.graph.loader() as loader, side:
         for number, batch in enumerate(loader):
             for tensor in found(batch):
                 total += (tensor != number).any()
             del batch, tensor
-        side.synchronize()
         return int(total)
 
 
@@ -92,11 +92,8 @@ def read_by_a_stage() -> int:
 
 def read_by_a_stage_with_a_stream() -> int:
     def total(batch: Any) -> torch.Tensor:
-        stream = torch.Stream(HERE)
-        with stream:
-            mean = batch["x"].sum() / (ROWS * WIDTH)
-        stream.synchronize()
-        return mean.cpu()
+        with new_stream(HERE):
+            return (batch["x"].sum() / (ROWS * WIDTH)).cpu()
 
     return wrong(numbers(COUNT).then(ops.CopyToDevice(HERE)).then(total), lambda value: [value.to(HERE)])
 
@@ -104,14 +101,14 @@ def read_by_a_stage_with_a_stream() -> int:
 def kept_after_the_loader() -> int:
     """The memory of small fields, freed behind late readers, is given to whoever works on the copies' stream."""
     with labelled().then(ops.CopyToDevice(HERE), capacity=2).graph.loader() as loader:
-        side = torch.Stream(HERE)
+        side = new_stream(HERE)
         with side:
             kept = [batch["small"] for batch in loader]
     with side:
         total = sum(small.float().sum() for small in kept)
         kept.clear()
     for _ in range(simulated_device.native().STREAMS):
-        with torch.Stream(HERE):
+        with new_stream(HERE):
             torch.empty(16, dtype=torch.uint8, device=HERE)
     with side:
         return int(total) != ROWS * sum(range(COUNT))
@@ -120,11 +117,11 @@ def kept_after_the_loader() -> int:
 def dropped_before_it_arrives() -> int:
     """Nobody waits for a copy, whose memory is the default stream's."""
     with backend_for(HERE) as backend:
-        source = torch.ones(ROWS, WIDTH).pin_memory()
+        source = in_pinned(torch.ones(ROWS, WIDTH))
         copies, arrival = copy_tree([source], backend, backend.stream(Slot(backend.device), "copy"))
         del copies, arrival
         again = torch.zeros(ROWS, WIDTH, device=HERE)
-        torch.accelerator.synchronize()
+        backend.synchronize()
         return int(again.any())
 
 

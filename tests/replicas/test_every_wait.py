@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import simulated_device
 import torch
+from accelerators import in_pinned, wait_for
 from missing_waits import ROOT, leave_out, waits_in
 from simulated_device.races import Watch
 
@@ -65,8 +66,8 @@ def lanes(scattered_sums: bool = False) -> None:
     live = sums.make(
         0, plan_buckets([ParameterFacts(8, torch.float32)], [0], 3)[0], [[grad] for grad in grads]
     )
-    torch.accelerator.synchronize("simulated:0")
-    torch.accelerator.synchronize("simulated:1")
+    for place in PLACES:
+        wait_for(place)
     for _ in range(3):
         for replica, slot in enumerate(slots):
             backend = backends[slot.device]
@@ -113,7 +114,7 @@ def scattered_batches() -> None:
             theirs.step()
             rows = -(-len(whole["x"]) // len(slots))
             parts = [
-                {k: v[n * rows :][:rows].pin_memory() for k, v in whole.items()} for n in range(len(slots))
+                {k: in_pinned(v[n * rows :][:rows]) for k, v in whole.items()} for n in range(len(slots))
             ]
             made = [
                 copy_tree(part, backends[s.slot.device], s) for part, s in zip(parts, streams, strict=True)

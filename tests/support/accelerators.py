@@ -12,11 +12,31 @@ import simulated_device
 import torch
 from simulated_device import races as races_of_streams
 
+from pipegraph.device import accelerator as device_accelerator
+
 
 def delay(cycles: int = 2_000_000) -> None:
     """Make the current stream late on a GPU, by some clock cycles; the simulated device's are as late as they may be."""
     if torch.accelerator.current_accelerator() == torch.device("cuda"):
         torch.cuda._sleep(cycles)
+
+
+def new_stream(device: str) -> torch.Stream:
+    """A stream of the test's own, or the one that the device has, where who reads on another must keep what it reads."""
+    offered = device_accelerator.offers(torch.device(device))
+    if offered.streams and offered.records:
+        return torch.Stream(device)
+    return torch.accelerator.current_stream(device)
+
+
+def in_pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in pinned memory, where there is any."""
+    return tensor.clone() if device_accelerator.unpinned() else tensor.pin_memory()
+
+
+def wait_for(device: str) -> None:
+    """For all that the current stream of a device was given."""
+    torch.empty(1, device=device).cpu()
 
 
 def here() -> str:

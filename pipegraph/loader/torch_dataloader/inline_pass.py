@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import chain, islice
 from typing import Any
 
 from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
+from pipegraph.errors import PipegraphWarning
 from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress, Indices, keeps_state
 from pipegraph.loader.torch_dataloader.fetching import Fetching, begun, restore_copy, where, where_copy
 
@@ -15,9 +17,26 @@ from pipegraph.loader.torch_dataloader.fetching import Fetching, begun, restore_
 class Noting(_BaseDataLoaderIter):
     """One of torch's iterators, which begins where the loader's state says, and notes there what it delivers."""
 
+    _pins = False
     _progress: BatchProgress
     _sampler: Any
     _next_in_torch: Any
+
+    @property
+    def _pin_memory(self) -> bool:
+        return self._pins
+
+    @_pin_memory.setter
+    def _pin_memory(self, wanted: bool) -> None:
+        """Not where torch pins nothing for the accelerator: it asks this of MPS alone, and fails at the first batch."""
+        why = None
+        if wanted:
+            from pipegraph.device import unpinned
+
+            why = unpinned()
+        if why is not None:
+            warnings.warn(f"pin_memory=True: {why}; batches stay as they are", PipegraphWarning, stacklevel=5)
+        self._pins = wanted and why is None
 
     @property
     def _index_sampler(self) -> Any:

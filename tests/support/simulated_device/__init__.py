@@ -22,7 +22,7 @@ import torch
 from simulated_device import build
 
 NAME = "simulated"
-Schedule = Literal["latest", "random", "eager"]
+Schedule = Literal["latest", "random", "eager", "threads"]
 
 
 def why_not() -> str | None:
@@ -66,7 +66,7 @@ def _device_module(compiled: ModuleType) -> ModuleType:
 
     module: Any = ModuleType(f"torch.{NAME}")
     module.is_available = compiled.is_available
-    module.device_count = lambda: compiled.DEVICES if compiled.is_available() else 0
+    module.device_count = compiled.device_count
     module.current_device = torch.accelerator.current_device_index
     module.is_initialized = compiled.is_available
     module._is_in_bad_fork = lambda: False
@@ -80,24 +80,31 @@ def _device_module(compiled: ModuleType) -> ModuleType:
 
 
 @contextmanager
-def in_use(
-    schedule: Schedule = "latest", seed: int = 0, without: tuple[str, ...] = ()
-) -> Iterator[torch.device]:
+def in_use(schedule: Schedule = "latest", seed: int = 0, **offered: Any) -> Iterator[torch.device]:
     """The device, as torch's accelerator, until the end of the block.
 
     Args:
         schedule: work runs when somebody waits for it (``"latest"``), in a lawful order drawn from ``seed``
-            (``"random"``), or as it is given (``"eager"``).
-        without: operators that it does not have: ``"aten::set_"``.
+            (``"random"``), as it is given (``"eager"``), or as soon as it may, in a thread per stream (``"threads"``).
+        offered: what it offers, where that is less, or other, than all: see `offer`.
     """
     compiled = native()
     compiled.schedule(schedule, seed)
-    compiled.do_without(set(without))
+    offer(**offered)
     compiled.set_available(True)
     try:
         yield torch.device(NAME, 0)
     finally:
+        compiled.schedule("latest", 0)  # threads end
         compiled.finish_all_work()
         compiled.listen(None)
-        compiled.do_without(set())
         compiled.set_available(False)
+        offer()
+
+
+def offer(**offered: Any) -> None:
+    """What the device offers from now on: all, but for these fields of ``Offered`` in schedule.h."""
+    what = native().Offered()
+    for name, value in offered.items():
+        setattr(what, name, value)
+    native().offer(what)

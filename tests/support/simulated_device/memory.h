@@ -16,6 +16,15 @@ constexpr auto TYPE = c10::DeviceType::PrivateUse1;
 inline thread_local int current_device = 0;
 inline thread_local int64_t current_stream[DEVICES] = {};
 
+// The stream that a thread works on where it has chosen none.
+inline int64_t default_stream() {
+  static std::atomic<int64_t> threads{0};
+  static thread_local int64_t own = STREAMS + 1 + threads++;
+  return offered.stream_of_thread ? own : 0;
+}
+
+inline int64_t stream_now(int device) { return current_stream[device] ? current_stream[device] : default_stream(); }
+
 struct Block {
   char* start;
   size_t nbytes;
@@ -88,7 +97,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t nbytes) override {
     int device = current_device;
     if (nbytes == 0) return {nullptr, nullptr, &free_device, c10::Device(TYPE, device)};
-    Block block{nullptr, rounded(nbytes), device, current_stream[device], {}, {}};
+    Block block{nullptr, rounded(nbytes), device, stream_now(device), {}, {}};
     uint64_t number;
     {
       Locked locked(mutex);

@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <c10/util/strides.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/CPUFallback.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -78,7 +79,7 @@ inline Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking)
   if (to.numel() == 0) return to;
   bool out = is_here(from), in = is_here(to);
   int device = out ? from.device().index() : to.device().index();
-  int64_t stream = current_stream[device];
+  int64_t stream = stream_now(device);
   int other = to.device().index();
   bool across = out && in && other != device;
   Tensor source = address_of(from), target = address_of(to);
@@ -94,8 +95,8 @@ inline Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking)
     if (out || pinned) accesses.push_back(access(from, false));
     if (in || pinned) accesses.push_back(access(to, true));
     if (across) {
-      submit_wait(device, stream, mark_of(other, current_stream[other]));
-      joins.push_back({ticket(), {device, stream, other, current_stream[other]}});
+      submit_wait(device, stream, mark_of(other, stream_now(other)));
+      joins.push_back({ticket(), {device, stream, other, stream_now(other)}});
     }
     number = ticket();
     submit_work(device, stream, [source, target] {
@@ -104,17 +105,15 @@ inline Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking)
     });
     if (pinned) pinned->ends.push_back({0, mark_of(device, stream)});
     if (across) {
-      submit_wait(other, current_stream[other], mark_of(device, stream));
-      joins.push_back({ticket(), {other, current_stream[other], device, stream}});
+      submit_wait(other, stream_now(other), mark_of(device, stream));
+      joins.push_back({ticket(), {other, stream_now(other), device, stream}});
     }
   }
   for (auto& [at, j] : joins) tell(at, "join", j[0], j[1], j[2], j[3]);
   tell(number, "work", device, stream, 0, 0, "copy", accesses);
-  if (blocks) Guard().synchronizeStream(Guard::made(device, stream));
+  if (blocks) Guard::finish(device, stream);
   return to;
 }
-
-inline Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) { return copy_from(from, to, false); }
 
 inline at::Scalar local_scalar(const Tensor& t) {
   auto copy = at::empty(t.sizes(), t.options().device(at::kCPU));
@@ -129,7 +128,7 @@ inline void grow(const c10::Storage& storage, size_t nbytes, int device) {
   guard.uncheckedSetDevice(before);
   auto *old = storage.mutable_data(), *start = memory.get();
   if (auto kept = std::min(nbytes, storage.nbytes()); kept && old)
-    submit_work(device, current_stream[device], [start, old, kept] { std::memcpy(start, old, kept); });
+    submit_work(device, stream_now(device), [start, old, kept] { std::memcpy(start, old, kept); });
   storage.set_data_ptr_noswap(std::move(memory));
   storage.set_nbytes(nbytes);
 }
@@ -145,11 +144,8 @@ inline const Tensor& resize_(const Tensor& t, c10::IntArrayRef sizes, std::optio
   return t;
 }
 
-// Names of operators that the device does without.
-inline std::set<std::string> missing;
-
 inline void check_offered(const std::string& name) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!missing.count(name), name, " has no kernel on a simulated device that does without it");
+  TORCH_CHECK_NOT_IMPLEMENTED(!offered.missing.count(name), name, " has no kernel on a simulated device that does without it");
 }
 
 inline Tensor& set_storage(Tensor& t, c10::Storage storage, int64_t offset, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
@@ -168,6 +164,11 @@ inline Tensor& set_whole_storage(Tensor& t, c10::Storage storage) {
 inline void record_stream(Tensor& t, c10::Stream stream) {
   check_offered("aten::record_stream");
   device_memory.recordStream(t.storage().data_ptr(), stream);
+}
+
+inline Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
+  if (to.sizes() != from.sizes()) resize_(to, from.sizes(), {});
+  return copy_from(from, to, false);
 }
 
 inline Tensor reshape_alias(const Tensor& t, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
@@ -379,12 +380,13 @@ inline std::optional<Stack> results_in_meta(Call& call) {
 
 inline void run_operator(const c10::OperatorHandle& op, Stack* stack) {
   check_offered(op.schema().name());
+  if (!offered.operators) return at::native::cpu_fallback(op, stack);
   TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), op.schema().name(),
                               " has no kernel on a simulated device, for the CPU has none");
   Call call(op, stack);
   auto values = call.to_addresses();
   int device = call.device;
-  int64_t stream = current_stream[device];
+  int64_t stream = stream_now(device);
   std::vector<std::pair<Tensor, bool>> fresh;
   uint64_t number;
   if (auto shapes = results_in_meta(call)) {

@@ -11,8 +11,10 @@ namespace simulated {
 inline bool available = false;
 
 inline void check_index(int64_t index) {
-  TORCH_CHECK(index >= 0 && index < DEVICES, "simulated device: there is no device ", index, " among ", DEVICES);
+  TORCH_CHECK(index >= 0 && index < offered.devices, "simulated device: there is no device ", index, " among ", offered.devices);
 }
+
+inline void check_events() { TORCH_CHECK(offered.events, "simulated device: it has no events, and no stream of it can be waited for"); }
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   static int index(c10::Device device) { return device.index() < 0 ? current_device : device.index(); }
@@ -32,34 +34,45 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     setDevice(device);
     return before;
   }
-  c10::DeviceIndex deviceCount() const noexcept override { return available ? DEVICES : 0; }
+  c10::DeviceIndex deviceCount() const noexcept override { return available ? offered.devices : 0; }
 
-  c10::Stream getStream(c10::Device device) const override { return made(index(device), current_stream[index(device)]); }
-  c10::Stream getDefaultStream(c10::Device device) const override { return made(index(device), 0); }
+  c10::Stream getStream(c10::Device device) const override { return made(index(device), stream_now(index(device))); }
+  c10::Stream getDefaultStream(c10::Device device) const override { return made(index(device), default_stream()); }
   c10::Stream getNewStream(c10::Device device, int = 0) const override {
     check_index(index(device));
+    TORCH_CHECK(offered.streams, "simulated device: it has one stream");
     static std::atomic<int64_t> streams{0};
     return made(index(device), 1 + streams++ % STREAMS);
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getNewStream(device); }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     auto before = getStream(stream.device());
-    current_stream[stream.device_index()] = stream.id();
+    current_stream[stream.device_index()] = stream.id() == default_stream() ? 0 : stream.id();
     return before;
   }
-  bool queryStream(const c10::Stream& stream) const override { return reached(mark_of(stream.device_index(), stream.id())); }
-  void synchronizeStream(const c10::Stream& stream) const override {
+  bool queryStream(const c10::Stream& stream) const override {
+    check_events();
+    return reached(mark_of(stream.device_index(), stream.id()));
+  }
+  static void finish(int device, int64_t stream) {
     auto number = ticket();
-    synchronize_stream(stream.device_index(), stream.id());
-    tell(number, "synchronize stream", stream.device_index(), stream.id(), 0, 0);
+    synchronize_stream(device, stream);
+    tell(number, "synchronize stream", device, stream, 0, 0);
+  }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    check_events();
+    finish(stream.device_index(), stream.id());
   }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
+    TORCH_CHECK(offered.synchronize, "simulated device: it cannot be waited for as a whole");
     auto number = ticket();
     synchronize_device(device);
     tell(number, "synchronize device", device, 0, 0, 0);
   }
 
-  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag flag) const override {
+    check_events();
+    TORCH_CHECK(offered.timing || flag == c10::EventFlag::PYTORCH_DEFAULT, "simulated device: its events take no times");
     if (!*event) *event = new Recorded{new_event(), {}};
     auto* recorded = static_cast<Recorded*>(*event);
     uint64_t number;
@@ -71,6 +84,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     tell(number, "record", stream.device_index(), stream.id(), recorded->id, 0);
   }
   void block(void* event, const c10::Stream& stream) const override {
+    check_events();
     if (!event) return;
     auto* recorded = static_cast<Recorded*>(event);
     uint64_t number;
@@ -82,6 +96,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     tell(number, "wait", stream.device_index(), stream.id(), recorded->id, 0);
   }
   bool queryEvent(void* event) const override {
+    check_events();
     if (!event) return true;
     auto* recorded = static_cast<Recorded*>(event);
     bool done = reached(recorded->mark);
@@ -89,6 +104,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return done;
   }
   void synchronizeEvent(void* event) const override {
+    check_events();
     if (!event) return;
     auto* recorded = static_cast<Recorded*>(event);
     synchronize(recorded->mark);
@@ -127,7 +143,10 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     Locked locked(mutex);
     return pinned_block(pointer);
   }
-  at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
+  at::Allocator* getPinnedMemoryAllocator() const override {
+    TORCH_CHECK(offered.pinned, "simulated device: it pins no memory");
+    return &pinned_memory;
+  }
   at::Device getDeviceFromPtr(void* pointer) const override {
     Locked locked(mutex);
     auto* at = static_cast<char*>(pointer);

@@ -3,6 +3,7 @@
 #include <Python.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -12,6 +13,7 @@
 #include <mutex>
 #include <random>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,6 +21,20 @@ namespace simulated {
 
 constexpr int DEVICES = 4;
 constexpr int STREAMS = 1024;  // handed out in turn, as CUDA does with 32: another's stream may get what one has freed
+
+// What it offers; tests take some of it away.
+struct Offered {
+  int devices = DEVICES;
+  bool streams = true;             // others than the default one
+  bool stream_of_thread = false;   // each thread has a default stream of its own
+  bool events = true;              // else no stream can be waited for, either
+  bool timing = true;
+  bool synchronize = true;         // of a whole device
+  bool pinned = true;
+  bool operators = true;           // else few of its own: the rest fall back to the CPU's, on copies
+  std::set<std::string> missing;   // operators
+};
+inline Offered offered;
 
 // Guards all state of this library. Work runs under it, and may free a tensor that Python knows, for which it needs the
 // GIL: so nobody waits for this with the GIL held.
@@ -74,7 +90,7 @@ struct Line {
   std::exception_ptr failure;
 };
 
-enum class Order { latest, random, eager };
+enum class Order { latest, random, eager, threads };
 
 using Key = std::pair<int, int64_t>;
 inline std::map<Key, Line> lines;
@@ -126,6 +142,29 @@ inline Mark mark_of(int device, int64_t stream) {
   return {device, stream, lines[{device, stream}].submitted};
 }
 
+// With a thread for each stream, which runs its work as soon as it may; who waits for work may be faster.
+inline std::map<Key, std::thread> workers;
+inline std::condition_variable_any moved_on;
+
+inline void work_on(Key key) {
+  std::unique_lock<std::recursive_mutex> lock(mutex);
+  auto& line = lines[key];
+  while (true) {
+    moved_on.wait(lock, [&] { return order != Order::threads || can_run(line); });
+    if (order != Order::threads) return;
+    run_until({key.first, key.second, line.finished + 1});
+    moved_on.notify_all();
+    lock.unlock();  // who waits for the lock has its turn
+    std::this_thread::yield();
+    lock.lock();
+  }
+}
+
+inline void end_threads() {  // not locked, without the GIL
+  for (auto& [key, worker] : workers) worker.join();
+  workers.clear();
+}
+
 inline void submit(int device, int64_t stream, Piece piece) {
   Locked locked(mutex);
   auto& line = lines[{device, stream}];
@@ -134,6 +173,9 @@ inline void submit(int device, int64_t stream, Piece piece) {
   busy.insert({device, stream});
   if (order == Order::eager) run_until(mark_of(device, stream));
   if (order == Order::random) while (draws() % 2 && run_one()) {}
+  if (order != Order::threads) return;
+  if (!workers.count({device, stream})) workers.emplace(Key{device, stream}, std::thread(work_on, Key{device, stream}));
+  moved_on.notify_all();
 }
 
 inline void submit_work(int device, int64_t stream, std::function<void()> work) {

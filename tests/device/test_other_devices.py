@@ -1,0 +1,117 @@
+"""Devices unlike the one that the other tests run on: they offer less, or work in another way, and all is right on them.
+
+They are not told of: what they lack is found out by asking, as of a device that nobody here has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import simulated_device
+import torch
+from simulated_device import races as races_of_streams
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.device import accelerator as module
+from pipegraph.errors import PipegraphWarning
+from tests.device import test_every_wait as copies
+from tests.loader import test_accelerator_loaders as loaders
+from tests.replicas import test_every_wait as replicas
+
+pytestmark = pytest.mark.accelerator
+NOTHING: dict[str, Any] = {"streams": False, "events": False, "synchronize": False, "pinned": False}
+DEVICES: dict[str, dict[str, Any]] = {
+    "one": {"devices": 1, "timing": False},
+    "a thread per stream": {"schedule": "threads"},
+    "a default stream per thread": {"stream_of_thread": True},
+    "few operators": {"operators": False, "synchronize": False},
+    "nothing pinned": {"pinned": False},
+    "one stream": {"streams": False},
+    "no events": {"events": False},
+    "memory of the host": {"streams": False, "pinned": False, "missing": {"aten::set_"}},
+    "no record_stream": {"missing": {"aten::record_stream"}},
+    "two in threads with few operators": {
+        "devices": 2,
+        "schedule": "threads",
+        "operators": False,
+        "missing": {"aten::record_stream"},
+    },
+    "one that has nothing": {
+        **NOTHING,
+        "devices": 1,
+        "schedule": "threads",
+        "operators": False,
+        "missing": {"aten::set_", "aten::record_stream"},
+    },
+}
+NOT_THERE = {
+    (
+        "a default stream per thread",
+        copies.read_by_a_stage,
+    ): "what a stage of one's own computes there, it has to wait for",
+    ("no record_stream", copies.dropped_before_it_arrives): "operators keep what is on its way",
+    ("two in threads with few operators", copies.dropped_before_it_arrives): "operators keep what is on its way",
+}
+STEPS, COUNT = (0, 2, 3), 8
+"""Fewer than where schedules are drawn."""
+
+
+@pytest.fixture(params=DEVICES, ids=lambda name: name.replace(" ", "-"))
+def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    """Such a device; the test must have no race on it."""
+    if (reason := simulated_device.why_not()) is not None:
+        pytest.skip(reason)
+    offered = DEVICES[request.param]
+    if (reason := NOT_THERE.get((request.param, request.node.callspec.params.get("program")))) is not None:
+        pytest.skip(reason)
+    monkeypatch.setattr(copies, "COUNT", COUNT)
+    monkeypatch.setattr(replicas, "STEPS", STEPS)
+    if offered.get("devices") == 1:
+        monkeypatch.setattr(replicas, "PLACES", ["simulated:0"] * 3)
+    module._probed.cache_clear()
+    try:
+        with simulated_device.in_use(**offered) as device, races_of_streams.watched() as watch:
+            yield device
+            watch.check()
+    finally:
+        module._probed.cache_clear()
+
+
+@pytest.mark.parametrize("program", copies.PROGRAMS)
+def test_copies(other: torch.device, program: Callable[[], int]) -> None:
+    assert program() == 0
+
+
+@pytest.mark.parametrize("program", replicas.PROGRAMS)
+def test_replicas(other: torch.device, program: Callable[[], None]) -> None:
+    program()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataloader_with_pinned_batches(other: torch.device, workers: int) -> None:
+    loader = pg.DataLoader(
+        loaders.Numbers(), loaders.ROWS, pin_memory=True, num_workers=workers, workers="thread"
+    )
+    unpinned = module.unpinned()
+    with pytest.warns(PipegraphWarning, match="pin_memory=True: ") if unpinned else nullcontext():
+        assert loaders.sums(loader, other) == loaders.EXPECTED
+
+
+def test_a_graph_that_ends_in_pin(other: torch.device) -> None:
+    with loaders.batches().then(ops.Pin()).graph.loader() as loader:
+        assert loaders.sums(loader, other) == loaders.EXPECTED
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_loader_is_resumed(other: torch.device, isolate: bool) -> None:
+    node = loaders.batches().then(ops.Pin()).then(ops.CopyToDevice("accelerator"))
+    with node.graph.loader(isolate=isolate) as loader:
+        first = loaders.sums(loader, other, at_most=13)
+        state = loader.state_dict()
+    with node.graph.loader(isolate=isolate) as loader:
+        loader.load_state_dict(state)
+        assert first + loaders.sums(loader, other) == loaders.EXPECTED
