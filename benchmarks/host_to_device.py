@@ -34,6 +34,7 @@ from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact, Operator
 from pipegraph.device import Backend, Slot, backend_for, normalised
+from pipegraph.device.slabs import delivered, pageable
 from pipegraph.operators.batch_slabs import StageSlabs
 
 CLAIM = "copies to the device: >= 0.95 of a bare pinned copy loop; the compute stream never waits; memory as planned"
@@ -94,13 +95,18 @@ def nbytes(rows: int) -> int:
     return rows * 224 * 224 * 3 + rows * 8
 
 
+def in_host_memory(backend: Backend, nbytes: int) -> torch.Tensor:
+    """Pinned, for an accelerator."""
+    return pageable(nbytes) if backend.device.type == "cpu" else delivered(nbytes, backend.device)
+
+
 @contextmanager
 def bare(device: str, rows: int) -> Iterator[Any]:
     """Three buffers in turn, nothing else."""
     size = nbytes(rows)
     with backend_for(device) as backend:
-        host = [backend.alloc(size, "pinned").fill_(1) for _ in range(3)]
-        there = [backend.alloc(size, "device").fill_(0) for _ in range(3)]
+        host = [in_host_memory(backend, size).fill_(1) for _ in range(3)]
+        there = [backend.alloc(size).fill_(0) for _ in range(3)]
         yield _copies(backend, host, there) if device != "cpu" else _memcpy(host, there)
 
 
@@ -214,7 +220,7 @@ class Step:
         self.products = 1
         images = torch.ones((rows, *ROW), dtype=torch.uint8, device=device)
         with backend_for(device) as backend:
-            host = backend.alloc(images.nbytes, "pinned")
+            host = in_host_memory(backend, images.nbytes)
             target = torch.empty_like(images).view(-1)
             copy_s = _timed(device, lambda: backend.copy_async(target, host, backend.current_stream()))
         one_s = _timed(device, lambda: self(images))

@@ -25,7 +25,6 @@ from pipegraph.device.backend import (
     Backend as Backend,
     DeviceFacts as DeviceFacts,
     Event as Event,
-    MemoryKind as MemoryKind,
     Slot as Slot,
     Stream as Stream,
     normalised as normalised,

@@ -14,8 +14,17 @@ from typing import Any
 
 import torch
 
-from pipegraph import concurrency
-from pipegraph.device.backend import Backend, DeviceFacts, Event, MemoryKind, Slot, Stream, normalised
+from pipegraph.device.backend import (
+    Backend,
+    DeviceFacts,
+    Event,
+    Queue,
+    Reached,
+    Slot,
+    Stream,
+    late,
+    normalised,
+)
 from pipegraph.errors import DeviceError
 
 UNSUPPORTED = (RuntimeError, AttributeError, TypeError)
@@ -97,31 +106,33 @@ def offers(device: torch.device) -> Offers:
 
 @functools.cache
 def _probed(device: torch.device) -> Offers:
-    try:
-        with torch.accelerator.device_index(device.index):
-            stream, event = torch.Stream(device), torch.Event(device)
-            event.record(stream)
-            event.wait(torch.accelerator.current_stream(device))
-            event.synchronize()
-            streams, events = stream != torch.accelerator.current_stream(device), True
-    except UNSUPPORTED:
-        streams = events = False
-    try:
-        pinned = torch.empty(1, dtype=torch.uint8, pin_memory=True).is_pinned()
-    except UNSUPPORTED:
-        pinned = False
-    try:
-        torch.empty(1, device=device).record_stream(torch.accelerator.current_stream(device))
-        records = True
-    except UNSUPPORTED:
-        records = False
-    try:
+    def marked() -> None:
+        event = torch.Event(device)
+        event.record(current)
+        event.wait(current)
+        event.synchronize()
+
+    def cut() -> None:
         memory = torch.empty(2, dtype=torch.uint8, device=device)
         memory.new_empty(0).set_(memory.untyped_storage()[1:], 0, (1,), (1,))  # as a lease cuts a slab
-        addressed = True
+
+    with torch.accelerator.device_index(device.index):
+        current = torch.accelerator.current_stream(device)
+        events = _works(marked)
+        return Offers(
+            streams=events and _works(lambda: torch.Stream(device) != current),
+            events=events,
+            pinned=_works(lambda: torch.empty(1, pin_memory=True).is_pinned()),
+            addressed=_works(cut),
+            records=_works(lambda: torch.empty(1, device=device).record_stream(current)),
+        )
+
+
+def _works(attempt: Callable[[], object]) -> bool:
+    try:
+        return attempt() is not False
     except UNSUPPORTED:
-        addressed = False
-    return Offers(streams, events, pinned, addressed=addressed, records=records)
+        return False
 
 
 def unpinned() -> str | None:
@@ -140,53 +151,39 @@ class AcceleratorEvent(Event):
     def __init__(self, backend: AcceleratorBackend) -> None:
         self._backend = backend
         self.raw = backend.raw_event()
-        self._recorded = False
-
-    def record(self, stream: Stream | None = None) -> None:
-        self.raw.record(self._on(stream))
-        self._recorded = True
+        self.recorded = False
 
     def wait(self, stream: Stream | None = None) -> None:
-        if self._recorded:
-            self.raw.wait(self._on(stream))
-
-    def _on(self, stream: Stream | None) -> torch.Stream:
-        return self._backend.raw_current() if stream is None else raw_of(stream)
+        if self.recorded:
+            self.raw.wait(self._backend.raw_current() if stream is None else raw_of(stream))
 
     def query(self) -> bool:
         # Asked in a thread that never chose its device, some drivers make a context on device 0.
         with self._backend.current():
-            return not self._recorded or bool(self.raw.query())
+            return not self.recorded or bool(self.raw.query())
 
     def synchronize(self) -> None:
-        if self._recorded:
+        if self.recorded:
             with self._backend.current():
                 self.raw.synchronize()
 
 
 class AcceleratorStream(Stream):
-    """A stream of a device; `run` calls its work at once, so errors of the host side are raised there."""
+    """A stream of a device."""
 
-    def __init__(self, slot: Slot, name: str, backend: AcceleratorBackend, raw: Any) -> None:
-        self.slot = slot
-        self.name = name
-        self._backend = backend
+    def __init__(self, slot: Slot, name: str, backend: AcceleratorBackend, raw: torch.Stream) -> None:
+        super().__init__(slot, name, backend)
         self.raw = raw
-
-    def run(self, work: Callable[[], object]) -> None:
-        with self._backend.use(self):
-            work()
-
-    def wait_event(self, event: Event) -> None:
-        event.wait(self)
 
     def record_event(self, event: Event | None = None) -> Event:
         recorded = self._backend.event() if event is None else event
-        recorded.record(self)
+        if not isinstance(recorded, AcceleratorEvent):
+            raise DeviceError(
+                f"a stream of {self.slot.device} records events of its own kind, got {recorded!r}"
+            )
+        recorded.raw.record(self.raw)
+        recorded.recorded = True
         return recorded
-
-    def query(self) -> bool:
-        return bool(self.raw.query())
 
     def synchronize(self) -> None:
         self.raw.synchronize()
@@ -197,46 +194,12 @@ class AcceleratorStream(Stream):
     def __hash__(self) -> int:
         return hash(self.raw)
 
-    def __repr__(self) -> str:
-        return f"<stream {self.name!r} on {self.slot}>"
-
 
 def raw_of(stream: Stream) -> torch.Stream:
     """Torch's own stream."""
     if not isinstance(stream, AcceleratorStream):
-        raise DeviceError(f"a device's events are recorded and awaited on its streams, got {stream!r}")
-    raw: torch.Stream = stream.raw
-    return raw
-
-
-class _Reached(Event):
-    """A mark of a queue, which was waited for when it was made."""
-
-    def __init__(self, finish: Callable[[], None]) -> None:
-        self._finish = finish
-
-    def record(self, stream: Stream | None = None) -> None:
-        self._finish()
-
-    def wait(self, stream: Stream | None = None) -> None:
-        return None
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        return None
-
-
-class _Queue(AcceleratorStream):
-    """The one queue of a device of which torch can use no streams or no events; its `raw` is the device."""
-
-    def query(self) -> bool:
-        self.synchronize()
-        return True
-
-    def synchronize(self) -> None:
-        self._backend.finish()
+        raise DeviceError(f"a device's events are awaited on its streams, got {stream!r}")
+    return stream.raw
 
 
 class AcceleratorBackend(Backend):
@@ -247,7 +210,7 @@ class AcceleratorBackend(Backend):
     """
 
     def __init__(self, device: torch.device | str | int) -> None:
-        self.device = normalised(device)
+        super().__init__(normalised(device))
         there = devices()
         if self.device not in there:
             offered = f"offers {', '.join(map(str, there))}" if there else "has no accelerator"
@@ -259,9 +222,7 @@ class AcceleratorBackend(Backend):
         self.addressed = self.offers.addressed
         self.records = self.offers.records or not self.offers.streams
         self._module: Any = torch.get_device_module(self.device)
-        self._lock = concurrency.Lock()
-        self._streams: list[Stream] = []
-        self._closed = False
+        self._queue = Queue(Slot(self.device), "current", self)
 
     # What a vendor's own classes may do better
 
@@ -281,27 +242,20 @@ class AcceleratorBackend(Backend):
         """Make this device the calling thread's current one inside a ``with``."""
         return torch.accelerator.device_index(self.index)
 
-    def stream(self, slot: Slot, name: str) -> Stream:
-        if slot.device != self.device:
-            raise DeviceError(f"the backend of {self.device} has no stream for slot {slot}")
-        if self.offers.events:
-            stream: Stream = AcceleratorStream(slot, name, self, self.raw_stream())
-        else:
-            stream = _Queue(slot, name, self, self.device)
-        with self._lock:
-            if self._closed:
-                raise DeviceError(f"the backend of {self.device} is closed")
-            self._streams.append(stream)
-        return stream
+    def new_stream(self, slot: Slot, name: str) -> Stream:
+        if not self.offers.events:
+            return Queue(slot, name, self)
+        return AcceleratorStream(
+            slot, name, self, self.raw_stream() if self.offers.streams else self.raw_current()
+        )
 
     def event(self) -> Event:
-        return AcceleratorEvent(self) if self.offers.events else _Reached(self.finish)
+        return AcceleratorEvent(self) if self.offers.events else Reached()
 
     def current_stream(self) -> Stream:
-        slot = Slot(self.device)
         if not self.offers.events:
-            return _Queue(slot, "current", self, self.device)
-        return AcceleratorStream(slot, "current", self, self.raw_current())
+            return self._queue
+        return AcceleratorStream(Slot(self.device), "current", self, self.raw_current())
 
     @contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
@@ -309,7 +263,7 @@ class AcceleratorBackend(Backend):
         # and leaving a stream sets the device back, which in a thread without one makes a context on device 0, unless
         # the device is left last: that goes back only where there is a context.
         with self.current():
-            if isinstance(stream, _Queue):
+            if not self.offers.events:
                 yield
                 return
             previous = self.raw_current()
@@ -320,16 +274,8 @@ class AcceleratorBackend(Backend):
                 torch.accelerator.set_stream(previous)
 
     def copy_async(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
-        # Asked for only where it is safe with every device: the source is pinned, or the device's own.
-        late = src.device.type != "cpu" or src.is_pinned()
         with torch.no_grad(), self.use(stream):
-            dst.copy_(src, non_blocking=late)
-
-    def alloc(self, nbytes: int, kind: MemoryKind) -> torch.Tensor:
-        if kind == "device":
-            return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-        with self.current():  # pinned for this device's context, not device 0's
-            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=kind == "pinned" and self.offers.pinned)
+            dst.copy_(src, non_blocking=late(src))
 
     def read_on(self, buffer: torch.Tensor, stream: Stream) -> None:
         if self.offers.streams and self.offers.records:
@@ -362,15 +308,7 @@ class AcceleratorBackend(Backend):
         return DeviceFacts(getattr(found, "total_memory", 1), getattr(found, "multi_processor_count", 1))
 
     def finish(self) -> None:
-        """Wait for all work of the device."""
         try:
             torch.accelerator.synchronize(self.device)
         except UNSUPPORTED:
             torch.empty(1, device=self.device).cpu()  # comes after all work of a device that has one queue
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            streams, self._streams = self._streams, []
-        for stream in streams:
-            stream.synchronize()

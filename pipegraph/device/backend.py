@@ -11,27 +11,22 @@ The rules are those of CUDA's streams, which all accelerators of torch follow:
   waits for the event runs nothing given to it later before that point is
   reached, and the host does not wait;
 - waiting for an event that was never recorded is no wait;
-- a wait holds for the event's latest record at the time of the call;
-- work that fails makes the rest of its stream's work up to the next record be
-  left out; that record's event raises the exception in the threads that wait for it.
+- a wait holds for the event's latest record at the time of the call.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from pipegraph import concurrency
 from pipegraph.closing import Closing
 from pipegraph.errors import DeviceError
-
-MemoryKind = Literal["pageable", "pinned", "device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +83,20 @@ def normalised(device: torch.device | str | int) -> torch.device:
     return plain if plain.index is not None else torch.device(plain.type, 0)
 
 
+def late(source: torch.Tensor) -> bool:
+    """Whether a copy may read it after the call: it is pinned, or a device's own.
+
+    Some devices read ordinary memory late too where they are allowed to, when it may be gone.
+    """
+    return source.device.type != "cpu" or source.is_pinned()
+
+
 class Event(ABC):
     """A point in a stream's work."""
 
     @abstractmethod
-    def record(self, stream: Stream | None = None) -> None:
-        """Mark the present end of `stream`'s work (default: the calling thread's current stream)."""
-
-    @abstractmethod
     def wait(self, stream: Stream | None = None) -> None:
-        """Make `stream` (default: the current one of the event's device) wait; the host only if it is that."""
+        """Make `stream` (default: the current one of the event's device) wait. The host does not."""
 
     @abstractmethod
     def query(self) -> bool:
@@ -105,34 +104,60 @@ class Event(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Make the calling thread wait. Raises what the work before this point raised."""
+        """Make the calling thread wait."""
 
 
 class Stream(ABC):
     """An ordered line of work on one slot's device."""
 
-    slot: Slot
-    name: str
+    def __init__(self, slot: Slot, name: str, backend: Backend) -> None:
+        self.slot = slot
+        self.name = name
+        self._backend = backend
 
-    @abstractmethod
     def run(self, work: Callable[[], object]) -> None:
-        """Give `work` to the stream; on an accelerator it is called at once, with this stream current."""
+        """Call `work` with this stream current: what it gives the device comes next on this stream."""
+        with self._backend.use(self):
+            work()
 
-    @abstractmethod
     def wait_event(self, event: Event) -> None:
         """Work given after this call runs after `event`. The host does not wait."""
+        event.wait(self)
 
     @abstractmethod
     def record_event(self, event: Event | None = None) -> Event:
         """Record `event` (default: a new one) at the present end of the work, and return it."""
 
     @abstractmethod
-    def query(self) -> bool:
-        """Whether all work given so far has run."""
-
-    @abstractmethod
     def synchronize(self) -> None:
-        """Wait for all work given so far. Raises the first failure that no one has seen yet."""
+        """Wait for all work given so far."""
+
+    def __repr__(self) -> str:
+        return f"<stream {self.name!r} on {self.slot}>"
+
+
+class Reached(Event):
+    """A mark of a queue, which was waited for when it was made."""
+
+    def wait(self, stream: Stream | None = None) -> None:
+        return None
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return None
+
+
+class Queue(Stream):
+    """A stream where there are none: the device does what it is given in one order, and a mark waits for all of it."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        self._backend.finish()
+        return Reached() if event is None else event
+
+    def synchronize(self) -> None:
+        self._backend.finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,23 +174,37 @@ class Backend(Closing, ABC):
     All methods are thread-safe.
     """
 
-    device: torch.device
     sums_together = False
     """Whether :meth:`sum_together` works over distinct devices of this kind."""
     addressed = True
     """Whether its memory has addresses, so that storages can be cut."""
     records = True
     """Whether :meth:`read_on` reaches its allocator."""
-    _lock: concurrency.Lock
-    _streams: Collection[Stream]
 
-    @abstractmethod
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._lock = concurrency.Lock()
+        self._streams: list[Stream] = []
+        self._closed = False
+
     def stream(self, slot: Slot, name: str) -> Stream:
-        """A new stream for `slot`, ended by :meth:`close`.
+        """A new stream for `slot`.
 
         Raises:
             DeviceError: the slot is on another device, or the backend is closed.
         """
+        if slot.device != self.device:
+            raise DeviceError(f"the backend of {self.device} has no stream for slot {slot}")
+        stream = self.new_stream(slot, name)
+        with self._lock:
+            if self._closed:
+                raise DeviceError(f"the backend of {self.device} is closed")
+            self._streams.append(stream)
+        return stream
+
+    @abstractmethod
+    def new_stream(self, slot: Slot, name: str) -> Stream:
+        """For :meth:`stream`."""
 
     @abstractmethod
     def event(self) -> Event:
@@ -188,10 +227,6 @@ class Backend(Closing, ABC):
         """
 
     @abstractmethod
-    def alloc(self, nbytes: int, kind: MemoryKind) -> torch.Tensor:
-        """A new uint8 tensor of `nbytes` bytes, its contents undefined."""
-
-    @abstractmethod
     def read_on(self, buffer: torch.Tensor, stream: Stream) -> None:
         """Say that `stream` reads `buffer`, in device memory: freed, it is not given away before that work is done."""
 
@@ -211,6 +246,14 @@ class Backend(Closing, ABC):
     def facts(self) -> DeviceFacts:
         """How large the device is."""
 
+    @abstractmethod
+    def finish(self) -> None:
+        """Wait for all work of the device."""
+
+    def alloc(self, nbytes: int) -> torch.Tensor:
+        """A new uint8 tensor of `nbytes` bytes on the device, its contents undefined."""
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
     def sum_together(
         self, buffers: Sequence[torch.Tensor], streams: Sequence[Stream], root: int | None = None
     ) -> None:
@@ -219,12 +262,14 @@ class Backend(Closing, ABC):
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Wait for all streams of this backend. Raises the first failure that no one has seen yet."""
+        """Wait for all streams of this backend."""
         with self._lock:
             streams = list(self._streams)
         for stream in streams:
             stream.synchronize()
 
-    @abstractmethod
     def close(self) -> None:
-        """End the streams; work not yet begun is dropped and its events fail. May be called twice."""
+        """Wait for the streams, and give no more. May be called twice."""
+        self._closed = True
+        self.synchronize()
+        self._streams = []

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pipegraph.device.backend import Backend, Event, Stream
+from pipegraph.device.backend import Backend, Event, Stream, late
 from pipegraph.errors import DeviceError
 from pipegraph.tree import map_leaves
 
@@ -18,7 +18,7 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     Towards a device the copy is asynchronous, on the current stream. Towards the host it is waited for: who reads host
     memory waits for no stream, and would read what was there before.
     """
-    return tensor.to(device, non_blocking=device.type != "cpu")
+    return tensor.to(device, non_blocking=device.type != "cpu" and late(tensor))
 
 
 class Arrival(Event):
@@ -42,9 +42,6 @@ class Arrival(Event):
         if earlier is not None:
             self._buffers += earlier._buffers
         return self
-
-    def record(self, stream: Stream | None = None) -> None:
-        raise NotImplementedError("an arrival is recorded once, by the copy")
 
     def wait(self, stream: Stream | None = None) -> None:
         reader = self._backend.current_stream() if stream is None else stream
@@ -110,9 +107,8 @@ def copy_tree(tree: Any, backend: Backend, stream: Stream) -> tuple[Any, Arrival
             made.extend(components(copy))
             return copy
         try:  # few devices fill a sparse tensor that is there: torch makes it there of its parts
-            late = all(part.is_pinned() for part in components(leaf))
             with backend.use(stream):
-                copy = leaf.detach().to(backend.device, non_blocking=late)
+                copy = leaf.detach().to(backend.device, non_blocking=all(map(late, components(leaf))))
             made.extend(components(copy))
         except RuntimeError as error:
             what = "nested" if leaf.is_nested else leaf.layout

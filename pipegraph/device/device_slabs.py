@@ -33,7 +33,7 @@ class Landing:
         self._reading: deque[tuple[Event, Any]] = deque()
 
     def _allocate(self, nbytes: int) -> torch.Tensor:
-        slab = self.backend.alloc(nbytes, "device")
+        slab = self.backend.alloc(nbytes)
         # The new memory may be a block that earlier work of this thread's current stream still uses.
         self.stream.wait_event(self.backend.current_stream().record_event())
         return slab

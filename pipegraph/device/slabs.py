@@ -27,7 +27,6 @@ import torch
 from pipegraph import concurrency
 from pipegraph.device.backend import Event, Stream
 from pipegraph.device.loans import Loans
-from pipegraph.errors import DeviceError
 
 ALIGNMENT = 64
 """Bytes: a cache line, and what vector instructions and the copy engines like best."""
@@ -82,7 +81,7 @@ class SlabRing:
                 one the calling thread is the writer, and nobody's stream may have read it.
         """
         for slab, readers in self._loans.returned():
-            self._free.put((slab, _marks(readers)))
+            self._free.put((slab, [stream.record_event() for stream in readers]))
         while True:
             try:
                 slab, readers_done = self._free.get_nowait()
@@ -106,25 +105,9 @@ class SlabRing:
             self._free.put((memory[start : start + size], []))
         return memory[:size] if count > 1 else memory
 
-    def give_back(self, slab: torch.Tensor) -> None:
-        """A slab that was taken and never lent."""
-        if self._reused:
-            self._free.put((slab, []))
-
     def lend(self, slab: torch.Tensor) -> Lease:
         """Start a delivery of the slab; it returns when the last tensor made of the lease is gone."""
         return Lease(slab, self._loans if self._reused else None)
-
-
-def _marks(readers: list[Stream]) -> list[Event]:
-    """Where the streams that read a slab stand now."""
-    found = []
-    for stream in readers:
-        try:
-            found.append(stream.record_event())
-        except DeviceError:
-            continue  # its backend was closed, which ends its work
-    return found
 
 
 class Lease:

@@ -7,7 +7,7 @@ order of the replicas, so they repeat bit by bit; with NCCL they repeat on one t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -71,10 +71,6 @@ class ReduceStreams:
             backend.stream(slot, f"reduce-{number}")
             for number, (slot, backend) in enumerate(zip(self._slots, self._backends, strict=True))
         ]
-        # One line for collectives between CPU processes, so that they keep the buckets' order;
-        # elsewhere the launching thread's own order is enough.
-        cpu = self._slots[0].device.type == "cpu"
-        self._wire = self._backends[0].stream(self._slots[0], "ranks") if ranks is not None and cpu else None
         self._used = [backend.event() for backend in self._backends]
         self._flags = self._backends[0].event()
         self._received: list[torch.Tensor] = []
@@ -99,15 +95,11 @@ class ReduceStreams:
         ]
         self._await_zeros()
         live = LiveBucket(number, plan, buffers, views)
-        self._renew(live)
-        return live
-
-    def _renew(self, live: LiveBucket) -> None:
-        """Events that have not been recorded, and so carry no failure."""
         live.summed = self._backends[self._site(live)].event()
         live.filled = [backend.event() for backend in self._backends]
         live.arrivals = [{} for _ in self._backends]
         live.seen = [set() for _ in self._backends]
+        return live
 
     def _site(self, live: LiveBucket) -> int:
         """The replica on whose side stream a bucket is summed: a process group works on the first device alone."""
@@ -120,15 +112,11 @@ class ReduceStreams:
             self._await_readers(live, current)
             live.seen[replica].add(current)
         view = live.views[replica][index]
-
-        def write() -> None:
-            with torch.no_grad():
-                if grad is None:
-                    view.zero_()
-                else:
-                    view.copy_(grad)
-
-        current.run(write)
+        with torch.no_grad():
+            if grad is None:
+                view.zero_()
+            else:
+                view.copy_(grad)
 
     def arrived(self, live: LiveBucket, replica: int) -> None:
         """A replica has put all it has into a bucket."""
@@ -140,7 +128,7 @@ class ReduceStreams:
 
     def used(self, replica: int) -> None:
         """The current stream has read all it needs of a replica's buckets."""
-        self._used[replica].record()
+        self._backends[replica].current_stream().record_event(self._used[replica])
 
     def launch(self, live: LiveBucket, contributors: Sequence[int]) -> None:
         """Give the sum of a bucket, and its way back, to the side streams. Waits for nothing."""
@@ -157,10 +145,9 @@ class ReduceStreams:
             lead.run(self._observed(live, lambda: self._sum(live, given)))
         lead.record_event(live.summed)
         if self._ranks is not None:
-            ranks, wire = self._ranks, self._wire or lead
-            self._await_summed(live, wire)
-            wire.run(self._observed(live, lambda: ranks.mean(live.buffers[site])))
-            wire.record_event(live.summed)
+            ranks = self._ranks
+            lead.run(self._observed(live, lambda: ranks.mean(live.buffers[site])))
+            lead.record_event(live.summed)
         if self._fused and self._ranks is None:
             return
         for replica, stream in enumerate(self._side):
@@ -173,10 +160,9 @@ class ReduceStreams:
         """After the last bucket: exchange which parameters have a gradient, of which kind."""
         ranks = self._ranks
         if ranks is not None:
-            wire = self._wire or self._side[0]
             self._received = []
-            wire.run(lambda: self._received.append(ranks.max_over_ranks(flags)))
-            wire.record_event(self._flags)
+            self._side[0].run(lambda: self._received.append(ranks.max_over_ranks(flags)))
+            self._side[0].record_event(self._flags)
 
     def await_flags(self) -> None:
         """Later collectives of the calling thread come after the exchange on every rank."""
@@ -188,14 +174,13 @@ class ReduceStreams:
         return [int(flag) for flag in self._received[0].tolist()]
 
     def drain(self, buckets: Sequence[LiveBucket]) -> None:
-        """After a failed step: wait until all side streams are idle, and forget its events and failures."""
+        """After a failed step: wait until all side streams are idle, whatever has failed there."""
         for stream in self._side:
-            try:
+            with suppress(Exception):
                 stream.synchronize()
-            except Exception:
-                continue
         for live in buckets:
-            self._renew(live)
+            for seen in live.seen:
+                seen.clear()
 
     def _observed(self, live: LiveBucket, work: Callable[[], None]) -> Callable[[], None]:
         observer = self.observer

@@ -331,13 +331,13 @@ class Reducer:
             once a bucket was launched: the other ranks wait for the rest.
         """
         with self._lock:
-            launched = self._next > 0
+            launched = self._next > 0 or self._launching
             self._open = False
             self._condition.notify_all()
+        if self._ranks is not None and launched:
+            return False  # and not waited for: the other ranks may never come
         while self._launching:
             self._launched.get()
-        if self._ranks is not None and launched:
-            return False
         self.streams.drain(self._layout.buckets)
         return True
 

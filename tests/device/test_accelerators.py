@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
-import functools
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from simulated_device import native
+from simulated_device import offer
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.cli import doctor
 from pipegraph.components import Context
-from pipegraph.device import Offers, Slot, accelerator as module, backend_for, every_device
+from pipegraph.device import Slot, accelerator as module, backend_for, every_device
 from pipegraph.device.slabs import pinned
 from pipegraph.errors import DeviceError, GraphError
 from pipegraph.operators.batch_slabs import StageSlabs
@@ -206,40 +205,25 @@ def test_the_memory_of_odd_tensors_is_found() -> None:
 # -- devices that offer less ------------------------------------------------------------------------
 
 
-LESS = {
-    "no events": (Offers(streams=False, events=False, pinned=True), "every copy is waited for"),
-    "one stream": (Offers(streams=False, events=True, pinned=True), "one stream only"),
-    "unified memory": (Offers(False, True, pinned=False, unified=True, addressed=False), "one stream only"),
-    "nothing pinned": (Offers(streams=True, events=True, pinned=False), ""),
-    "no record_stream": (Offers(True, True, True, records=False), "no record_stream"),
+LESS: dict[str, tuple[dict[str, Any], str]] = {
+    "no events": ({"events": False}, "every copy is waited for"),
+    "one stream": ({"streams": False}, "one stream only"),
+    "unified memory": ({"streams": False, "pinned": False, "missing": {"aten::set_"}}, "one stream only"),
+    "nothing pinned": ({"pinned": False}, ""),
+    "no record_stream": ({"missing": {"aten::record_stream"}}, "no record_stream"),
 }
 
 
-@pytest.fixture(params=LESS)
-def lesser(
-    request: pytest.FixtureRequest, accelerator: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> tuple[torch.device, Offers, str]:
-    """An accelerator that offers less than it could."""
-    found, said = LESS[request.param]
-    monkeypatch.setitem(module._KNOWN, accelerator.type, found)
-    if not found.streams and found.events:
-        monkeypatch.setattr(
-            module.AcceleratorBackend,
-            "raw_stream",
-            lambda self: torch.accelerator.current_stream(self.device),
-        )
-    return accelerator, found, said
-
-
-def test_what_a_device_lacks_is_said_and_made_up_for(lesser: tuple[torch.device, Offers, str]) -> None:
-    device, found, said = lesser
-    node = numbers().then(ops.Pin()).then(ops.CopyToDevice(device), capacity=2)
+@pytest.mark.parametrize("less", LESS)
+def test_what_a_device_lacks_is_said_and_made_up_for(simulated: torch.device, less: str) -> None:
+    offered, said = LESS[less]
+    offer(**offered)
+    node = numbers().then(ops.Pin()).then(ops.CopyToDevice(simulated), capacity=2)
     plan = str(node.graph.plan())
     assert said in plan
-    assert ("pin: left out" in plan) == (not found.pinned)
-    assert ("works in the host's own memory" in plan) == found.unified
+    assert ("pin: left out: torch pins no memory for simulated" in plan) == (not offered.get("pinned", True))
     assert arrived(node) == 0
-    scattered = numbers().then(ops.Scatter([device, device]), capacity=2)
+    scattered = numbers().then(ops.Scatter([simulated, simulated]), capacity=2)
     parts = []
     with scattered.graph.loader(scattered) as loader:
         for number, batch in enumerate(loader):
@@ -248,33 +232,19 @@ def test_what_a_device_lacks_is_said_and_made_up_for(lesser: tuple[torch.device,
     assert wrong(parts) == 0
 
 
-def test_replicas_train_without_streams_and_events(
-    accelerator: torch.device, monkeypatch: pytest.MonkeyPatch
+def test_memory_that_is_the_hosts_own_has_nothing_to_pin(
+    simulated: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(module._KNOWN, accelerator.type, Offers(streams=False, events=False, pinned=False))
-    torch.manual_seed(0)
-    plain = torch.nn.Linear(8, 1).double()
-    replicated = torch.nn.Linear(8, 1).double().to(accelerator)
-    replicated.load_state_dict(plain.state_dict())
-    reference = torch.optim.SGD(plain.parameters(), lr=0.1)
-    with pg.ReplicaExecutor(
-        replicated, [accelerator] * 2, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)
-    ) as executor:
-        for step in range(3):
-            x = torch.randn(6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-            executor.step(x, lambda outputs, part: outputs.square().mean())
-            reference.zero_grad()
-            plain(x).square().mean().backward()
-            reference.step()
-        assert torch.allclose(replicated.weight.cpu(), plain.weight, rtol=1e-12)
+    monkeypatch.setitem(module._KNOWN, simulated.type, module._KNOWN["mps"])
+    assert "simulated works in the host's own memory, so there is nothing to pin" in str(module.unpinned())
+    assert arrived(numbers().then(ops.Pin()).then(ops.CopyToDevice(simulated), capacity=2)) == 0
 
 
 def test_a_device_with_few_operators_and_no_random_functions(
     simulated: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It cuts no storages, is told of no readers and seeds nothing: copies and replicas are right all the same."""
-    native().do_without({"aten::set_", "aten::record_stream"})
-    monkeypatch.setattr(module, "_probed", functools.cache(module._probed.__wrapped__))
+    offer(missing={"aten::set_", "aten::record_stream"})
     for name in ("manual_seed", "get_rng_state", "set_rng_state"):
         monkeypatch.delattr(torch.get_device_module(simulated), name)
     found = module.offers(simulated)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import NamedTuple
 
 import pytest
 import torch
+from accelerators import in_pinned
 
-from pipegraph.device import CpuBackend, Scattered, Slot, backend_for, copy_tree
+from pipegraph.device import Scattered, Slot, backend_for, copy_tree
 
 CPU = torch.device("cpu")
 
@@ -54,20 +54,14 @@ def test_scattered_is_a_sequence_of_parts_with_devices() -> None:
     assert parts.ready == (None, None, None)
 
 
-def test_reading_a_part_waits_for_its_event() -> None:
-    gate, read = threading.Event(), threading.Event()
-    with CpuBackend() as backend:
-        stream = backend.stream(Slot(CPU), "copy")
-        stream.run(gate.wait)
-        part, ready = copy_tree(torch.ones(3), backend, stream)
-        scattered = Scattered([part, "no wait"], ["cpu", "cpu"], [ready, None])
+def test_reading_a_part_waits_for_its_event(simulated: torch.device) -> None:
+    with backend_for(simulated) as backend:
+        part, ready = copy_tree(in_pinned(torch.ones(3)), backend, backend.stream(Slot(simulated), "copy"))
+        scattered = Scattered([part, "no wait"], [simulated, "cpu"], [ready, None])
+        assert scattered.ready == (ready, None)
         assert scattered.wait(1) == "no wait"
-        reader = threading.Thread(target=lambda: (scattered.wait(0), read.set()))
-        reader.start()
-        assert not ready.query() and not read.is_set()
-        gate.set()
-        reader.join()
-        assert torch.equal(torch.ones(3), part)
+        assert not ready.query()
+        assert scattered[:1].wait(0).tolist() == [1] * 3
 
 
 def test_scattered_refuses_unequal_lengths() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pipegraph.device import Slot, backend_for, copy_tree, slots_on
+from pipegraph.device.slabs import pinned
 from pipegraph.errors import DeviceError
 
 pytestmark = pytest.mark.cuda
@@ -25,7 +26,7 @@ def test_a_missing_gpu_is_a_clear_error() -> None:
 def test_a_pinned_batch_is_copied_on_a_side_stream() -> None:
     with backend_for("cuda") as backend:
         stream = backend.stream(Slot(torch.device("cuda:0")), "copy")
-        host = {"x": backend.alloc(4096, "pinned").fill_(7), "key": ["a"]}
+        host = {"x": pinned(4096, backend.device).fill_(7), "key": ["a"]}
         batch, ready = copy_tree(host, backend, stream)
         ready.wait()
         assert batch["x"].device == torch.device("cuda:0")

@@ -11,7 +11,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
-from pipegraph.device import CpuBackend, Slot
+from pipegraph.device import CpuBackend
 from pipegraph.device.packed_copy import pack, pack_behind, places_for, room_behind
 from pipegraph.device.slabs import SlabRing, aligned, pageable, power_of_two, slabs_together
 
@@ -243,13 +243,3 @@ def test_several_slabs_share_an_allocation_where_that_wastes_less():
     assert len({slab.data_ptr() for slab in taken}) == 3
     assert all(slab.numel() == 128 for slab in taken)
     assert counts == [("slabs_made", 3), ("slab_bytes", 384)]
-
-
-def test_a_reader_whose_backend_is_closed_holds_nothing_up():
-    graph, node = batches(20)
-    with graph.loader(node.then(ops.CopyToDevice("cpu", copy=True)), epochs=None) as loader:
-        with CpuBackend() as backend, backend.use(backend.stream(Slot(torch.device("cpu")), "short")):
-            first = list(loader)
-        del first
-        for _ in range(3):
-            assert all(equal(batch, tree(step)) for step, batch in enumerate(loader))

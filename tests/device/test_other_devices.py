@@ -29,7 +29,8 @@ DEVICES: dict[str, dict[str, Any]] = {
     "a thread per stream": {"schedule": "threads"},
     "a default stream per thread": {"stream_of_thread": True},
     "few operators": {"operators": False, "synchronize": False},
-    "nothing pinned": {"pinned": False},
+    "nothing pinned": {"pinned": False, "staged": False},
+    "pageable memory is read late": {"staged": False},
     "one stream": {"streams": False},
     "no events": {"events": False},
     "memory of the host": {"streams": False, "pinned": False, "missing": {"aten::set_"}},
@@ -54,7 +55,10 @@ NOT_THERE = {
         copies.read_by_a_stage,
     ): "what a stage of one's own computes there, it has to wait for",
     ("no record_stream", copies.dropped_before_it_arrives): "operators keep what is on its way",
-    ("two in threads with few operators", copies.dropped_before_it_arrives): "operators keep what is on its way",
+    (
+        "two in threads with few operators",
+        copies.dropped_before_it_arrives,
+    ): "operators keep what is on its way",
 }
 STEPS, COUNT = (0, 2, 3), 8
 """Fewer than where schedules are drawn."""

@@ -118,10 +118,10 @@ def test_slabs_beyond_the_spare_ones_go_back_to_the_system():
 
 def test_a_larger_batch_gets_a_larger_slab_and_smaller_ones_keep_using_it():
     slabs = ring()
-    slabs.give_back(slabs.take(32))
+    slabs.lend(slabs.take(32))
     large = slabs.take(64)
     assert large.numel() == 64
-    slabs.give_back(large)
+    slabs.lend(large)
     assert slabs.take(16).numel() == 64
     assert slabs.made == 2
 

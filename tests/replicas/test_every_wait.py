@@ -174,7 +174,7 @@ NOT_HERE = {
     (
         GATHER,
         "self.wait(replica)",
-    ): "of a device the next wait covers it; on the CPU it raises what the copies raised",
+    ): "the next wait covers it",
     (SUMS, "self._flags.wait()"): "between the processes of a group",
     (SUMS, "self._flags.synchronize()"): "between the processes of a group",
     (

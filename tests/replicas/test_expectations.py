@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerators import drawn, on_the_cpu, places
+from accelerators import drawn, on_the_accelerator, on_the_cpu, places
 from torch import nn
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.device import CpuBackend, every_device, slots_on
+from pipegraph.device import backend_for, every_device, slots_on
+from pipegraph.device.accelerator import AcceleratorEvent
 from pipegraph.errors import DeviceError, ReplicaError
 from pipegraph.replicas import (
     ReplicaExecutor,
@@ -336,62 +337,34 @@ def test_frozen_parameters_are_not_exchanged(make_executor: MakeExecutor) -> Non
     assert executor._exchange._stepped == [2, 3]
 
 
-@on_the_cpu
-def test_a_bucket_waits_once_per_replica_whatever_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_the_accelerator
+def test_a_bucket_waits_once_per_replica_whatever_its_parameters(
+    monkeypatch: pytest.MonkeyPatch, place: torch.device
+) -> None:
     """161 parameters on 8 slots: as many waits as for one."""
-
-    def counted(wait: Any, made: list[Any]) -> Any:
-        def waiting(event: Any) -> None:
-            made.append(event)
-            wait(event)
-
-        return waiting
-
-    slots, waits = slots_on(places(8)), {}
+    made: list[Any] = []
+    wait = AcceleratorEvent.wait
+    monkeypatch.setattr(AcceleratorEvent, "wait", lambda *given: made.append(given) or wait(*given))
+    slots, waits = slots_on([place] * 8), {}
     for count in (1, 161):
-        with CpuBackend() as backend:
+        with backend_for(place) as backend:
             compute = [backend.stream(slot, f"compute-{slot.index}") for slot in slots]
-            reduce_streams = ReduceStreams(
-                slots, {torch.device("cpu"): backend}, scattered_sums=False, ranks=None
-            )
+            reduce_streams = ReduceStreams(slots, {place: backend}, scattered_sums=False, ranks=None)
             facts = [ParameterFacts(2, torch.float64)] * count
             given = [[torch.zeros(2, dtype=torch.float64)] * count] * 8
             live = reduce_streams.make(0, plan_buckets(facts, range(count), 8)[0], given)
-            made: list[Any] = []
-            for stream in (*compute, *reduce_streams._side):
-                monkeypatch.setattr(stream, "wait_event", counted(stream.wait_event, made))
+            backend.finish()  # the streams of this test have not waited for the zeros
+            made.clear()
             for replica, stream in enumerate(compute):
                 with backend.use(stream):
                     for index in range(count):
                         reduce_streams.put(live, replica, index, torch.ones(2, dtype=torch.float64))
                     reduce_streams.arrived(live, replica)
             reduce_streams.launch(live, list(range(8)))
-            for event in live.filled:
-                event.synchronize()
-            assert all(torch.equal(view, torch.full_like(view, 8.0)) for view in live.views[7].values())
             waits[count] = len(made)
+            reduce_streams.await_filled(live)
+            assert all(torch.equal(view, torch.full_like(view, 8.0)) for view in live.views[7].values())
     assert waits[161] == waits[1] < 200
-
-
-@on_the_cpu
-def test_side_streams_wait_for_the_zeroes_of_a_new_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller's stream makes them; a side stream writes an idle replica's bucket and has waited for no hook."""
-    slots, waits = slots_on(places(2)), []
-    with CpuBackend() as backend:
-        caller = backend.stream(slots[0], "caller")
-        streams = ReduceStreams(slots, {torch.device("cpu"): backend}, scattered_sums=False, ranks=None)
-        recorded: list[Any] = []
-        record = caller.record_event
-        monkeypatch.setattr(caller, "record_event", lambda: recorded.append(record()) or recorded[-1])
-        for number, side in enumerate(streams._side):
-            monkeypatch.setattr(
-                side, "wait_event", lambda event, number=number: waits.append((number, event))
-            )
-        with backend.use(caller):
-            (plan,) = plan_buckets([ParameterFacts(2, torch.float64)], [0], 2)
-            streams.make(0, plan, [[torch.zeros(2, dtype=torch.float64)]] * 2)
-        assert waits == list(enumerate(recorded))
-        assert len(recorded) == 2
 
 
 @on_the_cpu

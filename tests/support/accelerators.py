@@ -71,8 +71,10 @@ def simulated() -> Iterator[torch.device]:
     """The simulated device, for tests of what only it can show."""
     if (reason := simulated_device.why_not()) is not None:
         pytest.skip(reason)
+    device_accelerator._probed.cache_clear()
     with simulated_device.in_use() as device:
         yield device
+    device_accelerator._probed.cache_clear()
 
 
 @pytest.fixture

@@ -103,6 +103,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_readwrite("timing", &Offered::timing)
       .def_readwrite("synchronize", &Offered::synchronize)
       .def_readwrite("pinned", &Offered::pinned)
+      .def_readwrite("staged", &Offered::staged)
       .def_readwrite("operators", &Offered::operators)
       .def_readwrite("missing", &Offered::missing);
   module.def("offer", [](const Offered& what) { offered = what; });

@@ -90,6 +90,7 @@ inline Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking)
   {
     Locked locked(mutex);
     auto* pinned = out && in ? nullptr : pinned_block(first_byte(out ? to : from));
+    TORCH_CHECK(out || pinned || offered.staged || !non_blocking, "simulated device: this memory may be gone before it is read");
     if (!out && !pinned) source = from.clone();  // a driver reads pageable memory before it returns
     if (!in && !pinned) blocks = true;           // and has written it when it returns
     if (out || pinned) accesses.push_back(access(from, false));

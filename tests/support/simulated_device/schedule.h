@@ -31,6 +31,7 @@ struct Offered {
   bool timing = true;
   bool synchronize = true;         // of a whole device
   bool pinned = true;
+  bool staged = true;              // else it refuses to copy from pageable memory late, as torch lets it read that late
   bool operators = true;           // else few of its own: the rest fall back to the CPU's, on copies
   std::set<std::string> missing;   // operators
 };
