@@ -15,7 +15,7 @@
 #                                transforms, in an environment of their own
 #   make test-ray                stages on a local Ray cluster, with Ray installed for it in .venv-ray
 #   make test-migration          both sides of docs/migration.md, with the other loaders (4 GB) in an environment of their own
-#   make device-schedules        copies and replicas on the simulated device in 1,000 random schedules each (SCHEDULES=n)
+#   make device-schedules        copies and replicas on the simulated device in 1,000 random schedules each (SCHEDULES=n), and on devices unlike it
 #   make device-coverage         lines of device/, replicas/ and to_device that tests on an accelerator, or the simulated one, run
 #   make notebook                worker processes in a notebook, with Jupyter's kernel (60 MB) installed for it
 #   make browser                 the report of a profile in headless Chromium; skipped where there is none
@@ -85,8 +85,8 @@ fuzz: $(VENV)/.installed-test
 EXAMPLES := 2000
 
 device-schedules: $(VENV)/.installed-test
-	PIPEGRAPH_DEVICE_SCHEDULES=$(SCHEDULES) $(VENV)/bin/python -m pytest -n $$(nproc) -k random_schedule \
-		tests/device/test_every_wait.py tests/replicas/test_every_wait.py $(ARGS)
+	PIPEGRAPH_DEVICE_SCHEDULES=$(SCHEDULES) $(VENV)/bin/python -m pytest -n $$(nproc) -k "random_schedule or other_devices" \
+		tests/device/test_every_wait.py tests/replicas/test_every_wait.py tests/device/test_other_devices.py $(ARGS)
 SCHEDULES := 1000
 
 # Without the tests that only take waits away.

@@ -5,6 +5,7 @@ They are not told of: what they lack is found out by asking, as of a device that
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -29,7 +30,7 @@ DEVICES: dict[str, dict[str, Any]] = {
     "a thread per stream": {"schedule": "threads"},
     "a default stream per thread": {"stream_of_thread": True},
     "few operators": {"operators": False, "synchronize": False},
-    "nothing pinned": {"pinned": False, "staged": False},
+    "nothing pinned": {"pinned": False},
     "pageable memory is read late": {"staged": False},
     "one stream": {"streams": False},
     "no events": {"events": False},
@@ -61,7 +62,11 @@ NOT_THERE = {
     ): "operators keep what is on its way",
 }
 STEPS, COUNT = (0, 2, 3), 8
-"""Fewer than where schedules are drawn."""
+"""Fewer than on the device that the other tests run on."""
+ALL = "PIPEGRAPH_DEVICE_SCHEDULES" in os.environ
+COPIES = copies.PROGRAMS if ALL else [copies.copied, copies.scattered, copies.objects]
+REPLICAS = replicas.PROGRAMS if ALL else [replicas.trained, replicas.sharded, replicas.own_backwards]
+IN_PROCESSES = [*DEVICES] if ALL else ["two in threads with few operators", "one that has nothing"]
 
 
 @pytest.fixture(params=DEVICES, ids=lambda name: name.replace(" ", "-"))
@@ -85,12 +90,12 @@ def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         module._probed.cache_clear()
 
 
-@pytest.mark.parametrize("program", copies.PROGRAMS)
+@pytest.mark.parametrize("program", COPIES)
 def test_copies(other: torch.device, program: Callable[[], int]) -> None:
     assert program() == 0
 
 
-@pytest.mark.parametrize("program", replicas.PROGRAMS)
+@pytest.mark.parametrize("program", REPLICAS)
 def test_replicas(other: torch.device, program: Callable[[], None]) -> None:
     program()
 
@@ -110,12 +115,20 @@ def test_a_graph_that_ends_in_pin(other: torch.device) -> None:
         assert loaders.sums(loader, other) == loaders.EXPECTED
 
 
-@pytest.mark.parametrize("isolate", [False, True])
-def test_a_loader_is_resumed(other: torch.device, isolate: bool) -> None:
+def resumes(isolate: bool, device: torch.device) -> None:
     node = loaders.batches().then(ops.Pin()).then(ops.CopyToDevice("accelerator"))
     with node.graph.loader(isolate=isolate) as loader:
-        first = loaders.sums(loader, other, at_most=13)
+        first = loaders.sums(loader, device, at_most=13)
         state = loader.state_dict()
     with node.graph.loader(isolate=isolate) as loader:
         loader.load_state_dict(state)
-        assert first + loaders.sums(loader, other) == loaders.EXPECTED
+        assert first + loaders.sums(loader, device) == loaders.EXPECTED
+
+
+def test_a_loader_is_resumed(other: torch.device) -> None:
+    resumes(False, other)
+
+
+@pytest.mark.parametrize("other", IN_PROCESSES, indirect=True, ids=lambda name: name.replace(" ", "-"))
+def test_a_loader_in_another_process_is_resumed(other: torch.device) -> None:
+    resumes(True, other)

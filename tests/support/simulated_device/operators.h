@@ -286,8 +286,10 @@ struct Call {
       auto &mine = arguments[i].storage(), &its = t.storage();
       if (its.unsafeGetStorageImpl() != mine.unsafeGetStorageImpl()) continue;
       fresh.push_back({Tensor(), false});
-      auto view = at::native::as_strided_tensorimpl(given[i], t.sizes(), t.strides(), given[i].storage_offset() + t.storage_offset());
+      auto view = at::native::as_strided_tensorimpl(given[i], {0}, {1}, 0);
       view.unsafeGetTensorImpl()->set_storage_and_dtype(view.storage(), t.dtype());
+      int64_t start = given[i].storage_offset() * given[i].itemsize() / t.itemsize();  // numbers of complex tensors are pairs
+      view.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), start + t.storage_offset());
       return view;
     }
     auto tensor = made(t.sizes(), t.strides(), t.scalar_type(), device);
