@@ -17,8 +17,8 @@ import torch
 from pipegraph.device.backend import (
     Backend,
     DeviceFacts,
+    DeviceQueue,
     Event,
-    Queue,
     Reached,
     Slot,
     Stream,
@@ -222,7 +222,7 @@ class AcceleratorBackend(Backend):
         self.addressed = self.offers.addressed
         self.records = self.offers.records or not self.offers.streams
         self._module: Any = torch.get_device_module(self.device)
-        self._queue = Queue(Slot(self.device), "current", self)
+        self._queue = DeviceQueue(Slot(self.device), "current", self)
 
     # What a vendor's own classes may do better
 
@@ -244,7 +244,7 @@ class AcceleratorBackend(Backend):
 
     def new_stream(self, slot: Slot, name: str) -> Stream:
         if not self.offers.events:
-            return Queue(slot, name, self)
+            return DeviceQueue(slot, name, self)
         return AcceleratorStream(
             slot, name, self, self.raw_stream() if self.offers.streams else self.raw_current()
         )

@@ -149,7 +149,7 @@ class Reached(Event):
         return None
 
 
-class Queue(Stream):
+class DeviceQueue(Stream):
     """A stream where there are none: the device does what it is given in one order, and a mark waits for all of it."""
 
     def record_event(self, event: Event | None = None) -> Event:

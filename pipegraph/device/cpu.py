@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from pipegraph.device.backend import Backend, DeviceFacts, Event, Queue, Reached, Slot, Stream
+from pipegraph.device.backend import Backend, DeviceFacts, DeviceQueue, Event, Reached, Slot, Stream
 
 
 class CpuBackend(Backend):
@@ -14,10 +14,10 @@ class CpuBackend(Backend):
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
-        self._host = Queue(Slot(self.device), "host", self)
+        self._host = DeviceQueue(Slot(self.device), "host", self)
 
     def new_stream(self, slot: Slot, name: str) -> Stream:
-        return Queue(slot, name, self)
+        return DeviceQueue(slot, name, self)
 
     def event(self) -> Event:
         return Reached()
