@@ -19,7 +19,7 @@ from pipegraph.device.backend import (
     DeviceFacts,
     DeviceQueue,
     Event,
-    Reached,
+    PastEvent,
     Slot,
     Stream,
     late,
@@ -250,7 +250,7 @@ class AcceleratorBackend(Backend):
         )
 
     def event(self) -> Event:
-        return AcceleratorEvent(self) if self.offers.events else Reached()
+        return AcceleratorEvent(self) if self.offers.events else PastEvent()
 
     def current_stream(self) -> Stream:
         if not self.offers.events:

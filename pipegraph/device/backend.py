@@ -136,7 +136,7 @@ class Stream(ABC):
         return f"<stream {self.name!r} on {self.slot}>"
 
 
-class Reached(Event):
+class PastEvent(Event):
     """A mark of a queue, which was waited for when it was made."""
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -154,7 +154,7 @@ class DeviceQueue(Stream):
 
     def record_event(self, event: Event | None = None) -> Event:
         self._backend.finish()
-        return Reached() if event is None else event
+        return PastEvent() if event is None else event
 
     def synchronize(self) -> None:
         self._backend.finish()

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from pipegraph.device.backend import Backend, DeviceFacts, DeviceQueue, Event, Reached, Slot, Stream
+from pipegraph.device.backend import Backend, DeviceFacts, DeviceQueue, Event, PastEvent, Slot, Stream
 
 
 class CpuBackend(Backend):
@@ -20,7 +20,7 @@ class CpuBackend(Backend):
         return DeviceQueue(slot, name, self)
 
     def event(self) -> Event:
-        return Reached()
+        return PastEvent()
 
     def current_stream(self) -> Stream:
         return self._host
