@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,6 +97,7 @@ def main() -> int:
     )
     parser.add_argument("--python", action="append", choices=VERSIONS, help="only these; may be repeated")
     parser.add_argument("--bound", action="append", choices=BOUNDS, help="only this end of the versions")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="files of tests, instead of the usual ones")
     parser.add_argument("--work", type=Path, help="folder for the environments, instead of a temporary one")
     options = parser.parse_args()
     wheel = build()
@@ -106,7 +107,7 @@ def main() -> int:
         for version in options.python or VERSIONS:
             for bound in options.bound or BOUNDS:
                 if version in found:
-                    row = check(version, found[version], bound, wheel, Path(work).resolve())
+                    row = check(version, found[version], bound, wheel, Path(work).resolve(), options.tests)
                     print(table([row]), flush=True)
                     rows.append(row)
     print("\n" + table(rows))
@@ -144,7 +145,7 @@ def pythons() -> Iterator[tuple[str, str]]:
             yield version, program
 
 
-def check(version: str, program: str, bound: str, wheel: Path, work: Path) -> Row:
+def check(version: str, program: str, bound: str, wheel: Path, work: Path, tests: Sequence[str]) -> Row:
     """Installs the wheel and runs each step; a step that fails does not keep the next from running."""
     row = Row(version, bound)
     place = work / f"{version}-{bound}"
@@ -181,7 +182,7 @@ def check(version: str, program: str, bound: str, wheel: Path, work: Path) -> Ro
         "demo": [[command, "demo"]],
         "tests": [
             [*install, "pytest>=8", "hypothesis>=6.100", "moto[s3,server]>=5"],
-            [python, "-m", "pytest", "-q", "-m", "not slow and not cuda and not browser", *TESTS],
+            [python, "-m", "pytest", "-q", "-m", "not slow and not cuda and not browser", *tests],
         ],
     }  # fmt: skip
     assert tuple(steps) == STEPS
