@@ -105,10 +105,10 @@ browser: $(VENV)/.installed-test
 bench: $(BENCH)/.installed
 	$(BENCH)/bin/python benchmarks/run_all.py $(ARGS)
 
-# Strict: a broken link, anchor or reference ends it.
+# Strict: a broken link, anchor or reference ends it. (With --quiet nothing would: it hides warnings before they count.)
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(DOCS)/.installed
-	$(DOCS)/bin/mkdocs build --strict --quiet
+	$(DOCS)/bin/mkdocs build --strict
 	@echo "the site is in site/: make docs-serve, or open site/index.html through any web server"
 
 # Commits the site of one version to the branch gh-pages, beside those of the others; VERSION=0.1

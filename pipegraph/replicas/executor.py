@@ -190,9 +190,9 @@ class ReplicaExecutor(Closing):
             outputs: keep the replicas' outputs in the result.
 
         Raises:
-            The first failing replica's exception, with its own type and a note that
-            names it. Before the first optimizer step has begun the executor stays usable, with all
-            gradients dropped; a later failure closes it.
+            Exception: that of the first failing replica, with its own type and a note that names it. Before the
+                first optimizer step has begun the executor stays usable, with all gradients dropped; a later
+                failure closes it.
         """
         if self._optimizers is None and self._usage.syncing:
             raise ReplicaError("step() needs optimizer=... at construction, or no_sync()")

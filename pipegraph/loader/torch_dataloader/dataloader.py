@@ -52,9 +52,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             with threads.
         TypeError: ``generator`` is no ``torch.Generator``.
 
-    >>> loader = DataLoader(range(5), batch_size=2)
-    >>> [batch.tolist() for batch in loader]
-    [[0, 1], [2, 3], [4]]
+    Examples:
+        >>> loader = DataLoader(range(5), batch_size=2)
+        >>> [batch.tolist() for batch in loader]
+        [[0, 1], [2, 3], [4]]
     """
 
     _progress: BatchProgress  # of the pass that began last
