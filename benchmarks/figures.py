@@ -1,8 +1,8 @@
-"""Writes the figures of the README from the newest records: contestants, best peer and losses are computed.
+"""Writes the measured figures of the pages from the newest records: contestants, best peer and losses are computed.
 
 Each table stands between ``<!-- figures: NAME -->`` and ``<!-- end of figures -->``; what is between them is replaced.
 
-    python benchmarks/figures.py            # rewrite README.md
+    python benchmarks/figures.py            # rewrite README.md and the pages of docs/ that have some
     python benchmarks/figures.py --check    # exit code 1 if a figure differs from its record
 """
 
@@ -21,7 +21,8 @@ import harness
 from plot import races
 from report import peers
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / name for name in ("README.md", "docs/images.md", "docs/scale.md")]
 MARKED = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.S)
 CLOSE = 0.99
 """A ratio to the best peer from which on nobody is called ahead: the spread of one run is wider."""
@@ -198,11 +199,62 @@ def markdown(headers: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [headers, aligned, *rows]) + "\n"
 
 
+SHOWN_JOBS = ((1, 3), (64, 192), (2048, 6144), (4096, 10_000), (4096, 16_384))
+"""Trainers and actors of the simulated jobs that the page on scale shows."""
+
+
+def results_of(name: str) -> Any:
+    path = sorted(harness.RESULTS.glob(f"????-??-??-{name}.jsonl"))[-1]
+    return json.loads(path.read_text().splitlines()[-1])["results"]
+
+
+def jobs() -> str:
+    """The simulated jobs with stages on Ray."""
+    shown = (
+        case for case in results_of("ray_scale")["cases"] if (case["trainers"], case["actors"]) in SHOWN_JOBS
+    )
+    rows = [
+        [
+            f"{case['trainers']:,}",
+            f"{case['actors']:,}",
+            three_digits(case["each"]),
+            f"{case['of_ideal']:.2f}",
+            f"{100 * case['driver_busy']:.1f} %",
+            f"{float(format(case['calls_per_s'], '.3g')):,.0f}",
+            f"{case['queued_mb_each']:.0f}",
+        ]
+        for case in shown
+    ]
+    return markdown(
+        ["trainers", "actors", "per trainer", "steps without waits", "trainer's process busy", "calls/s in all",
+         "MB queued per trainer"],
+        rows,
+    )  # fmt: skip
+
+
+def interpolations() -> str:
+    """How far each interpolation is from torchvision's evaluation, and its CPU time over that of ``linear``."""
+    found = {(row["backend"], row["interpolation"]): row for row in results_of("interpolation")["rows"]}
+    heads = ["`interpolation=`"]
+    for backend in ("OpenCV", "simplejpeg", "Pillow"):
+        heads += [f"{backend}: mean", "worst image", "CPU"]
+    rows = []
+    for kind in dict.fromkeys(kind for _, kind in found):
+        row = [f'`"{kind}"`']
+        for backend in ("opencv", "simplejpeg", "pillow"):
+            one = found[backend, kind]
+            row += [three_digits(one["mean"]), three_digits(one["worst_image"]), f"{one['cost']:.1f} x"]
+        rows.append(row)
+    return markdown(heads, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "first": lambda: against_peers(FIRST),
     "losses": losses,
     "decode": lambda: ranking("image_decode", "Photographs decoded and resized", "ms", 1e3),
     "large": lambda: against_peers(LARGE),
+    "jobs": jobs,
+    "interpolations": interpolations,
     "hops": lambda: ranking("hop_cost", "A chain of trivial functions", "us", 1e6, "4", " at 4 stages"),
 }
 
@@ -220,15 +272,12 @@ def main() -> None:
         "--check", action="store_true", help="change nothing; exit code 1 if a figure differs"
     )
     options = parser.parse_args()
-    text = README.read_text()
-    today = rewritten(text)
-    if options.check:
-        raise SystemExit(
-            f"{README.name}: its figures are not those of the records; run benchmarks/figures.py"
-            if today != text
-            else 0
-        )
-    README.write_text(today)
+    old = [document for document in DOCUMENTS if rewritten(document.read_text()) != document.read_text()]
+    if options.check and old:
+        names = ", ".join(document.name for document in old)
+        raise SystemExit(f"{names}: figures are not those of the records; run benchmarks/figures.py")
+    for document in old:
+        document.write_text(rewritten(document.read_text()))
 
 
 if __name__ == "__main__":

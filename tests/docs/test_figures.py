@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+README_PATH = ROOT / "README.md"
+README = README_PATH.read_text()
 
 
 @pytest.fixture
@@ -23,7 +24,16 @@ def figures(monkeypatch):
 
 
 def test_every_figure_is_that_of_its_newest_record(figures):
-    assert set(figures.MARKED.findall(README)) and figures.rewritten(README) == README
+    for document in figures.DOCUMENTS:
+        text = document.read_text()
+        assert figures.MARKED.search(text) and figures.rewritten(text) == text, document.name
+
+
+def test_every_page_with_computed_figures_is_looked_at(figures):
+    marked = {
+        path for path in (README_PATH, *ROOT.glob("docs/**/*.md")) if "<!-- figures: " in path.read_text()
+    }
+    assert marked == set(figures.DOCUMENTS)
 
 
 def test_no_table_with_units_of_time_stands_outside_the_computed_ones(figures):
