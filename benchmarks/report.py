@@ -233,9 +233,9 @@ def reasons(results: dict[str, Any], title: str = "") -> list[str]:
     return lines
 
 
-def section(path: Path) -> str:
-    """The newest row of one file; empty where it compares nothing."""
-    row = json.loads(path.read_text().splitlines()[-1])
+def section(path: Path, row: dict[str, Any] | None = None) -> str:
+    """A row of one file, by default its newest; empty where it compares nothing."""
+    row = row or json.loads(path.read_text().splitlines()[-1])
     tables = [
         (title, comparison(entries)) for title, entries in races(row["results"], row["script"]) if entries
     ]
