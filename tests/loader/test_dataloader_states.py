@@ -561,3 +561,28 @@ def test_each_rank_has_its_own_part_of_a_state(monkeypatch: pytest.MonkeyPatch) 
     del states["rank1"]
     with pytest.warns(pg.errors.PipegraphWarning, match="no part of rank 1, only of rank0"):
         loader.load_state_dict(states)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_script_that_seeds_itself_repeats_no_order_after_a_resume_within_an_epoch(workers, batches):
+    def begun(state=None):
+        torch.manual_seed(3)
+        loader = pg.DataLoader(range(12), batch_size=4, shuffle=True, num_workers=workers, workers="thread")
+        if state is not None:
+            loader.load_state_dict(state)
+        return loader
+
+    def orders(loader, epochs):
+        return [[batch.tolist() for batch in loader] for _ in range(epochs)]
+
+    whole = orders(begun(), 4)
+    loader = begun()
+    for _ in range(2):
+        iterator = iter(loader)
+        for _ in range(batches):
+            next(iterator)
+        state = loader.state_dict()
+        del iterator
+    resumed = orders(begun(state), 3)
+    assert resumed == [whole[1][batches:], *whole[2:]]

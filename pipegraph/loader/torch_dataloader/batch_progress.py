@@ -286,10 +286,10 @@ def restore_random_state(sampler: Any, order: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def global_generator(text: str | None) -> Iterator[None]:
-    """Give torch's global generator an earlier state within the block; None leaves it as it is.
+    """Put torch's global generator back to an earlier state, for the draws of a resumed epoch's order.
 
-    Afterwards one number is drawn from it: else the next epoch of a script that seeds itself at its start would have
-    the same order.
+    It stays behind these, as it was when the epoch began: so the next epochs have the orders that they would have had,
+    and a script that seeds itself at its start repeats none. None leaves it as it is.
     """
     if text is None:
         yield
@@ -298,9 +298,9 @@ def global_generator(text: str | None) -> Iterator[None]:
     torch.set_rng_state(tensor_of(text))
     try:
         yield
-    finally:
+    except BaseException:
         torch.set_rng_state(now)
-        torch.empty((), dtype=torch.int64).random_()
+        raise
 
 
 def text_of(state: torch.Tensor) -> str:
