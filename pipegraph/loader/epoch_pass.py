@@ -17,7 +17,8 @@ from pipegraph.engine.pass_totals import Interval
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.row_intake import rows_of
-from pipegraph.errors import LoaderClosedError, PipegraphWarning
+from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning
+from pipegraph.loader.lengths import check_length
 from pipegraph.loader.position import Progress, RowsInDelivery
 from pipegraph.loader.runs import Runs
 
@@ -72,6 +73,7 @@ class Pass:
         self._loader = loader  # keeps the loader alive: its finalizer ends the threads
         self._runtime = runtime
         self._own = (runtime.rank, runtime.world_size)
+        self._plan, self._ledger = runs.plan, runs.ledger
         self._run = run
         self._same_data = runs.same_data
         self._interval = interval
@@ -263,6 +265,8 @@ class Pass:
         """Handle a token that ends the pass or its part; return for any other."""
         if isinstance(item, EndOfEpoch) and item.epoch == self.epoch:
             if not self._place.later:
+                if self._agreement is None and not self._place.nothing:
+                    self._check_length()
                 self._finish()
             self._take_over()
         if isinstance(item, Failure):
@@ -272,6 +276,13 @@ class Pass:
                 raise item.error
             finally:
                 del item
+
+    def _check_length(self) -> None:
+        try:
+            check_length(self._plan, self._place, self._ledger, *self._own)
+        except GraphError:
+            self._fail("a stage has another length than it says", failed=True)
+            raise
 
     def _take_over(self) -> None:
         """This part of the epoch is delivered: continue with the next one taken over from another rank."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 
+from pipegraph.contracts import Fact, Operator
+from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.errors import GraphError
 from pipegraph.loader.options import LoaderOptions
 from pipegraph.loader.position import Place
-from pipegraph.planning.plan import Plan
+from pipegraph.planning.plan import Plan, StagePlan
 
 
 def check_counts_known(plan: Plan, world_size: int) -> None:
@@ -37,7 +39,43 @@ def warn_of_unequal(plan: Plan, epoch: int, world_size: int) -> None:
         )
 
 
-def length_of(plan: Plan, place: Place, options: LoaderOptions) -> int:
+def left_out(plan: Plan, ledger: Ledger, epoch: int) -> bool:
+    """Whether samples of the epoch were left out before it was resumed, perhaps under a policy that is no more."""
+    counts = ledger.base.items()
+    return any(
+        failed and of == epoch and not plan.stages[stage].spec.outcome.substitutes
+        for (stage, of), (failed, _) in counts
+        if stage in plan.stages
+    )
+
+
+def check_length(plan: Plan, place: Place, ledger: Ledger, rank: int, world_size: int) -> None:
+    """At the end of an epoch: as many chunks came as the ``length(n)`` of users' operators says.
+
+    Raises:
+        GraphError: other numbers; names the stages.
+    """
+    saying = [stage for stage in plan.running if stage.source is None and _says_its_length(stage)]
+    _, came = place.reached
+    if not saying or came is None or place.start.stream is not None or left_out(plan, ledger, place.epoch):
+        return
+    expected = plan.steps(place.epoch, rank, world_size, place.start.history)
+    if expected is not None and expected != came:
+        names = ", ".join(repr(stage.name) for stage in saying)
+        who, whose = ("stage", "its") if len(saying) == 1 else ("stages", "their")
+        raise GraphError(
+            f"{who} {names}: by {whose} length(n) epoch {place.epoch} has {expected} chunks on this rank, and {came} "
+            "came: let length(n) return the number of chunks for n of its input, or None where the data decides"
+        )
+
+
+def _says_its_length(stage: StagePlan) -> bool:
+    own = type(stage.work)
+    said = own.length is not Operator.length or hasattr(own, "length_for") or hasattr(own, "merged_length")
+    return said and Fact.TRUSTED not in stage.work.facts
+
+
+def length_of(plan: Plan, place: Place, options: LoaderOptions, ledger: Ledger) -> int:
     """Chunks of the epoch that a pass from this place delivers; see :meth:`Loader.__len__`."""
     if place.nothing:
         return 0
@@ -49,6 +87,8 @@ def length_of(plan: Plan, place: Place, options: LoaderOptions) -> int:
     if None in lengths:
         names = ", ".join(map(repr, plan.unknown_counts()))
         raise TypeError(f"this loader has no length: stages {names} make it depend on the data")
+    if left_out(plan, ledger, place.epoch):
+        raise TypeError("this loader has no length in this epoch: samples of it were left out before")
     if place.start.chunks is None:
         raise TypeError("this loader has no length in this epoch: it continues in a graph that was changed")
     return min(length for length in lengths if length is not None) - place.start.chunks

@@ -181,7 +181,7 @@ class Loader(Closing):
             TypeError: the data decides (a filter, a flat map, a source without a length ...).
         """
         place = self._progress.place if self._running() is not None else self._progress.next_place()
-        return length_of(self.plan, place, self._options)
+        return length_of(self.plan, place, self._options, self._ledger)
 
     # -- state ---------------------------------------------------------------------------------
 

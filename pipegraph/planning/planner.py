@@ -161,9 +161,11 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: Kind
     if pairs:
         notes += _shifting(upstream, planned)
     if unordered and Fact.NEEDS_ORDER in operator.facts:
+        puts = "puts samples together in the order in which they come"
+        needs = "depends on the order of its samples" if operator.kind == "map" else puts
         raise GraphError(
-            f"stage {spec.name!r}: {operator.name} puts samples together in the order in which they come, but a stage "
-            "above it runs with ordered=False; make it ordered=True"
+            f"stage {spec.name!r}: {operator.name} {needs}, but a stage above it runs with ordered=False; make it "
+            "ordered=True"
         )
     if not spec.ordered and workers == 1:
         notes.append("with one worker it is always in order")

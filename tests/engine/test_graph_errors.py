@@ -10,6 +10,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops, order
+from pipegraph.contracts import Fact
 from pipegraph.errors import GraphError, MissingExtraError
 
 
@@ -435,3 +436,21 @@ def test_resizing_by_anything_but_settings_says_what_they_look_like(settings):
     graph.add(ops.FromSequence(range(3)), name="numbers")
     with pytest.raises(GraphError, match=r"resize: expected stage -> .* loader.tuning\(\).settings, got"):
         graph.resize(settings)
+
+
+class Counts(pg.Operator):
+    """A map that numbers its items."""
+
+    facts = Fact.NEEDS_ORDER
+
+    def process(self, chunk):
+        return chunk
+
+
+def test_a_map_that_needs_order_is_refused_in_words_of_its_own():
+    graph = pg.Graph("g")
+    node = graph.add(ops.FromSequence(range(6))).then(str, workers=2, ordered=False)
+    node.then(Counts(), name="counts")
+    message = "stage 'counts': counts depends on the order of its samples, .* make it ordered=True"
+    with pytest.raises(GraphError, match=message):
+        graph.plan()

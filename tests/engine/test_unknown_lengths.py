@@ -5,6 +5,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.errors import GraphError
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -99,3 +100,78 @@ def test_what_a_sampler_drew_before_it_failed_is_delivered(data, draws, batched)
             got.append(x)
     assert got == list(range(draws))
     assert any(f"item {draws} of this rank" in note for note in failed.value.__notes__)
+
+
+class Says(pg.Operator):
+    """Makes two of each item, and says that it makes ``times``."""
+
+    kind = "expand"
+    depends_on = "item"
+
+    def __init__(self, times):
+        self.times = times
+
+    def process(self, chunk):
+        return [chunk.child(index, (chunk.data, index)) for index in range(2)]
+
+    def length(self, n):
+        return None if self.times is None else self.times * n
+
+
+def said(times, batch=1):
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(6))).then(Says(times), name="twice").then(ops.Batch(batch, collate=list))
+    return graph
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_an_operator_with_another_length_than_it_says_is_refused_at_the_epochs_end(times, batch):
+    got, expected = [], -(-6 * times // batch)
+    with said(times, batch).loader(epochs=2) as loader:
+        assert len(loader) == expected
+        message = f"stage 'twice': by its length\\(n\\) epoch 0 has {expected} chunks on this rank, and {12 // batch} came"
+        with pytest.raises(GraphError, match=message):
+            for each in loader:
+                got.append(each)
+    assert len(got) == 12 // batch
+
+
+@pytest.mark.parametrize("times", [2, None])
+def test_an_operator_that_says_its_length_or_none_ends_its_epochs_also_after_a_resume(times):
+    with said(times, 4).loader(epochs=2) as loader:
+        whole = [list(loader) for _ in range(2)]
+    loader = said(times, 4).loader(epochs=2)
+    next(iter(loader))
+    state = loader.state_dict()
+    loader.close()
+    with said(times, 4).loader(epochs=2) as loader:
+        loader.load_state_dict(state)
+        assert [list(loader) for _ in range(2)] == [whole[0][1:], whole[1]]
+
+
+def skipping(on_error):
+    def picky(x):
+        if x == 1:
+            raise ValueError(x)
+        return x
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(10))).then(picky, name="picky", on_error=on_error).then(Says(2)).then(
+        ops.Batch(2)
+    )
+    return graph
+
+
+def test_an_epoch_of_which_samples_were_left_out_has_no_length_under_another_policy():
+    loader = skipping(pg.Skip()).loader()
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    loader.close()
+    with skipping("raise").loader(epochs=2) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(TypeError, match="no length in this epoch: samples of it were left out"):
+            len(loader)
+        assert len(list(loader)) == 6  # the two chunks of sample 1 never come
