@@ -73,7 +73,7 @@ class Pass:
         self._loader = loader  # keeps the loader alive: its finalizer ends the threads
         self._runtime = runtime
         self._own = (runtime.rank, runtime.world_size)
-        self._plan, self._ledger = runs.plan, runs.ledger
+        self._plan = runs.plan
         self._run = run
         self._same_data = runs.same_data
         self._interval = interval
@@ -265,7 +265,7 @@ class Pass:
         """Handle a token that ends the pass or its part; return for any other."""
         if isinstance(item, EndOfEpoch) and item.epoch == self.epoch:
             if not self._place.later:
-                if self._agreement is None and not self._place.nothing:
+                if self._agreement is None:
                     self._check_length()
                 self._finish()
             self._take_over()
@@ -279,7 +279,7 @@ class Pass:
 
     def _check_length(self) -> None:
         try:
-            check_length(self._plan, self._place, self._ledger, *self._own)
+            check_length(self._plan, self._place, *self._own)
         except GraphError:
             self._fail("a stage has another length than it says", failed=True)
             raise

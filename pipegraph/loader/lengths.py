@@ -49,17 +49,17 @@ def left_out(plan: Plan, ledger: Ledger, epoch: int) -> bool:
     )
 
 
-def check_length(plan: Plan, place: Place, ledger: Ledger, rank: int, world_size: int) -> None:
-    """At the end of an epoch: as many chunks came as the ``length(n)`` of users' operators says.
+def check_length(plan: Plan, place: Place, rank: int, world_size: int) -> None:
+    """At the end of an epoch that was not resumed: as many chunks came as users' ``length(n)`` says.
 
     Raises:
         GraphError: other numbers; names the stages.
     """
     saying = [stage for stage in plan.running if stage.source is None and _says_its_length(stage)]
     _, came = place.reached
-    if not saying or came is None or place.start.stream is not None or left_out(plan, ledger, place.epoch):
+    if not saying or place.restored:
         return
-    expected = plan.steps(place.epoch, rank, world_size, place.start.history)
+    expected = plan.steps(place.epoch, rank, world_size)
     if expected is not None and expected != came:
         names = ", ".join(repr(stage.name) for stage in saying)
         who, whose = ("stage", "its") if len(saying) == 1 else ("stages", "their")
