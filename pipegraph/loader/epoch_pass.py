@@ -18,7 +18,7 @@ from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning
-from pipegraph.loader.lengths import check_length
+from pipegraph.loader.lengths import check_promised, promised
 from pipegraph.loader.position import Progress, RowsInDelivery
 from pipegraph.loader.runs import Runs
 
@@ -73,13 +73,13 @@ class Pass:
         self._loader = loader  # keeps the loader alive: its finalizer ends the threads
         self._runtime = runtime
         self._own = (runtime.rank, runtime.world_size)
-        self._plan = runs.plan
         self._run = run
         self._same_data = runs.same_data
         self._interval = interval
         self._progress = progress = runs.progress
         self._given = runs.given
         self._place = progress.place
+        self._promised = promised(runs.plan, self._place, *self._own)
         self.turn = turn
         self.epoch = self._place.epoch
         self._get = run.terminal.get
@@ -265,8 +265,8 @@ class Pass:
         """Handle a token that ends the pass or its part; return for any other."""
         if isinstance(item, EndOfEpoch) and item.epoch == self.epoch:
             if not self._place.later:
-                if self._agreement is None:
-                    self._check_length()
+                if self._promised is not None and self._agreement is None:
+                    self._check_length(*self._promised)
                 self._finish()
             self._take_over()
         if isinstance(item, Failure):
@@ -277,9 +277,9 @@ class Pass:
             finally:
                 del item
 
-    def _check_length(self) -> None:
+    def _check_length(self, saying: list[str], expected: int) -> None:
         try:
-            check_length(self._plan, self._place, *self._own)
+            check_promised(saying, expected, self._place)
         except GraphError:
             self._fail("a stage has another length than it says", failed=True)
             raise

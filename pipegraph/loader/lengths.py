@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 from pipegraph.contracts import Fact, Operator
 from pipegraph.engine.stage.ledger import Ledger
@@ -49,23 +50,27 @@ def left_out(plan: Plan, ledger: Ledger, epoch: int) -> bool:
     )
 
 
-def check_length(plan: Plan, place: Place, rank: int, world_size: int) -> None:
-    """At the end of an epoch that was not resumed: as many chunks came as users' ``length(n)`` says.
-
-    Raises:
-        GraphError: other numbers; names the stages.
-    """
-    saying = [stage for stage in plan.running if stage.source is None and _says_its_length(stage)]
-    _, came = place.reached
+def promised(plan: Plan, place: Place, rank: int, world_size: int) -> tuple[list[str], int] | None:
+    """As an epoch begins that is not resumed: the stages whose operators say their own ``length(n)``, if there are any,
+    and the number of chunks by these."""
+    saying = [stage.name for stage in plan.running if stage.source is None and _says_its_length(stage)]
     if not saying or place.restored:
-        return
-    expected = plan.steps(place.epoch, rank, world_size)
-    if expected is not None and expected != came:
-        names = ", ".join(repr(stage.name) for stage in saying)
+        return None
+    with suppress(Exception):  # of the data's own len(), for which reading it is not refused
+        steps = plan.steps(place.epoch, rank, world_size)
+        return None if steps is None else (saying, steps)
+    return None
+
+
+def check_promised(saying: list[str], expected: int, place: Place) -> None:
+    """Raises GraphError if another number of chunks came; names the stages."""
+    _, came = place.reached
+    if came != expected:
         who, whose = ("stage", "its") if len(saying) == 1 else ("stages", "their")
         raise GraphError(
-            f"{who} {names}: by {whose} length(n) epoch {place.epoch} has {expected} chunks on this rank, and {came} "
-            "came: let length(n) return the number of chunks for n of its input, or None where the data decides"
+            f"{who} {', '.join(map(repr, saying))}: by {whose} length(n) epoch {place.epoch} has {expected} chunks on "
+            f"this rank, and {came} came: let length(n) return the number of chunks for n of its input, or None where "
+            "the data decides"
         )
 
 
