@@ -269,7 +269,7 @@ def main() -> None:
     most: dict[str, tuple[Callable[[Any], pg.Graph], Sequence[Any], float, dict[str, Any]]] = {
         "files": (files, sizes("read", (16, 32, 64, 128, 192)), 0.003, {}),
         "processes": (processes, sizes("loops", (1, 2, 3, 4)), 0.0, {}),
-        "memory": (large, sizes("stage-0", (4, 8, 12, 16, 24, 32)), step_s, {"memory_limit": LIMIT}),
+        "memory": (large, sizes("stage-0", (8, 16, 32, 40, 48, 56)), step_s, {"memory_limit": LIMIT}),
     }
     for name, (make, grid, step, limits) in most.items():
         parts[name] = lambda make=make, grid=grid, step=step, limits=limits: beside(

@@ -118,6 +118,8 @@ def advise(profile: Profile) -> Advice:
     """See :attr:`pipegraph.profile.Profile.advice`."""
     if not profile.conclusive:
         return Advice(limit="passes ran too briefly")
+    if profile.bottleneck == CONSUMER and profile.cause == "consumer":
+        return Advice(limit="training sets the pace")
     now = pipeline_of(profile)
     known = no_faster(profile)
     if known.back:
@@ -125,11 +127,11 @@ def advise(profile: Profile) -> Advice:
         why = known.stuck.get(name) or known.short[name]
         return Advice(known.back, (), _prediction(profile, now, now), limit_words(name, why))
     if profile.cause == "bursts":
-        return _longer_queues(profile, now, known.short)
+        longer = _longer_queues(profile, now, known.short)
+        if longer.settings or profile.bottleneck == CONSUMER:
+            return longer
     changed, processes = _in_processes(profile, now)
     if not processes:
-        if profile.bottleneck == CONSUMER:
-            return Advice(limit="training sets the pace")
         if profile.cause == "memory":
             return Advice(limit="its workers wait for room under memory_limit")
         if profile.cause == "cores":

@@ -57,9 +57,10 @@ def no_faster(profile: Profile) -> Known:
         if all(_at_least(now[name], then[name]) for name in differ) and other >= best:
             best, fewer, more = other, then, now
             known.back.clear()
-            known.back.update(
-                {name: {"workers": then[name][0], "capacity": then[name][1]} for name in differ}
-            )
+            for name in differ:
+                known.back[name] = {"capacity": then[name][1]}
+                if then[name][0] < now[name][0]:
+                    known.back[name]["workers"] = then[name][0]
         elif all(_at_least(then[name], now[name]) for name in differ) and other < rate * NO_FASTER:
             fewer, more = now, then
         else:

@@ -169,12 +169,13 @@ def _charts(profile: Profile, moments: Sequence[Moment]) -> list[Chart]:
 def _changes(profile: Profile) -> list[Change]:
     """What one change would bring, for each stage, the best first."""
     found = []
+    proposed = profile.advice.settings
     for name, stage in profile.stages.items():
         if not stage.workers:
             continue
         if not stage.backend.in_consumer:
-            more = f"{stage.workers + 1} workers"
-            found.append(Change(name, more, profile.what_if(name, workers=stage.workers + 1)))
+            workers = proposed.get(name, {}).get("workers", stage.workers + 1)
+            found.append(Change(name, f"{workers} workers", profile.what_if(name, workers=workers)))
         found.append(Change(name, "half its cost", profile.what_if(name, cost=0.5)))
         found.append(Change(name, "its output cached", profile.what_if(name, cached=True)))
     if profile.items:

@@ -235,11 +235,18 @@ def test_workers_that_brought_nothing_in_an_earlier_loader_are_given_back_and_no
 def test_a_queue_that_was_longer_in_vain_is_not_proposed_again_and_workers_still_are():
     looks = {}
     look(looks, 100, capacity=8, a=2)
-    assert look(looks, 101, capacity=64, a=2).advice.settings == {"a": {"workers": 2, "capacity": 8}}
+    assert look(looks, 101, capacity=64, a=2).advice.settings == {"a": {"capacity": 8}}
     last = look(looks, 100, capacity=8, a=2)
     assert last.advice.settings["a"]["workers"] > 2
     bursts = replace(last, cause="bursts", channels=(replace(last.channels[0], in_bursts=True),))
     assert bursts.advice.settings == {}
+
+
+def test_more_workers_that_met_training_are_not_said_to_wait_for_each_other():
+    looks = {}
+    look(looks, 500, elapsed_s=1.0, a=9)
+    met = replace(look(looks, 500, elapsed_s=1.0, a=20), bottleneck=CONSUMER, cause="consumer")
+    assert met.advice.settings == {} and met.advice.limit == "training sets the pace"
 
 
 def test_looks_that_were_short_and_those_of_other_stages_tell_nothing():
