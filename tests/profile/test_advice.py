@@ -239,7 +239,7 @@ def test_a_queue_that_was_longer_in_vain_is_not_proposed_again_and_workers_still
     last = look(looks, 100, capacity=8, a=2)
     assert last.advice.settings["a"]["workers"] > 2
     bursts = replace(last, cause="bursts", channels=(replace(last.channels[0], in_bursts=True),))
-    assert bursts.advice.settings == {}
+    assert bursts.advice.settings["a"]["workers"] > 2
 
 
 def test_more_workers_that_met_training_are_not_said_to_wait_for_each_other():
