@@ -117,6 +117,8 @@ class _Combining:
         combined = loaders if isinstance(loaders, plain) else plain(loaders, "max_size_cycle")
         if type(combined) is not plain or not any(map(_is_ours, combined.flattened)):
             return loaders
+        if combined._mode == "sequential":  # the fit loop refuses it
+            return loaders
         found = kind(combined.iterables, combined._mode)
         found.callback, found.trainer = self._callback, self._trainer
         return found

@@ -355,6 +355,17 @@ def test_a_callback_that_is_added_beside_the_installed_one_does_nothing(tmp_path
     assert fit(mapped, tmp_path, tmp_path / "step=010.ckpt", callbacks=both) == whole[10:]
 
 
+def test_loaders_in_sequence_are_left_to_lightning_which_refuses_them(tmp_path: Path) -> None:
+    def make() -> Any:
+        loaders = [pg.DataLoader(range(4)), pg.DataLoader(range(6))]  # type: ignore[arg-type]
+        return lightning.pytorch.utilities.CombinedLoader(loaders, "sequential")
+
+    model = Model(make)
+    with pytest.raises(ValueError, match=r"does not support the .CombinedLoader\(mode=.sequential"):
+        fit(make, tmp_path, model=model)
+    assert model.trainer.num_training_batches == 10
+
+
 class Shared(Numbers):
     """Dealt to the ranks."""
 
