@@ -25,8 +25,9 @@ OVERHEAD = 1.5
 """A worker's time for an item beyond that in its operator: at most half as much again, else it is waiting that no
 queue has counted, such as a source's that has read everything."""
 
-COMPUTES = 0.5
-"""Share of its work that a stage runs on a core, or waits for one, from which on each worker needs one."""
+COMPUTES, NO_CORE = 0.5, 0.1
+"""Share of its work, but for the time without a core, that a stage runs on one from which on each worker needs one; and
+the part of its work that is left at least: what sleeps is late to continue where others take the cores."""
 
 HOLDS = 0.7
 """Share of its work that a thread runs on a core where it can keep the GIL from others."""
@@ -338,7 +339,7 @@ def _work(
         inline=inline,
         threads=stage.backend.in_trainer,
         locked=holds_lock(profile, name, stage),
-        computes=on_core + coreless > COMPUTES,
+        computes=on_core > COMPUTES * max(NO_CORE, 1 - coreless),
         process=stage.backend.measurable,
         item_bytes=stage.nbytes // stage.items if stage.items else 0,
         pinned=stage.pinned,

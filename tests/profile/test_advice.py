@@ -255,3 +255,17 @@ def test_looks_that_were_short_and_those_of_other_stages_tell_nothing():
     assert looks == {}
     look(looks, 100, a=1, other=1)
     assert look(looks, 90, a=8).advice.settings["a"]["workers"] > 8
+
+
+@pytest.mark.parametrize(
+    ("running", "coreless", "most"),
+    [
+        (0.01, 0.55, 64),  # it sleeps, and continues late
+        (0.08, 0.90, 4),  # it computes, and gets a twelfth of a core
+        (0.90, 0.05, 4),
+    ],
+)
+def test_what_waits_is_not_taken_for_computing_where_others_take_the_cores(running, coreless, most):
+    found = pipeline({"read": (0.064, 1)}, elapsed_s=6.4)
+    found = remade(found, "read", busy=1.0, running=running, coreless=coreless)
+    assert most <= found.advice.settings["read"]["workers"] <= most * 1.2
