@@ -37,6 +37,7 @@ CLAIM = "named right or not known in all of 40 planted kinds, and 0.9 of the gri
 LOOKS = 5
 LOOK_S, WARM_S, TIMED_S = 2.5, 0.5, 1.2
 ITEMS = 10**6
+COUNTED = 10  # chunks, at least
 WORKERS = (1, 4, 16, 64)
 
 Settings = Mapping[str, Mapping[str, int]]
@@ -310,7 +311,7 @@ def run(
         for _ in loader:
             wait(planted.step_s)
             now = time.perf_counter()
-            if now - begun > seconds:
+            if now - begun > seconds and counted >= COUNTED:
                 break
             if now - begun > WARM_S:
                 since, counted = since or now, counted + 1
