@@ -189,8 +189,6 @@ class Search:
                     self._generous[name] = (old + new) // 2
         elif not raised:
             self._short |= set(decision.changes)
-        elif _shifted(before, window):
-            pass
         elif (
             not window.refused
             and self._step + 1 < len(STEPS)
@@ -202,7 +200,8 @@ class Search:
             for name, (old, new) in raised.items():
                 refused = window.refused.get(name)
                 self._stuck[name] = refused or f"{new} workers were no faster than {old}"
-                self._explain(name, before)
+                if not _shifted(before, window):
+                    self._explain(name, before)
 
     def _explain(self, name: str, before: Window) -> None:
         """Say why more threads of a stage that computes did not help, where it is the GIL."""

@@ -215,3 +215,14 @@ def test_stages_of_fixed_size_bound_those_that_are_tuned():
 def test_whatever_admits_only_so_many_workers_at_once_is_used_fully(most):
     search, _ = tuned({"a": Work(0.5, 0.5)}, 60, rate_of=lambda sizes: min(sizes["a"].workers, most) / 0.5)
     assert search.sizes["a"].workers >= 0.95 * min(most, 256)
+
+
+def test_a_search_on_a_machine_that_disturbs_every_window_comes_to_rest():
+    search = Search({"a": Size(1, 8)})
+    sizes = search.sizes
+    for number in range(40):
+        seconds, rate = ((0.02, 50.0), (0.04, 40.0))[number % 2]
+        sizes = search.next(window({"a": Work(seconds, seconds)}, sizes, rate))
+        if search.settled:
+            break
+    assert search.settled and search.sizes == {"a": Size(1, 8)}
