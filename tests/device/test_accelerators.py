@@ -15,7 +15,15 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.cli import doctor
 from pipegraph.components import Context
-from pipegraph.device import Slot, accelerator as module, backend_for, every_device
+from pipegraph.device import (
+    Slot,
+    accelerator as module,
+    backend_for,
+    every_device,
+    is_initialized,
+    profiler_ranges,
+    slots_on,
+)
 from pipegraph.device.slabs import pinned
 from pipegraph.errors import DeviceError, GraphError
 from pipegraph.operators.batch_slabs import StageSlabs
@@ -355,3 +363,50 @@ def test_doctor_lists_what_each_accelerator_offers(accelerator: torch.device) ->
     rows = dict(doctor._devices())
     assert rows["devices"].endswith(f"x {accelerator.type}, and cpu")
     assert "copies on a stream of their own; pinned memory" in rows[str(accelerator)]
+
+
+def test_a_batch_is_scattered_over_the_accelerator_and_the_cpu(accelerator: torch.device) -> None:
+    node = numbers().then(ops.Scatter([accelerator, "cpu"]), capacity=2)
+    found = []
+    with node.graph.loader() as loader:
+        for number, batch in enumerate(loader):
+            assert batch.devices == (accelerator, torch.device("cpu"))
+            found += [(number, batch.wait(place)["x"][:, :8].clone()) for place in range(2)]
+            del batch
+    assert {len(rows) for _, rows in found} == {ROWS // 2} and wrong(found) == 0
+
+
+def test_streams_are_of_their_backends_device_and_end_with_it(accelerator: torch.device) -> None:
+    backend = backend_for(accelerator)
+    with pytest.raises(DeviceError, match=f"the backend of {accelerator} has no stream for slot cpu#0"):
+        backend.stream(Slot(torch.device("cpu")), "wrong")
+    backend.close()
+    with pytest.raises(DeviceError, match=f"the backend of {accelerator} is closed"):
+        backend.stream(Slot(accelerator), "late")
+    with (
+        backend_for("cpu") as other,
+        pytest.raises(DeviceError, match="a device's events are awaited on its"),
+    ):
+        event = backend.current_stream().record_event()
+        event.wait(other.current_stream())
+
+
+def test_a_device_is_seeded_by_its_generators_state_where_nothing_else_seeds_it(
+    simulated: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with backend_for("simulated:1") as backend:
+        backend.seed(7)
+        seeded = backend.random_state()
+        backend.seed(8)
+        monkeypatch.delattr(torch.get_device_module(simulated), "manual_seed")
+        backend.seed(7)
+        assert torch.equal(backend.random_state(), seeded)
+
+
+def test_what_only_a_vendor_has_is_left_out_elsewhere(simulated: torch.device) -> None:
+    assert is_initialized()
+    with profiler_ranges()("a stage"):
+        assert [slot.device for slot in slots_on([1, "simulated"])] == [
+            torch.device("simulated:1"),
+            simulated,
+        ]
