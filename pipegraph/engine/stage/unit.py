@@ -177,16 +177,21 @@ class Unit:
                 if not self.sender.offer(self.ticket, self._unsent[0]):
                     return
                 del self._unsent[0]
-            finished = len(self.made) - self.sent
-            if not max(1, needed) <= finished <= self.rows:
+            if not self._enough(needed):
                 # End the worker's iteration, in one atomic step; the worker then checks what is due.
                 self._rows_in_work.__setstate__(sys.maxsize)
-                return
+                if not self._enough(
+                    needed
+                ):  # a row that was finished before it ended would wait for the next one
+                    return
             out = self._finished(False)
             if out is not None and (tracer := self.stage.run.tracer).on:
                 tracer.sent(self.stage.name, out)
             if out is not None and not self.sender.offer(self.ticket, out):
                 self._unsent.append(out)
+
+    def _enough(self, needed: int) -> bool:
+        return max(1, needed) <= len(self.made) - self.sent <= self.rows
 
     def _finished(self, last: bool) -> Chunk | None:
         """Take the finished rows that were not sent, counted and measured; under ``_lock``."""

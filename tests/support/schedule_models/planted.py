@@ -124,6 +124,14 @@ FAULTS = (
         WaitingRows,
     ),
     Fault(
+        "a row is finished between the look at the finished rows and the end of the worker's iteration",
+        unit.Unit.offer_finished,
+        "                if not self._enough(needed):  # a row",
+        "                if True:  # a row",
+        WaitingRows,
+        ("engine/stage/unit.py",),
+    ),
+    Fault(
         "the end of an epoch does not wait for an item in work",
         sender.AsFinished.token,
         "if any(epoch == token.epoch for epoch, _ in self._open.values()):",

@@ -32,11 +32,15 @@ class LineTracer:
 
 @cache
 def _quiet(code: CodeType) -> frozenset[int]:
-    """Offsets of a ``try:``, and of the instructions with which a ``with`` block calls ``__exit__(None, None, None)``."""
+    """Offsets of a ``try:``, and of the instructions with which a ``with`` block calls ``__exit__(None, None, None)``;
+    before them, a ``return`` out of the block puts its value aside.
+    """
     found = list(dis.get_instructions(code))
     nothing = {each.offset for each in found if each.opname == "NOP"}
-    return nothing | frozenset(
-        first.offset
-        for first, second, third in zip(found, found[1:], found[2:], strict=False)
-        if all(each.opname == "LOAD_CONST" and each.argval is None for each in (first, second, third))
-    )
+    exits = {
+        at
+        for at in range(len(found) - 2)
+        if all(each.opname == "LOAD_CONST" and each.argval is None for each in found[at : at + 3])
+    }
+    aside = {at - 1 for at in exits if at and found[at - 1].opname == "SWAP"}
+    return nothing | frozenset(found[at].offset for at in exits | aside)
