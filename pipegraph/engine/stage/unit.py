@@ -178,11 +178,10 @@ class Unit:
                     return
                 del self._unsent[0]
             if not self._enough(needed):
-                # End the worker's iteration, in one atomic step; the worker then checks what is due.
+                # End the worker's iteration, in one atomic step; the worker then checks what is due. Look again: a row
+                # that was finished before the end would wait for the one after it.
                 self._rows_in_work.__setstate__(sys.maxsize)
-                if not self._enough(
-                    needed
-                ):  # a row that was finished before it ended would wait for the next one
+                if not self._enough(needed):
                     return
             out = self._finished(False)
             if out is not None and (tracer := self.stage.run.tracer).on:

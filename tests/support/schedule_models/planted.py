@@ -126,8 +126,8 @@ FAULTS = (
     Fault(
         "a row is finished between the look at the finished rows and the end of the worker's iteration",
         unit.Unit.offer_finished,
-        "                if not self._enough(needed):  # a row",
-        "                if True:  # a row",
+        "                if not self._enough(needed):\n                    return\n",
+        "                return\n",
         WaitingRows,
         ("engine/stage/unit.py",),
     ),
