@@ -377,9 +377,10 @@ class BlockReader:
         self._source.interrupt()
         for thread in self._threads:
             thread.join()
-        for entry in self._table:
-            if entry.state is not BlockState.FAILED:
-                self._table.drop(entry)
+        with self._lock:  # a worker may be about to use one
+            for entry in self._table:
+                if entry.state is not BlockState.FAILED:
+                    self._table.drop(entry)
         self._sweep()
         self._source.close()
 

@@ -489,3 +489,21 @@ def test_blocks_on_disk_take_no_room_from_others(make_reader: Any) -> None:
     reader.acquire(0, 0, 0)
     assert reader.leave_room(25) == 0
     assert not source.closed
+
+
+def test_closing_drops_blocks_under_the_lock_since_a_worker_may_be_about_to_use_one(
+    make_reader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = make_reader(Blocks())
+    drop, dropped = reader._table.drop, []
+
+    def checked(entry: Any) -> None:
+        assert reader._lock.locked()
+        dropped.append(entry.number)
+        drop(entry)
+
+    monkeypatch.setattr(reader._table, "drop", checked)
+    reader.dealt(deal([7]))
+    reader.release(reader.acquire(7, 0, 0))
+    reader.close()
+    assert dropped == [7]
