@@ -27,6 +27,17 @@ class Waits:
         yield from range(self.items, 2 * self.items)
 
 
+class After:
+    """Numbers that come once the event is set: nothing may end the epoch before."""
+
+    def __init__(self, event):
+        self.event = event
+
+    def __iter__(self):
+        assert self.event.wait(60)
+        yield from range(3)
+
+
 def in_a_thread(call):
     """What ``call`` returns, if it does so in time."""
     found = []
@@ -42,7 +53,7 @@ def test_an_epoch_ends_while_an_input_that_nobody_needs_waits(merging, backend):
     stream = Waits(50)
     graph = pg.Graph("g", seed=3)
     short, long = (
-        graph.add(ops.FromIterable(range(3))),
+        graph.add(ops.FromIterable(After(stream.waiting))),
         graph.add(ops.FromIterable(stream), name="stream", capacity=64),
     )
     graph.add(merging, short, long, backend=backend)
@@ -61,7 +72,9 @@ def test_the_next_epoch_begins_at_its_own_first_items():
     stream = Waits(50)
     graph = pg.Graph("g")
     graph.add(
-        ops.Zip(), graph.add(ops.FromIterable(range(3))), graph.add(ops.FromIterable(stream), capacity=64)
+        ops.Zip(),
+        graph.add(ops.FromIterable(After(stream.waiting))),
+        graph.add(ops.FromIterable(stream), capacity=64),
     )
     with graph.loader(epochs=3) as loader:
         first = iter(loader)

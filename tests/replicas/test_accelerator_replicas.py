@@ -284,6 +284,7 @@ def test_a_failing_replica_names_its_slot_and_the_executor_continues(make_execut
 def test_compiled_replicas() -> None:
     alone = copy.deepcopy(model())
     theirs = sgd(alone.parameters())
+    torch._dynamo.reset()  # else the limit of recompilations counts other tests
     with ReplicaExecutor(model(), [here()] * 2, optimizer=sgd, compile={"backend": "aot_eager"}) as executor:
         for step in range(4):
             theirs.zero_grad()

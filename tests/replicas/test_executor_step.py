@@ -446,6 +446,7 @@ def test_compiled_replicas_train_the_same_with_gradients_in_buckets(make_executo
 
     alone = TwoInputs()
     train_alone(alone, 4)
+    torch._dynamo.reset()  # else the limit of recompilations counts other tests
     executor = make_executor(TwoInputs(), 2, optimizer=sgd, compile={"backend": "aot_eager"})
     for step in range(4):
         executor.step(data(seed=step), square)
@@ -466,6 +467,7 @@ def test_compiled_graphs_are_split_where_buckets_end(
 
     monkeypatch.setattr(compiled, "FIRST_BUCKET_BYTES", 100)
     monkeypatch.setattr(compiled, "BUCKET_BYTES", 200)
+    torch._dynamo.reset()  # else the limit of recompilations counts other tests
     executor = make_executor(mlp(), 1, optimizer=sgd, compile={"backend": counting})
     executor.step(data(), square)
     assert len(graphs) >= 2

@@ -4,6 +4,7 @@ python tests/schedules/run.py                      for ten minutes, on all cores
 python tests/schedules/run.py --total 1000000      so many schedules over all models
 python tests/schedules/run.py --model Diamond --seconds 60
 python tests/schedules/run.py --places             with the lines of the engine that were switch points
+python tests/schedules/run.py --lines              every line of engine and reader is one; without Ctrl-C
 """
 
 from __future__ import annotations
@@ -29,9 +30,21 @@ ROUND = 500
 """Schedules of a whole loader that a process runs at a time."""
 
 
-def one_round(name: str, first_seed: int, schedules: int, places: bool) -> Report:
+MOST_STEPS = 500_000
+"""Switch points of one schedule, where each line is one."""
+
+
+def one_round(name: str, first_seed: int, schedules: int, places: bool, lines: bool) -> Report:
     logging.disable(logging.CRITICAL)
-    return explore(MODELS[name], schedules, first_seed=first_seed, places=places)
+    model = MODELS[name]
+    if not lines:
+        return explore(model, schedules, first_seed=first_seed, places=places)
+    # CPython delivers signals at few lines only, and never between the end of a `with` block and its `__exit__`.
+    model.interrupts = False
+    folders = ("engine", "reader", "loader", "replicas")
+    files = [path for folder in folders for path in (ROOT / "pipegraph" / folder).rglob("*.py")]
+    traced = tuple(str(path.relative_to(ROOT)) for path in files if path.name != "__init__.py")
+    return explore(model, schedules, first_seed=first_seed, places=places, lines=traced, max_steps=MOST_STEPS)
 
 
 def main() -> int:
@@ -48,10 +61,14 @@ def main() -> int:
     parser.add_argument(
         "--places", action="store_true", help="count the lines that were switch points; slower"
     )
+    parser.add_argument(
+        "--lines", action="store_true", help="every line of engine and reader is a switch point"
+    )
     given = parser.parse_args()
     names = given.model or list(MODELS)
     weights = sum(MODELS[name].weight for name in names)
     size = ROUND if given.total is None else min(ROUND, max(1, given.total // weights))
+    size = 10 if given.lines else size
     begun = time.monotonic()
     reports = {name: Report(name) for name in names}
 
@@ -72,7 +89,7 @@ def main() -> int:
         while running or more():
             while more() and len(running) < given.jobs:
                 name, seed, count = next(orders)
-                running[pool.submit(one_round, name, seed, count, given.places)] = name
+                running[pool.submit(one_round, name, seed, count, given.places, given.lines)] = name
                 ordered += count
             done = next(as_completed(running))
             name = running.pop(done)
