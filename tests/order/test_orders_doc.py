@@ -18,4 +18,4 @@ def test_the_examples_run_and_print_what_is_shown(capsys):
             shown.append((block, capsys.readouterr().out))
     assert len(shown) == 2
     for block, printed in shown:
-        assert block == printed
+        assert block.split() == printed.split()  # the page wraps long lines

@@ -19,7 +19,7 @@ def test_the_format_of_the_page_reads_its_records_and_refuses_half_ones() -> Non
     data = b"".join(bytes([i]) + bytes(3072) for i in range(10))
     assert [s["label"] for s in form.samples(BytesFile(data))] == list(range(10))
     assert [b.samples for b in form.index(BytesFile(data), 3 * 3073)] == [3, 3, 3, 1]
-    with pytest.raises(ShardError, match="no whole number"):
+    with pytest.raises(ShardError, match="behind a whole record"):
         list(form.samples(BytesFile(data[:-1])))
 
 
