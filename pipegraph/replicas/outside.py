@@ -41,6 +41,10 @@ class Outside:
         begin: begins a reduction of all replicas' gradients.
         finish: completes it; afterwards the first replica holds the sums.
         usage: of the executor: while it is busy, gradients belong to what it does. None: they always do.
+
+    Attributes:
+        unfinished: a backward through what the executor has returned has begun, and has not reached its end: it runs,
+            or has failed.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Outside:
         self._guards: dict[int, RemovableHandle] = {}
         self._checked = -1
         self._reached: tuple[int, set[int]] = (-1, set())
+        self.unfinished = False
         self._arrived: set[int] = set()
         self._dirty = False
         # Gradients of the first replica that the others' add to, by parameter, as the last hook has seen them.
@@ -224,7 +229,13 @@ class Outside:
         with self._lock:
             if self._reached[0] != task:
                 self._reached = (task, set())
+                self.unfinished = True
+                engine: Any = torch.autograd.Variable._execution_engine
+                engine.queue_callback(self._reaches_its_end)
             self._reached[1].update(replicas)
+
+    def _reaches_its_end(self) -> None:
+        self.unfinished = False
 
     def _refuse_partial(self, task: int) -> None:
         passed_by, passed = self._reached
