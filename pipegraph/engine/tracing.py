@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pipegraph import concurrency
 
 if TYPE_CHECKING:
-    from pipegraph.engine.traced import Events
+    from pipegraph.engine.trace_events import Events
 
 MAX_EVENTS = 200_000
 """Events of each kind that are kept."""
@@ -34,7 +34,7 @@ class Tracer:
 
     def take(self) -> Events:
         """The events since the last call; call it while ``on`` is False."""
-        from pipegraph.engine.traced import DeliveredEvent, Events, Sent, Worked
+        from pipegraph.engine.trace_events import DeliveredEvent, Events, Sent, Worked
 
         return Events(
             _take(Worked, self._worked), _take(Sent, self._sent), _take(DeliveredEvent, self._delivered)

@@ -38,7 +38,7 @@ from pipegraph.planning.plan import Wiring
 from pipegraph.planning.tunable import tune_all, why_not_tuned
 
 if TYPE_CHECKING:
-    from pipegraph.engine.traced import Events
+    from pipegraph.engine.trace_events import Events
     from pipegraph.measured import Measured
     from pipegraph.profile import Profile
     from pipegraph.profile.headspace import Headspace

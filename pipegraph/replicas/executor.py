@@ -384,7 +384,7 @@ class ReplicaExecutor(Closing):
         if self._replicas.spoilt:
             self._replicas.drop_gradients()
         if self._reducer is not None:
-            self._reducer.settle()
+            self._reducer.outside.settle()
             self._reducer.outside.clear()
         if usage.torn or (self._reducer is not None and self._reducer.outside.failed):
             self._renew()

@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from pipegraph import concurrency
+from pipegraph.device import Backend
 from pipegraph.device.split import leaves
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.usage import Usage
@@ -41,6 +42,7 @@ class Outside:
         begin: begins a reduction of all replicas' gradients.
         finish: completes it; afterwards the first replica holds the sums.
         usage: of the executor: while it is busy, gradients belong to what it does. None: they always do.
+        backends: of the replicas' devices.
 
     Attributes:
         unfinished: a backward through what the executor has returned has begun, and has not reached its end: it runs,
@@ -54,12 +56,14 @@ class Outside:
         begin: Callable[[], None],
         finish: Callable[[], None],
         usage: Usage | None,
+        backends: Mapping[torch.device, Backend],
     ) -> None:
         self._parameters = parameters
         self._names = names
         self._begin = begin
         self._complete = finish
         self._usage = usage
+        self._backends = backends
         self._lock = concurrency.Lock()
         self._begun = False
         self._finish: weakref.ref[Callable[[], None]] | None = None
@@ -149,6 +153,22 @@ class Outside:
     def _mark(self, replica: int, index: int, grad: torch.Tensor) -> None:
         if replica == 0:
             self._marks[index] = (id(grad), grad._version)
+
+    def settle(self) -> None:
+        """Before a call: wait for what a backward that has failed left running.
+
+        The engine raises at once, while its threads of other devices may be inside a function: that would still read
+        the weights, and give its gradient later. A thread does one function after the other, so it has left that one
+        once a backward of our own has gone through it.
+        """
+        if not self.unfinished or torch._C._current_graph_task_id() != -1:
+            return
+        with torch.inference_mode(False), torch.enable_grad():
+            for device in {device for device in self._backends if device.type != "cpu"}:
+                torch.zeros((), device=device, requires_grad=True).clone().backward()  # type: ignore[no-untyped-call]
+        for backend in self._backends.values():
+            backend.synchronize()
+        self.unfinished = False
 
     def clear(self) -> None:
         """Before a call: the other replicas hold no gradients but those that were accumulated, and are still wanted.

@@ -70,7 +70,12 @@ class Reducer:
         self._sums = Sums(self._parameters, owners, ranks)
         everyone = list(range(len(self._parameters)))
         self.outside = Outside(
-            self._parameters, self._names, lambda: self._open_for(everyone), self._finish_outside, usage
+            self._parameters,
+            self._names,
+            lambda: self._open_for(everyone),
+            self._finish_outside,
+            usage,
+            backends,
         )
         self._set_up(sparse)
 
@@ -105,22 +110,6 @@ class Reducer:
 
     def _hook_for(self, replica: int, index: int) -> OwnHook:
         return OwnHook(self._hooked, self._generation, replica, index)
-
-    def settle(self) -> None:
-        """Before a call: wait for what a backward that has failed left running.
-
-        The engine raises at once, while its threads of other devices may be inside a function: that would still read
-        the weights, and give its gradient later. A thread does one function after the other, so it has left that one
-        once a backward of our own has gone through it.
-        """
-        if not self.outside.unfinished or torch._C._current_graph_task_id() != -1:
-            return
-        with torch.inference_mode(False), torch.enable_grad():
-            for device in {device for device in self._backends if device.type != "cpu"}:
-                torch.zeros((), device=device, requires_grad=True).clone().backward()  # type: ignore[no-untyped-call]
-        for backend in self._backends.values():
-            backend.synchronize()
-        self.outside.unfinished = False
 
     def renew(self) -> None:
         """Build everything anew after an interrupt, which may have left any of it half done. Waits for what runs.

@@ -19,13 +19,14 @@ _CLASSES = {
     "regroup": "regroup.RegroupKind",
     "merge": "fan_in.FanInKind",
     "route": "route.RouteKind",
+}
+"""By the ``kind`` that an operator's class names."""
+
+_VARIANTS = {
     "random access": "random_access.RandomAccessKind",
     "rows": "rows.RowKind",
     "sidecar": "remote_stages.RemoteStagesKind",
 }
-_NAMED = 6
-"""How many of them are kinds that an operator's class names; the others are variants of these."""
-
 _STATEFUL = ("map", "expand", "regroup")
 
 
@@ -38,7 +39,7 @@ class _Kinds(dict[str, StageKind]):
 
             made: StageKind = StatefulKind(self[name.removeprefix("stateful ")])
         else:
-            module, kind = _CLASSES[name].split(".")
+            module, kind = (_CLASSES | _VARIANTS)[name].split(".")
             made = getattr(import_module(f"{__name__}.{module}"), kind)()
         return self.setdefault(name, made)
 
@@ -60,7 +61,7 @@ def kind_of(operator: Operator | Source) -> StageKind:
         name = f"stateful {name}" if name in _STATEFUL else name
     elif isinstance(operator, RowOperator):
         name = "rows"
-    if name not in KINDS and name.removeprefix("stateful ") not in _CLASSES:
-        known = ", ".join([repr(each) for each in list(_CLASSES)[:_NAMED]])
+    if name not in KINDS and name.removeprefix("stateful ") not in _CLASSES | _VARIANTS:
+        known = ", ".join([repr(each) for each in _CLASSES])  # `map` is a module here
         raise GraphError(f"{operator.name}: kind is {operator.kind!r}, and must be one of {known}")
     return KINDS[name]
