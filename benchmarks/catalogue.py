@@ -76,7 +76,7 @@ FULL_DECODE = ("DataLoader, OpenCV", "torchdata.nodes, threads", "SPDL, OpenCV",
 SET = (
     Entry(
         "hop_cost",
-        "what stages cost, by their number",
+        "cost per stage, by number of stages",
         "hop_cost",
         goals=(Goal(6, ("torchdata.nodes",)), Goal(30, ("SPDL",))),
     ),
@@ -147,7 +147,7 @@ SET = (
     ),
     Entry(
         "resume",
-        "what continuing in mid-epoch costs",
+        "resuming in the middle of an epoch",
         "resume",
         goals=(
             Goal(20, ("DataLoader, batches drawn again",), "cpu_s_per_unit", "pipegraph, threads"),

@@ -147,7 +147,11 @@ def ranking(name: str, title: str, unit: str, factor: float, part: str = "", suf
     return markdown([head, f"{unit} of CPU per item"], rows)
 
 
-MEASURES = {"rate": "rate", "cpu_s_per_unit": "per CPU second", "both_s": "import to first batch"}
+MEASURES = {
+    "rate": "throughput",
+    "cpu_s_per_unit": "throughput per CPU second",
+    "both_s": "import to first batch",
+}
 """What losses are looked for in. ``rate``: more is better."""
 
 
@@ -160,12 +164,21 @@ def losses() -> str:
         for ratio, peer in [behind(entries, ours, others, measure)]
         if ratio < CLOSE
     ]
-    return markdown(["where a peer is ahead", "pipegraph / peer", "in", "peer"], rows)
+    return markdown(["where a peer is ahead", "pipegraph / peer", "measured by", "peer"], rows)
+
+
+REPLICAS = catalogue.Entry(
+    "replica_training",
+    "training on replicas",
+    "replica_training",
+    apart=(catalogue.Apart("2 devices, on two cores", "executor, 2 slots of 1 thread", "DDP"),),
+)
+"""Not in the set: no loader is compared. Executors do not begin with our name, so they are named here."""
 
 
 def comparisons() -> Iterator[tuple[str, dict[str, Any], list[str], list[str]]]:
     """(what, entries, our contestants, the peers): every comparison, and those that the catalogue sets apart."""
-    questions = {entry.record: entry for entry in catalogue.SET}
+    questions = {entry.record: entry for entry in (*catalogue.SET, REPLICAS)}
     for name in sorted({path.name[11:-6] for path in harness.RESULTS.glob("*.jsonl")}):
         for part, entries in newest(name).entries.items():
             entry = questions.get(name)

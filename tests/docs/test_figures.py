@@ -68,9 +68,24 @@ def test_a_loss_is_listed_once_a_record_has_one(figures, tmp_path, monkeypatch):
     (tmp_path / "2026-01-01-other.jsonl").write_text(json.dumps(row) + "\n")
     monkeypatch.setattr(figures.harness, "RESULTS", tmp_path)
     assert figures.losses().splitlines()[2:] == [
-        "| other | 0.67 | rate | Grain |",
-        "| other | 0.90 | per CPU second | Grain |",
+        "| other | 0.67 | throughput | Grain |",
+        "| other | 0.90 | throughput per CPU second | Grain |",
     ]
+
+
+def test_training_on_replicas_is_compared_with_ddp(figures, tmp_path, monkeypatch):
+    """Its contestants are executors, whose names do not begin with ours."""
+    entry = {"rate": {"median": 1.0}, "cpu_s_per_unit": {"median": 1.0}}
+    contestants = {
+        "executor, 1 slot of 1 thread": {**entry, "rate": {"median": 3.0}},
+        "executor, 2 slots of 1 thread": entry,
+        "DDP, 2 gloo processes": {**entry, "rate": {"median": 2.0}},
+    }
+    row = {"configuration": {"rounds": 1}, "results": {"contestants": contestants}}
+    (tmp_path / "2026-01-01-replica_training.jsonl").write_text(json.dumps(row) + "\n")
+    monkeypatch.setattr(figures.harness, "RESULTS", tmp_path)
+    (found,) = figures.losses().splitlines()[2:]
+    assert found.endswith("| 0.50 | throughput | DDP, 2 gloo processes |")
 
 
 @pytest.fixture
