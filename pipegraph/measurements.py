@@ -129,7 +129,7 @@ class StageProfile:
     """
 
     workers: int = measurement(
-        "how many it has; 0 for one that the plan left out.",
+        "how many it has; 0 for one that the plan left out, or whose work another stage's workers do.",
         views="workers: table notebook live log",
         metric="stage_workers",
     )
@@ -262,3 +262,8 @@ class StageProfile:
         default=False,
     )
     pinned: bool = measurement("whether its output is in pinned memory.", "text", default=False)
+
+    @property
+    def works(self) -> bool:
+        """Whether it runs, by workers of its own or by another stage's."""
+        return bool(self.workers or self.within)

@@ -41,7 +41,7 @@ def render_metrics(profile: Profile) -> str:
             families[family].add_sample(name, {**graph, **labels, **more}, float(getattr(record, field)))
 
     graph = {"graph": profile.graph}
-    running = {name: stage for name, stage in profile.stages.items() if stage.workers}
+    running = {name: stage for name, stage in profile.stages.items() if stage.works}
     for name, stage in running.items():
         add(stage, {"stage": name})
     for queue in profile.channels:

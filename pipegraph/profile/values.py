@@ -155,7 +155,7 @@ class Profile:
         found = {log: getattr(self, name) for name, _, log in in_view(Profile, "log")}
         found["stall_share"] = self.stall_share
         for stage, values in self.stages.items():
-            if values.workers:
+            if values.works:
                 found |= {
                     f"{stage}/{log}": getattr(values, name) for name, _, log in in_view(StageProfile, "log")
                 }
