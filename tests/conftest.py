@@ -2,10 +2,13 @@
 
 import gc
 import os
+import signal
 
 # Several test processes share the machine: in each of them OpenMP's threads would spin while they wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets the terminal's width, and tables would follow it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from collections.abc import Iterator
 
