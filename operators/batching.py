@@ -99,28 +99,29 @@ class MicroBatches(_Groups):
 
 @final
 class Batch(_Groups, BundleRegroup, LengthByRanks, Planned, UserFunctions):
-    """Group consecutive samples.
+    """Collate consecutive samples into a batch.
 
     Args:
         size: samples per batch on this rank.
-        drop_last: leave out a last batch that is not full.
-        collate: makes the batch of the list of items; by default numbers, arrays and tensors are
-            stacked to tensors, text, bytes, lists and objects become lists, and None is refused: see
-            ``pipegraph.operators.collate``. ``collate=list`` gives the plain list. A mapping from field to function
-            makes these fields only: ``collate={"boxes": list}`` keeps what differs in shape as a list.
-        global_size: samples per batch over all ranks, in place of ``size``; must be a multiple of their number.
-        cost, limit: in place of ``size``: samples while the sum of ``cost(sample)`` stays within ``limit``.
-        pad: fills arrays, and lists of numbers (such as tokens), up to the longest: a value, an ``ops.Pad`` (which can
-            add masks and lengths, and choose the size), or a mapping from field to one of these. Lists without it stay
+        drop_last: leave out the last batch if it is not full.
+        collate: a function that makes a batch from a list of items. By default numbers, arrays and tensors are stacked
+            into tensors; text, bytes, lists and objects become lists; None is refused. See
+            ``pipegraph.operators.collate``. ``collate=list`` gives the plain list. With a mapping from field to
+            function, these fields are collated by their function and all others by default: ``collate={"boxes": list}``
+            keeps arrays of different shapes as a list.
+        global_size: samples per batch over all ranks, instead of ``size``; must be a multiple of the world size.
+        cost, limit: instead of ``size``: a batch takes samples while the sum of ``cost(sample)`` is at most ``limit``.
+        pad: pads arrays, and lists of numbers (such as tokens), to the longest: a value, an ``ops.Pad`` (which can
+            add masks and lengths, and choose the size), or a mapping from field to one of these. Without it, lists stay
             lists, whatever their lengths.
 
-    With ``cost`` a ``Batch`` right behind a ``Bucket`` with a limit never mixes that one's groups.
+    With ``cost``, a ``Batch`` directly after a ``Bucket`` with a limit never mixes the bucket's groups.
 
     Raises:
         GraphError: none or several of ``size``, ``global_size`` and ``cost`` are given, one is out of range, or
-            ``collate`` or ``cost`` is no plain function.
-        DataError: while it runs: samples that cannot be put together, such as arrays of different shapes without
-            ``pad``, or one that costs more than ``limit``.
+            ``collate`` or ``cost`` is not a plain function.
+        DataError: while it runs: samples cannot be collated, such as arrays of different shapes without ``pad``, or
+            a sample costs more than ``limit``.
     """
 
     gives = "batch"
@@ -307,10 +308,10 @@ def _named_twice(pad: Any, fields: Mapping[Any, Any]) -> bool:
 
 @final
 class Unbatch(Operator):
-    """Back to samples, each with the lineage it had.
+    """Split batches into their samples, each with the lineage that it had before.
 
-    What has a row per sample is decided by the rule of ``pipegraph.batches``; what belongs to the whole batch goes to
-    every sample.
+    ``pipegraph.batches`` defines which parts of a batch have a row per sample. Parts that belong to the whole batch go
+    to every sample.
     """
 
     facts = Fact.SEEDS_ITSELF | Fact.INDEPENDENT

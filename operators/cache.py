@@ -136,28 +136,31 @@ class _Folder:
 
 @final
 class Cache(Memo):
-    """Later epochs take samples from here and skip the stages above.
+    """Keep results, so that later epochs take them from here and skip the stages above.
 
-    It follows a random-access source that identifies its samples (``index_of``) by one-to-one stages that depend on
-    their item alone (functions are taken to, unless they have a parameter ``rng``; operators declare it with
-    ``depends_on``). A draw from torch's generators shows when it is made, and is then an error (in worker processes it
-    does not show). What does not fit into the limit is made anew each time; what is in stays in. Entries are known by
-    the stages above: their parameters, and the names and code of their functions, with the callable objects that these
-    are, belong to or close over (their public attributes, and a network's weights), but not what else these call, nor
-    what is in the dataset. Another dataset of the same length, or a change further down in your code, needs another
-    folder.
+    The stages above must be a random-access source that identifies its samples (``index_of``), and one-to-one stages
+    whose result depends only on their item. Functions are assumed to be such, unless they have a parameter ``rng``;
+    operators declare it with ``depends_on``. If a function uses torch's random functions, that is an error when it
+    happens (in worker processes it is not noticed).
+
+    Results that do not fit into the limit are computed again in each epoch; results that are in the cache stay there.
+
+    An entry is valid for the stages above as they are: their parameters, and the names and code of their functions. The
+    callable objects that these functions are, belong to or close over count too (their public attributes, and a
+    network's weights). What else the functions call, and the content of the dataset, is not noticed. So use another
+    folder for another dataset of the same length, or after a change deeper in your code.
 
     Args:
-        where: ``"memory"`` (of each loader its own), or a folder (shared by processes, kept between runs; values are
-            never unpickled).
+        where: ``"memory"`` (each loader has its own cache), or a folder (shared by processes, kept between runs; values
+            are never unpickled).
         limit: bytes, or a text such as ``"20 GB"``.
 
     Raises:
-        GraphError: ``limit`` is no size; at the plan: the source above is not random-access or does not identify its
-            samples, or a stage between is not one-to-one, or depends on more than its item, or does not say; while it
-            runs: one has drawn from torch's generators.
+        GraphError: ``limit`` is not a size. At the plan: the source above is not random-access or does not identify its
+            samples, or a stage between is not one-to-one, depends on more than its item, or does not declare it. While
+            it runs: a stage above has used torch's random functions.
 
-    A folder that cannot be written to is a warning, and nothing is kept.
+    If the folder cannot be written to, you get a warning and nothing is kept.
     """
 
     facts = Fact.SEEDS_ITSELF | Fact.IN_TRAINER

@@ -42,38 +42,39 @@ _pixels = Scratch()
 
 @final
 class DecodeImage(RowOperator, Fuses, Planned):
-    """Encoded bytes to ``"image"`` (or ``output``): a uint8 tensor, HWC on a sample and NHWC on a batch.
+    """Decode bytes to ``"image"`` (or ``output``): a uint8 tensor, HWC on a sample and NHWC on a batch.
 
-    On a batch of encoded samples (``Batch`` before it) the workers decode the rows in parallel, each into its slot
-    of the batch's slab: collation is free. A ``Normalize`` right behind it is done in the same go, while an image's
-    pixels are in the processor's cache; so is an inline ``Load`` of files before that ``Batch``. The crop and the
-    flip are drawn from the sample's own generator and the size in the image's header, before a pixel is decoded;
-    every backend gets the same. Images are turned as their EXIF orientation says, before anything is cut out.
+    On a batch of encoded samples (put ``Batch`` before it), the workers decode the rows in parallel, each directly into
+    its place in the batch, so collating needs no copy. A ``Normalize`` directly after it runs in the same workers,
+    while an image's pixels are in the CPU cache; so does an inline ``Load`` of files before that ``Batch``. Crop and
+    flip are chosen before a pixel is decoded, from the sample's own generator and the size in the image's header, and
+    are the same for every backend. The EXIF orientation is applied before the crop.
 
     Args:
-        size: of the output: an int (square) or (height, width), pixels.
-        field: of the encoded bytes; by default the first of ``image, jpg, jpeg, png, webp, bytes`` that is there.
+        size: size of the output in pixels: an int (square) or (height, width).
+        field: the field with the encoded bytes; by default the first of ``image, jpg, jpeg, png, webp, bytes`` that the
+            sample has.
         crop: ``ops.RandomResizedCrop(...)``, ``ops.CenterCrop(resize)``, or None for the whole image.
         flip: probability of mirroring left to right.
         backend: ``"auto"``, ``"pillow"``, ``"opencv"``, ``"simplejpeg"`` or ``"nvimgcodec"``.
-        interpolation: ``"linear"``, ``"cubic"``, ``"area"`` or ``"nearest"``; ``"antialias"`` for evaluation: within
-            one grey level of torchvision's ``Resize`` and ``CenterCrop``, on every backend. What each is, and what it
-            costs: ``docs/images.md``.
+        interpolation: ``"linear"``, ``"cubic"``, ``"area"``, ``"nearest"`` or ``"antialias"``. The last is for
+            evaluation: it is within one grey level of torchvision's ``Resize`` and ``CenterCrop``, on every backend.
+            ``docs/images.md`` explains each and shows its cost.
         mode: ``"RGB"`` (3 channels) or ``"L"`` (1, greyscale).
-        output: the field of the pixels; the encoded bytes are left out.
-        masks, boxes, keypoints: fields that follow the image's crop and flip, in place. Masks are encoded images of one
-            channel, or arrays (height, width), of the image's size, and become (height, width) of the output's, by the
-            nearest pixel. Boxes are (n, 4), left, top, right, bottom, and keypoints (..., 2), x, y, in pixels of the
-            image as it is seen; they become float32 in pixels of the output. Boxes are cut off at its edges, those
-            outside stay without area.
-        region: a field to be added: a dict of what was cut out, ``top, left, height, width`` in pixels of the image,
+        output: the field for the pixels; the encoded bytes are removed.
+        masks, boxes, keypoints: fields that get the same crop and flip as the image, and keep their names. Masks are
+            encoded images of one channel, or arrays (height, width), and have the size of the image. They get the
+            output's size by nearest-pixel interpolation. Boxes are (n, 4): left, top, right, bottom. Keypoints are
+            (..., 2): x, y. Both are in pixels of the image after the EXIF orientation, and become float32 in pixels of
+            the output. Boxes are clipped to the output; those outside remain, with no area.
+        region: name of a field to add: a dict of the crop ``top, left, height, width`` in pixels of the image, with
             ``flip``, ``image_height`` and ``image_width``.
 
     Raises:
         GraphError: an argument is out of range, a choice is unknown, or a field is named for two things.
         MissingExtraError: when a worker opens it: the backend is not installed.
-        DecodeError: while it runs: bytes that are no image, or a damaged one; of its sample only, also in a batch.
-        DataError: while it runs: a sample without the field, or a mask of another size than its image.
+        DecodeError: while it runs: bytes are not an image, or a damaged one. In a batch, only that sample fails.
+        DataError: while it runs: a sample lacks the field, or a mask has another size than its image.
     """
 
     facts = Fact.SLABS

@@ -23,21 +23,24 @@ from pipegraph.parameters import function_name
 
 @final
 class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
-    """The items of an iterable, or those of what a callable returns, anew for each epoch.
+    """The items of an iterable, which is iterated once per epoch.
 
-    A callable with a parameter ``epoch`` gets it. An iterator (which can be read once) serves one
-    epoch. Resuming reads an iterable again and drops what was delivered, which costs that time and
-    needs items that repeat; where the iterator or the iterable has ``state_dict()`` and ``load_state_dict(state)``, as
-    Hugging Face's streaming datasets and torchdata's loaders have, it resumes from its own state. A Hugging Face
-    dataset with a shuffle buffer is read again, since the buffer is not in its state: use ``Shuffle`` behind it.
+    Give a callable to create a new iterable for each epoch; if it has a parameter ``epoch``, it gets the epoch. A plain
+    iterator can be read only once, so it is good for one epoch.
 
-    An iterator that waits for long (a silent socket, a queue) delays ``close`` and Ctrl-C by 5 s, as a thread cannot be
-    ended from outside, and stays. A process is ended within 3 s; a ``Source`` whose ``cancel`` ends its wait
-    ends at once.
+    On resume, the iterable is read again from its start, and the items already delivered are skipped. It must therefore
+    yield the same items again. If the iterable or its iterator has ``state_dict()`` and ``load_state_dict(state)``, as
+    Hugging Face's streaming datasets and torchdata's loaders have, it resumes from its own state instead. A Hugging
+    Face dataset with a shuffle buffer is always read again, because its state does not include the buffer: put
+    ``Shuffle`` after it instead.
+
+    If the iterator blocks for long (a silent socket, a queue), ``close`` and Ctrl-C take 5 s and the thread is left
+    behind, because a thread cannot be ended from outside. A worker process is ended within 3 s. A ``Source`` whose
+    ``cancel`` ends the wait ends at once.
 
     Args:
         iterable: the items, or a callable that returns them.
-        shard: rank r of W takes items r, r+W, r+2W ...; with False every rank takes all.
+        shard: whether rank r of W takes items r, r+W, r+2W ...; with False every rank takes all items.
 
     Raises:
         GraphError: it is neither iterable nor callable, or is iterated with ``async for``.

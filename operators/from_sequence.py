@@ -67,9 +67,9 @@ class _SampledIndices(Iterator[Drawn]):
 class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, UserFunctions):
     """Any map-style dataset: ``dataset[i]`` for i in the order, or for i in a torch ``Sampler``.
 
-    The dataset is one object, which all workers of the stage and all loaders of the graph use at once. One that opens
-    a handle at first use (``if self.db is None: ...``) gives them all the same handle; where that may not be shared,
-    keep it in a ``threading.local``, or write a ``Source`` whose ``open(context)`` makes one for each worker.
+    All workers of the stage and all loaders of the graph use this one dataset object at the same time. If it opens a
+    handle at first use (``if self.db is None: ...``), they all use the same handle. If a handle must not be shared,
+    keep it in a ``threading.local``, or write a ``Source`` whose ``open(context)`` creates one for each worker.
 
     On resume the sampler is iterated again and the indices already delivered are skipped, so it must yield the same
     sequence. Samplers with ``set_epoch`` do; so do samplers with a ``generator`` (its state at the start of the epoch
@@ -78,9 +78,10 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
 
     Args:
         dataset: has ``__len__`` and ``__getitem__``.
-        order: which sample at which position; it gets the graph's seed and the pass's epoch as they are.
-        sampler: gives the indices of this rank instead, in each epoch; ``set_epoch`` is called where it has one.
-        shuffle: whether the default order shuffles; by default datasets and files come as they lie, shards shuffled.
+        order: decides which sample is at which position, from the graph's seed and the epoch.
+        sampler: yields the indices of this rank in each epoch, instead of an order. If it has ``set_epoch``, that is
+            called.
+        shuffle: whether the samples are shuffled in each epoch; by default they are not.
 
     Raises:
         GraphError: the dataset lacks ``__len__`` or ``__getitem__``, is a mapping without ``sampler`` or is read by

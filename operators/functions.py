@@ -231,7 +231,7 @@ class _Function(Operator, UserFunctions):
 
 @final
 class Map(_Function, BundleMap):
-    """One item to one item: ``Map(fn)``.
+    """Call a function on each item: ``Map(fn)``.
 
     Args:
         function: gets the plain item (a sample or a batch); with a parameter ``rng`` also the item's own
@@ -239,7 +239,7 @@ class Map(_Function, BundleMap):
             stage has workers.
 
     Raises:
-        GraphError: it is none, is a generator function, or cannot be called with one item.
+        GraphError: ``function`` is not callable, is a generator function, or cannot be called with one item.
     """
 
     @property
@@ -271,10 +271,10 @@ class Map(_Function, BundleMap):
 
 @final
 class Filter(_Function, BundleMap):
-    """One item to none or one: those for which ``function`` is true.
+    """Keep the items for which ``function`` returns a true value.
 
     Args:
-        function: as of :class:`Map`; what it returns is taken as true or false.
+        function: as in :class:`Map`; its result is taken as true or false.
 
     Raises:
         GraphError: ``function`` is not callable, or not with one item.
@@ -301,17 +301,17 @@ class Filter(_Function, BundleMap):
 
 @final
 class FlatMap(_Function):
-    """One item to an iterable of any length, also a lazy one.
+    """Call a function that returns or yields any number of items for each item.
 
-    Each item that it gives is a shallow copy of the containers: the function may give one object several times, or
-    change it and give it again.
+    The containers of each yielded item are copied (a shallow copy). So the function may yield the same object several
+    times, or change it and yield it again.
 
     Args:
-        function: as of :class:`Map`; it returns or yields items.
+        function: as in :class:`Map`; it returns an iterable of items, or yields them.
 
     Raises:
         GraphError: ``function`` is not callable, or not with one item.
-        TypeError: while it runs: what it returned cannot be iterated.
+        TypeError: while it runs: ``function`` returned something that cannot be iterated.
     """
 
     kind = "expand"

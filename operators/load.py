@@ -37,13 +37,14 @@ class ListFiles(OrderedSource):
     """Files of a folder as samples ``{"key", "path"}``; with class folders ``"label"`` too.
 
     Args:
-        root: the folder; it is listed at the first pass (or ``len``), below it too, hidden files left out.
-        pattern: a glob on file names, such as ``"*.jpg"``, or on paths below `root` where it has a ``/``
-            (``"train/*.jpg"``), or several: ``("*.jpg", "*.png")``, without regard to case.
-            By default every file but those that are left beside samples: READMEs, licences, checksums, ``Thumbs.db``.
-        classes: whether the first folder of a path is the file's class; ``"auto"`` where all files lie in such folders.
-        order: which file at which position.
-        shuffle: whether the default order shuffles; by default datasets and files come as they lie, shards shuffled.
+        root: the folder. It is listed at the first pass (or ``len``), with its subfolders and without hidden files.
+        pattern: a glob on file names, such as ``"*.jpg"``. If it contains a ``/``, it is matched with the path below
+            `root` (``"train/*.jpg"``). You can give several: ``("*.jpg", "*.png")``. Case is ignored. By default all
+            files are taken except those that are usually not samples: READMEs, licences, checksums, ``Thumbs.db``.
+        classes: whether the first folder of a path is the file's class; with ``"auto"`` it is if all files are in such
+            folders.
+        order: decides which file is at which position.
+        shuffle: whether the files are shuffled in each epoch; by default they are not.
 
     Raises:
         GraphError: ``classes`` or ``pattern`` is something else, or both ``order`` and ``shuffle`` are given.
@@ -141,29 +142,30 @@ class _Reads(Operator, ReadsStorage):
 
 @final
 class Load(_Reads, BundleMap, Fuses, Planned):
-    """Bytes into samples.
+    """Reads the bytes of files, and the samples of shards.
 
-    A sample with ``"path"`` comes out with the file's bytes under ``"bytes"``; a sample of a shard with the
-    shard's fields (tar: by extension, as bytes; ``cls`` becomes the int ``"label"``; typed formats keep
-    their types); a whole shard as its samples, one after the other.
+    - A sample with ``"path"`` gets the file's bytes as its field ``"bytes"``.
+    - A sample of a shard gets the shard's fields. In a tar shard, a field's name is the file extension, and its value
+      is bytes; ``cls`` becomes the int ``"label"``. Typed formats keep their types.
+    - A whole shard becomes its samples, one after the other.
 
-    Local shards are read in place. Remote ones are fetched block by block, into the cache, else into memory (at
-    most half of ``memory_limit``, which chunks then have less), each just in time for its first use.
+    Local shards are read in place. Remote shards are fetched block by block, each just in time for its first use: into
+    the cache if there is one, else into memory. Blocks in memory take at most half of ``memory_limit``.
 
     Args:
-        cache: a ``pg.NodeCache``, shared by all ranks of a node; with one, local shards are taken to lie on slow
-            storage and are copied to it too. The loader uses a handle of its own on the same folder.
-        preload: whether blocks are fetched before they are asked for.
-        columns: of shards that have columns (Parquet): read these only.
-        filter: of the same: read the rows only that let it pass, as ``pyarrow.parquet.read_table`` takes it, such as
-            ``[("label", "<", 10), ("split", "=", "train")]``; the others are left out, as by a ``Filter``.
-        fill: of the same: column -> value in place of its nulls, as ``FromTable`` takes it. Without it, nulls of floats
-            are NaN and others None, for which a ``Batch`` has no place.
+        cache: a ``pg.NodeCache``, shared by all ranks of a node. With a cache, local shards are copied to it too,
+            because their storage is assumed to be slow. The loader opens its own handle on the cache's folder.
+        preload: whether blocks are fetched before they are needed.
+        columns: for shards with columns (Parquet): read only these columns.
+        filter: for shards with columns: read only the rows that match, in the form of ``pyarrow.parquet.read_table``,
+            such as ``[("label", "<", 10), ("split", "=", "train")]``. The other rows are left out, as by a ``Filter``.
+        fill: for shards with columns: column -> value in place of its nulls, as in ``FromTable``. Without it, nulls of
+            floats are NaN. Other nulls are None, which ``Batch`` refuses.
 
     Raises:
-        GraphError: while it runs: an item is neither a sample with a ``"path"`` nor of a shard.
+        GraphError: while it runs: an item is neither a sample with a ``"path"`` nor from a shard.
         OSError: while it runs: a file cannot be read, such as ``FileNotFoundError``.
-        DataError: while it runs: a path is of no regular file, or a shard is damaged or was changed.
+        DataError: while it runs: a path is not a regular file, or a shard is damaged or was changed.
     """
 
     needs = "sample|part"

@@ -19,18 +19,20 @@ from pipegraph.parameters import function_name, plain_function
 
 @final
 class Zip(FanIn):
-    """Tuples of one item from each input, until the shortest ends; identity is the first input's.
+    """Join inputs into tuples of one item from each, until the shortest input ends.
 
-    Items are paired by their order: where a ``Filter`` or ``Skip`` leaves one out of one input, those behind it get
-    other partners. What may be left out belongs behind the ``Zip``.
+    Keys and positions are those of the first input.
+
+    Items are paired in the order in which they come. If a ``Filter`` or ``Skip`` leaves out an item of one input, all
+    later items of that input get other partners. So put a ``Filter`` or ``Skip`` after the ``Zip``.
 
     Args:
-        strict: inputs of unequal lengths are an error at the epoch's end, as with Python's ``zip``; by default what the
-            longer ones have left is dropped.
+        strict: whether inputs of unequal lengths are an error at the end of the epoch, as with Python's ``zip``; by
+            default the rest of the longer inputs is dropped.
 
     Raises:
-        GraphError: ``strict`` is no bool.
-        DataError: while it runs, with ``strict``: an input has ended before the others.
+        GraphError: ``strict`` is not a bool.
+        DataError: while it runs, with ``strict``: an input ended before the others.
     """
 
     facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.PAIRS
@@ -92,7 +94,7 @@ class Zip(FanIn):
 
 @final
 class Concat(FanIn):
-    """One input after the other."""
+    """Read one input after the other."""
 
     facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.SEPARATE
     inputs_in = (1, None)
@@ -120,19 +122,21 @@ class Concat(FanIn):
 
 @final
 class Mix(FanIn, Planned, Repeats):
-    """A seeded draw by weights, made by output number and so the same on every rank.
+    """Take each item from an input chosen at random by weights.
+
+    The choice depends on the seed and the output's number, so it is the same on every rank.
 
     Args:
         weights: one per input, positive.
-        stop: ``"first"`` ends with the first input that ends; ``"all"`` continues with the others, their
-            weights renormalised, until all have ended; ``"repeat"`` reads an input that ends again from its start, in
-            another order, and ends once all have ended: when an input would begin again and no other has not.
+        stop: ``"first"`` ends the epoch when the first input ends. ``"all"`` continues with the other inputs, with
+            renormalised weights, until all have ended. ``"repeat"`` reads an input that has ended again from its start,
+            in another order, until every input has ended at least once.
 
-    With ``"repeat"`` each input comes from one source by stages with one input and one reader each, gives at least one
-    item each time its source is read, and lets windows, batches and packed rows reach from one round into the next.
+    With ``"repeat"`` each input must come from a single source, through stages with one input and one reader each, and
+    must give at least one item each time its source is read. Windows, batches and packed rows may span two rounds.
 
     Raises:
-        GraphError: a weight is not positive, ``stop`` is unknown, or, at the plan, there are not as many inputs.
+        GraphError: a weight is not positive, ``stop`` is unknown, or, at the plan, the number of inputs differs.
     """
 
     facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.SEPARATE
@@ -228,10 +232,10 @@ class Mix(FanIn, Planned, Repeats):
 
 @final
 class Take(FanIn):
-    """The first ``count`` items of each epoch, on each rank; nothing more is read than is under way.
+    """Pass on the first ``count`` items of each epoch, on each rank. No more items are read than those already in work.
 
     Args:
-        count: items (samples or batches, whichever come), 0 or more.
+        count: number of items (samples or batches, whichever the input gives), 0 or more.
 
     Raises:
         GraphError: ``count`` is below 0.
@@ -274,15 +278,15 @@ class Take(FanIn):
 
 @final
 class Route(FanOut, UserFunctions):
-    """Each chunk to one of several downstream nodes: ``graph.add(op, routed[0])``.
+    """Send each chunk to one of several downstream nodes: ``graph.add(op, routed[0])``.
 
     Args:
-        choose: of an item, the number of the output that gets it.
-        outputs: how many there are.
+        choose: a function that returns, for an item, the number of the output that gets it.
+        outputs: the number of outputs.
 
     Raises:
-        GraphError: ``outputs`` is below 1, or ``choose`` is no plain function.
-        IndexError: while it runs: ``choose`` has given a number that no output has.
+        GraphError: ``outputs`` is below 1, or ``choose`` is not a plain function.
+        IndexError: while it runs: ``choose`` returned a number that no output has.
     """
 
     def __init__(self, choose: Callable[[Any], int], outputs: int) -> None:
@@ -305,7 +309,7 @@ class Route(FanOut, UserFunctions):
 
 @final
 class Merge(FanIn, FollowsRoute):
-    """The outputs of a ``Route`` together again, in the order before it.
+    """Join the outputs of a ``Route`` again, in the order in which items reached the route.
 
     The route sends a mark down the branch it leaves; this reads a branch until its mark.
     """

@@ -40,22 +40,22 @@ class _PixelBatch:
 
 @final
 class Normalize(RowOperator):
-    """``(image / 255 - mean) / std`` with change of dtype and layout, in one pass.
+    """Compute ``(image / 255 - mean) / std`` and change dtype and layout, in one pass.
 
     On the CPU the workers share the rows of a batch and write into a slab; on another device it is one fused
     operation on the current stream.
 
-    It takes uint8 (H, W, C) or (N, H, W, C), as a tensor or as the field ``"image"`` of a dict, and gives that in
+    The input is uint8 (H, W, C) or (N, H, W, C), as a tensor or as the field ``"image"`` of a dict. The result has
     ``dtype`` and ``layout``.
 
     Args:
-        mean, std: per channel, of values in 0..1, as torchvision's ``Normalize`` has them.
+        mean, std: one per channel, for values in 0..1, as in torchvision's ``Normalize``.
         dtype: float32, float16 or bfloat16.
         layout: ``"NCHW"`` or ``"NHWC"`` (CHW or HWC on a sample).
 
     Raises:
-        GraphError: ``mean`` and ``std`` differ in length, or are of pixels from 0 to 255, or a choice is unknown.
-        DataError: while it runs: an image of another dtype, shape or number of channels.
+        GraphError: ``mean`` and ``std`` differ in length or are for pixels from 0 to 255, or a choice is unknown.
+        DataError: while it runs: an image has another dtype, shape or number of channels.
     """
 
     facts = Fact.SLABS

@@ -29,34 +29,33 @@ SEGMENTS, POSITIONS = "segment_ids", "position_ids"
 
 @final
 class Pack(Regroup, BundleRegroup):
-    """Rows of exactly ``length`` tokens out of documents of any length.
+    """Pack documents of any length into rows of exactly ``length`` tokens.
 
     A document is a dict with one or more fields of one value per token, or a plain list, array or tensor (then it is
     the field ``"tokens"``). A row is a dict of tensors, each ``(length, ...)`` of its field's dtype, and of two more,
-    int32 ``(length,)``: ``"segment_ids"``, 1, 2, 3 ... for the documents in the order in which they lie in the row,
-    and 0 where it is padded; ``"position_ids"``, which count from 0 in each of them. All other fields are left out.
-    A document without tokens is left out too. Documents are packed within an epoch and a rank, in the order in which
-    they come.
+    int32 ``(length,)``: ``"segment_ids"`` are 1, 2, 3 ... for the documents in the order in which they are in the
+    row, and 0 for padding; ``"position_ids"`` count from 0 in each document. All other fields are left out, and so are
+    documents without tokens. Documents are packed within an epoch and a rank, in the order in which they come.
 
     Args:
         length: tokens per row.
-        method: ``"split"`` lays documents end to end and cuts them every ``length`` tokens: all rows but the last of an
-            epoch are full, and a document may lie in several, each time as a segment of its own. ``"fit"`` keeps them
-            whole: the oldest of ``window`` documents and then, each time, the longest for which there is room; what
-            remains of the row is padded. Only documents longer than a row are cut, as if all ``length`` tokens were
-            one.
-        fields: those to pack; by default all lists of numbers, arrays and tensors with at least one dimension.
-        pad: what fills a row, a number or a mapping from field to number; 0 for fields that it does not name.
-        window: documents among which ``"fit"`` chooses; they are held until they fit. More of them fill rows better.
-        drop_last: leave out rows of ``"split"`` that are not full.
+        method: ``"split"`` concatenates the documents and cuts them every ``length`` tokens. All rows of an epoch
+            but the last are full, and a document may be spread over several rows, in each as a segment of its own.
+            ``"fit"`` keeps documents whole: it puts the oldest of ``window`` documents into a row, then each time the
+            longest one that still fits, and pads the rest of the row. Only documents longer than a row are cut, into
+            documents of ``length`` tokens.
+        fields: the fields to pack; by default all lists of numbers, arrays and tensors with at least one dimension.
+        pad: the padding, a number or a mapping from field to number; 0 for fields that the mapping lacks.
+        window: the number of documents from which ``"fit"`` chooses. A larger window fills rows better.
+        drop_last: with ``"split"``, leave out a row that is not full.
 
     A row's lineage is that of its first document and the token at which it begins there. The rows of an epoch are the
-    same for any workers and backends; a state holds no tokens. How many there are depends on the data. The stage may
-    not stand below one with ``ordered=False``, and a state is for the same world size (see ``docs/resuming.md``).
+    same for any workers and backends; a state contains no tokens. The number of rows depends on the data. The stage
+    must not follow one with ``ordered=False``, and a state needs the same world size (see ``docs/resuming.md``).
 
     Raises:
-        DataError: the fields of a document have different lengths, those of two documents different dtypes, or hold
-            something else than numbers; ``pad`` names another field.
+        DataError: the fields of a document have different lengths, a field has different dtypes in two documents or
+            contains something other than numbers, or ``pad`` names another field.
     """
 
     facts = Fact.SEEDS_ITSELF | Fact.NEEDS_ORDER | Fact.IN_TRAINER

@@ -16,19 +16,21 @@ from pipegraph.integers import integer
 @final
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """For ``Batch(pad=...)``: how a field of arrays, or of lists of numbers, is filled up to one size.
+    """For ``Batch(pad=...)``: how a field of arrays, or of lists of numbers, is padded to one size.
 
-    Mask and lengths are those of a sample's first dimension, and become fields beside it; samples are then dicts.
+    Mask and lengths refer to a sample's first dimension. They become fields beside the padded one, so samples must be
+    dicts.
 
     Args:
-        value: what fills it.
-        mask: adds a bool tensor (N, size), true where there is a value, as ``"<name>_mask"`` (True) or under this name.
-        lengths: adds an int64 tensor (N,), as ``"<name>_length"`` (True) or under this name.
-        to: the size of the first dimension; a longer sample is an error. By default that of the longest.
+        value: the padding.
+        mask: adds a bool tensor (N, size), true for values and false for padding, named ``"<name>_mask"`` (True) or as
+            given.
+        lengths: adds an int64 tensor (N,), named ``"<name>_length"`` (True) or as given.
+        to: the size of the first dimension; a longer sample is an error. By default the size of the longest sample.
         multiple_of: the size is rounded up to a multiple of this.
 
     Raises:
-        GraphError: ``value`` is no number, a size is below 1, or both ``to`` and ``multiple_of`` are given.
+        GraphError: ``value`` is not a number, a size is below 1, or both ``to`` and ``multiple_of`` are given.
         DataError: while it runs: a sample is longer than ``to``.
     """
 

@@ -260,10 +260,10 @@ def _coded(number: int, position: int) -> int:
 
 @final
 class Repeat(Operator, Planned, Repeats):
-    """The stream above it ``times`` times in each epoch: its source is read so often, each time in another order.
+    """Repeat the stream ``times`` times in each epoch. Its source is read that many times, each time in another order.
 
-    It may stand behind any chain of stages with one input and one reader each, but ``Take``; windows, batches and
-    packed rows reach from one round into the next. The stage itself does nothing and is left out of the plan. The
+    It may follow any chain of stages with one input and one reader each, except ``Take``. Windows, batches and packed
+    rows may span two rounds. The stage itself does nothing and is left out of the plan. The
     positions of round k, counted from 0, begin at ``k * 2**40``, in errors and profiles too.
 
     Args:

@@ -98,19 +98,19 @@ class ShardPart:
 class ShardSelect(OrderedSource, Grouped):
     """Which sample of which shard comes next for this rank; ``Load`` reads it.
 
-    With ``LaneOrder`` (default) and the other orders every sample has its position, and resuming costs
-    nothing; the parts need a manifest, which for local ones is made before the first sample (headers only, once
-    per node). ``order=PartOrder()`` without a manifest takes whole parts instead, one after the other.
+    With ``LaneOrder`` (the default) and the other orders, every sample has a position, so resuming reads nothing again.
+    The shards need a manifest. For local shards it is made before the first sample (it reads headers only, once per
+    node). ``order=PartOrder()`` without a manifest reads whole shards instead, one after the other.
 
     Args:
         parts: a glob, a folder, a list, a brace range such as ``"part-{00001..16000}.tar"``, or a URL with these.
         order: a ``pg.order``.
         manifest: a :class:`~pipegraph.storage.Manifest`, or the file or URL that ``pipegraph index`` wrote; by default
             ``_manifest.json`` beside the shards, if it lists them.
-        store: for URLs, obstore's options (``endpoint``, ``region`` ...); what is missing comes from the environment.
-        shuffle: whether the default order shuffles; by default datasets and files come as they lie, shards shuffled.
-        missing: shards that the manifest lists, and that a folder, a glob or a list of files lacks, are an error, as is
-            the folder of a pack that has not ended; ``"skip"`` reads what is there, and the plan says so.
+        store: for URLs, obstore's options (``endpoint``, ``region`` ...); others are taken from the environment.
+        shuffle: whether the default order shuffles; by default it does.
+        missing: by default it is an error if the manifest lists a shard that the folder, glob or list of files lacks,
+            or if a pack into the folder has not finished. ``"skip"`` reads the shards that are there; the plan says so.
 
     Raises:
         GraphError: both ``order`` and ``shuffle`` are given, or ``missing`` is none of the two.

@@ -68,12 +68,12 @@ def _gains_from_pinned(device: torch.device) -> bool:
 
 @final
 class Pin(Operator, Moves, Planned):
-    """Tensors into pinned host memory, from which the accelerator copies without the host's help; objects by their own
-    ``pin_memory()``, where they have it.
+    """Copy tensors to pinned host memory, from which an accelerator copies without the host's help.
 
-    Where copies to a device alone read it, all fields of a chunk lie in one slab, which is used again; else each
-    tensor is pinned by itself, in memory of torch's own. Behind a stage whose slabs the plan has made pinned there is
-    nothing left to do, nor where nothing can be pinned: the plan leaves this stage out.
+    Objects are pinned by their own ``pin_memory()``, if they have one. If only copies to a device read the result, all
+    fields of a chunk are in one slab, which is reused. Otherwise each tensor is pinned separately, by torch's own
+    allocator. The plan leaves this stage out if the stage before it already writes to pinned slabs, or if this machine
+    cannot pin memory.
     """
 
     facts = Fact.IN_TRAINER
@@ -235,18 +235,21 @@ class _ToDevices(Operator, Moves):
 
 @final
 class CopyToDevice(_ToDevices, Planned):
-    """Tensors to a device, on the stage's own stream: all fields of a chunk in one copy. Objects by their own
-    ``to(device)``, as torch's trainers do; one without it that holds tensors is refused.
+    """Copy tensors to a device, on the stage's own stream, all fields of a chunk in one copy.
 
-    What arrives lies in one slab of the device, which is used again once nobody holds a part of it any more and the
-    streams that read it are done. A field under a sixteenth of its batch lies in memory of its own.
+    Objects are moved by their own ``to(device)``, as torch's trainers do. An object that holds tensors and has no
+    ``to`` is refused.
+
+    The copy is in one slab on the device. The slab is reused once no part of it is referenced any more and the streams
+    that read it are done. A field smaller than a sixteenth of its batch has its own memory.
 
     Args:
-        device: ``"accelerator"`` for the one that is there, or torch's name: ``"cuda:1"``, ``"mps"``, ``"cpu"`` ...
-        copy: make the copy on the CPU too; by default the plan leaves it out there.
+        device: ``"accelerator"`` for the accelerator of this machine, or torch's name of a device: ``"cuda:1"``,
+            ``"mps"``, ``"cpu"`` ...
+        copy: whether to copy even if the device is the CPU; by default the plan then leaves the stage out.
 
     Raises:
-        GraphError: ``device`` names none.
+        GraphError: ``device`` is not the name of a device.
         DeviceError: at the first pass: this machine does not have it.
     """
 
@@ -291,7 +294,7 @@ class CopyToDevice(_ToDevices, Planned):
 
 @final
 class Scatter(_ToDevices):
-    """A slice of each batch for each device, copied straight from the host: the loader yields a ``pg.Scattered``.
+    """Copy a slice of each batch to each device, directly from the host: the loader yields a ``pg.Scattered``.
 
     Rows are cut as ``torch.chunk`` does (9 over 4 gives 3, 3, 3). What has rows is decided by the rule of
     ``pipegraph.batches``: lists and arrays are cut too, ``pg.replicas.Whole`` and the rest go to every device.
@@ -300,8 +303,8 @@ class Scatter(_ToDevices):
     in one copy.
 
     Args:
-        devices: one per slice; the same one may be named several times.
-        copy: make copies on CPU slots too; by default their slices are views of the batch.
+        devices: one per slice; a device may be named several times.
+        copy: whether slices for the CPU are copies too; by default they are views of the batch.
 
     Raises:
         GraphError: ``devices`` is empty or a text, or names no device.

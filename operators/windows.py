@@ -20,10 +20,10 @@ from pipegraph.randomness import generator
 
 @final
 class Shuffle(Regroup):
-    """Permute consecutive disjoint windows, each by a draw keyed by its number.
+    """Shuffle the items within consecutive windows; each window's order depends on the seed and its number.
 
     Args:
-        window: items per window; they are held until it is full.
+        window: items per window. They are held until the window is full.
 
     Raises:
         GraphError: ``window`` is below 1.
@@ -140,14 +140,15 @@ class _Held:
 
 @final
 class Bucket(Regroup, Keyed, UserFunctions):
-    """Samples of similar length together: those of one bucket leave one after the other, as a group.
+    """Group samples of similar length: the samples of one bucket leave one after the other, as a group.
 
     Args:
-        length: the length of a sample.
-        boundaries: growing; bucket i takes lengths from boundaries[i-1] up to, not including, boundaries[i].
-        size: samples that leave together, best the size of the ``Batch`` that follows; 32 where no ``cost`` is given.
-        cost, limit: in place of ``size``: samples while the sum of ``cost(sample)`` stays within ``limit``, such as a
-            budget of tokens. A ``Batch`` right behind with the same cost and limit makes a batch of each group.
+        length: a function that returns the length of a sample.
+        boundaries: increasing; bucket i takes lengths from boundaries[i-1] up to, not including, boundaries[i].
+        size: samples per group, usually the size of the ``Batch`` that follows; 32 if no ``cost`` is given.
+        cost, limit: instead of ``size``: a group takes samples while the sum of ``cost(sample)`` is at most ``limit``,
+            such as a budget of tokens. A ``Batch`` directly after it, with the same cost and limit, makes a batch of
+            each group.
 
     A cursor is ``(outputs, start, counts, drop)``: restart where the oldest sample that has not left came
     in, with that number already in each bucket (only counted, as they have left since), and drop the first outputs.

@@ -3,15 +3,15 @@
 ::
 
     PipegraphError
-    ├── GraphError (ValueError)      the description is wrong: at ``add``, ``plan()`` or ``loader()``
+    ├── GraphError (ValueError)      the graph is wrong: raised by ``add``, ``plan()`` or ``loader()``
     ├── StateError (ValueError)      a state does not fit the graph it is loaded into
-    ├── LoaderClosedError            a pass or a loader was used after its end
+    ├── LoaderClosedError            a pass was used after its end, or a loader after ``close()``
     ├── MemoryLimitError             ``memory_limit`` leaves no way to continue
-    ├── MissingExtraError (ImportError)   an optional part is not installed; says the pip line
+    ├── MissingExtraError (ImportError)   an optional dependency is not installed; says the pip line
     ├── BudgetError                  more items of an epoch failed than the stage's policy allows
-    ├── WorkerDiedError              a worker process or actor ended by itself
+    ├── WorkerDiedError              a worker process or actor ended unexpectedly
     ├── StageTimeoutError (TimeoutError)  one item took longer than its stage's ``timeout``
-    ├── DataError (ValueError)       a sample, file or shard is not what it should be
+    ├── DataError (ValueError)       a sample, file or shard is invalid
     │   ├── DecodeError              encoded bytes cannot be decoded
     │   ├── ShardError               a shard or archive is broken or hostile
     │   ├── ChecksumError            bytes differ from their manifest
@@ -24,10 +24,10 @@
 
 Errors of users' code are never wrapped: they keep their type and traceback,
 and get a note (:func:`note`) that names the stage, the sample and its position.
-Messages name the stage, the rule, the value and the remedy. Secrets in URLs are taken
-out of every message and note here.
+Messages name the stage, the rule, the value and the remedy. This module removes secrets in URLs
+from every message and note.
 
-A user's exception, and what a user's objects say of themselves, are code that may fail:
+The methods of a user's exceptions and objects (``__str__``, ``__repr__``, ``add_note``) may raise;
 :func:`note`, :func:`described` and :func:`shown` never do.
 """
 
@@ -45,11 +45,11 @@ class _Redacted(Exception):
 
 
 class PipegraphError(_Redacted):
-    """Base of every error that pipegraph raises on its own account."""
+    """Base of all errors of pipegraph's own."""
 
 
 class GraphError(PipegraphError, ValueError):
-    """The description of a pipeline is wrong."""
+    """A graph, or an option of a stage or loader, is wrong."""
 
 
 class NotPicklableError(GraphError):
@@ -61,7 +61,7 @@ class StateError(PipegraphError, ValueError):
 
 
 class LoaderClosedError(PipegraphError, RuntimeError):
-    """A pass or a loader was used after its end."""
+    """A pass was used after its end, or a loader after ``close()``."""
 
 
 class MemoryLimitError(PipegraphError, MemoryError):
@@ -69,12 +69,12 @@ class MemoryLimitError(PipegraphError, MemoryError):
 
 
 class MissingExtraError(PipegraphError, ImportError):
-    """An optional part is not installed.
+    """An optional dependency is not installed.
 
     Args:
         module: the module that could not be imported.
         extra: the extra of pipegraph that installs it.
-        purpose: what wanted it, for the message.
+        purpose: what needs it, for the message.
     """
 
     def __init__(self, module: str, extra: str, purpose: str) -> None:
@@ -89,15 +89,15 @@ class MissingExtraError(PipegraphError, ImportError):
 
 
 class BudgetError(PipegraphError, RuntimeError):
-    """At the end of an epoch: a larger share of a stage's items failed than its policy allows."""
+    """At the end of an epoch, a larger share of a stage's items had failed than its policy allows."""
 
 
 class WorkerDiedError(PipegraphError, RuntimeError):
-    """A worker process or actor ended by itself.
+    """A worker process or actor ended unexpectedly.
 
     Attributes:
-        pid: of a process; None of an actor.
-        status: its exit status, negative for a signal; None if it is not known.
+        pid: the process's id; None for an actor.
+        status: the exit status, negative for a signal; None if unknown.
     """
 
     pid: int | None = None
@@ -109,7 +109,7 @@ class StageTimeoutError(PipegraphError, TimeoutError):
 
 
 class DataError(PipegraphError, ValueError):
-    """A sample, file or shard is not what it should be."""
+    """A sample, file or shard is invalid."""
 
 
 class DecodeError(DataError):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """A stage in a graph, to hang others on: ``node.then(...)``, ``graph.add(..., node)``."""
+    """A stage in a graph. Add stages after it with ``node.then(...)`` or ``graph.add(..., node)``."""
 
     __slots__ = ("_edge", "graph")
 
@@ -104,11 +104,11 @@ class Graph:
     """A DAG of stages.
 
     Args:
-        name: for printing.
-        seed: of every random number in the pipeline; None lets rank 0 draw one at the first pass.
+        name: shown in plans, profiles and errors.
+        seed: the seed of all random numbers in the pipeline; with None, rank 0 chooses one at the first pass.
 
     Raises:
-        GraphError: ``seed`` is no int in 0..2**64-1.
+        GraphError: ``seed`` is not an int in 0..2**64-1.
 
     Examples:
         >>> from pipegraph import operators as ops
@@ -146,29 +146,32 @@ class Graph:
         resources: Mapping[str, float] | None = None,
         runtime_env: Mapping[str, Any] | None = None,
     ) -> Node:
-        """Place an operator behind its upstream nodes.
+        """Add a stage after its upstream nodes.
 
         Args:
             operator: a source, an operator, or a plain (also ``async``) function of one item.
-            upstream: none for a source, one for most, several for a fan-in.
-            name: unique in the graph; by default the operator's.
-            workers: how many work on it at once; ``"auto"`` begins with one, and the tuner finds how many while passes
-                run (``docs/profiling.md``).
-            backend: ``"inline"``, ``"thread"``, for functions that hold the GIL ``"process"`` (Linux; see
-                ``docs/processes.md``), or, on other machines, ``"ray"``: ``workers`` are then actors (``docs/ray.md``).
-            capacity: items its output queue may hold; by default 64 samples, or 2 batches per worker; ``"auto"`` begins
-                with that and lets the tuner change it.
-            max_bytes: bytes its output queue may hold; by default a share of ``memory_limit``.
-            ordered: whether chunks leave in the order they came.
+            upstream: no node for a source, one for most operators, several for a fan-in.
+            name: unique in the graph; by default the operator's name.
+            workers: number of workers. ``"auto"`` begins with one, and the tuner changes the number while passes run
+                (``docs/profiling.md``).
+            backend: ``"thread"``; ``"inline"``; ``"process"`` for functions that hold the GIL (Linux only; see
+                ``docs/processes.md``); or ``"ray"``, which runs the workers as actors on other machines
+                (``docs/ray.md``).
+            capacity: maximum number of items in the output queue; by default 64 samples, or 2 batches per worker.
+                ``"auto"`` begins with that, and the tuner changes it.
+            max_bytes: maximum number of bytes in the output queue; by default a share of ``memory_limit``.
+            ordered: whether chunks leave in the order in which they arrived.
             on_error: ``"raise"``, ``pg.Skip``, ``pg.Retry`` or ``pg.Replace``.
-            timeout: seconds that one item may take; then it fails with ``StageTimeoutError``. A process is ended and
-                replaced, a thread is left alone and replaced; ``"inline"`` has no deadlines.
-            resources: of each actor of a ``"ray"`` stage, such as ``{"num_cpus": 2, "memory": 4 << 30}``; other names
-                are the cluster's own resources. One CPU by default.
-            runtime_env: of the same, as ``ray.init`` takes it.
+            timeout: seconds that one item may take; after that it fails with ``StageTimeoutError``. A process is ended
+                and replaced. A thread cannot be ended: it is abandoned and replaced. ``"inline"`` stages have no
+                timeout.
+            resources: for a ``"ray"`` stage, the resources of each actor, such as
+                ``{"num_cpus": 2, "memory": 4 << 30}``; other names are custom resources of the cluster. One CPU by
+                default.
+            runtime_env: for a ``"ray"`` stage, the actors' environment, as in ``ray.init``.
 
         Raises:
-            GraphError: an option or the wiring is wrong; the message names rule, value and remedy.
+            GraphError: an option or the wiring is wrong; the message names the rule, the value and the remedy.
         """
         if not isinstance(operator, Operator | Source):
             operator = self._as_operator(operator)
@@ -269,7 +272,7 @@ class Graph:
         )
 
     def __getitem__(self, name: str) -> Node:
-        """The node of a stage, to hang others on.
+        """The node of a stage, to add others after it.
 
         Raises:
             KeyError: the graph has no stage of that name.
@@ -281,13 +284,15 @@ class Graph:
         return Node(self, Edge(name))
 
     def resize(self, settings: Mapping[str, Mapping[str, int]]) -> None:
-        """Give stages these workers and capacities, such as ``loader.tuning().settings``; they are tuned no more.
+        """Set the workers and capacities of stages, for example to ``loader.tuning().settings``.
+
+        These stages are no longer tuned.
 
         Args:
-            settings: stage -> ``{"workers": n, "capacity": n}``, of which one may be left out.
+            settings: stage -> ``{"workers": n, "capacity": n}``; either may be left out.
 
         Raises:
-            GraphError: there is no such stage, a number is less than 1, or it is no such mapping.
+            GraphError: there is no such stage, a number is less than 1, or ``settings`` is not such a mapping.
         """
         stages = dict(self.stages)
         if not isinstance(settings, Mapping) or not all(
@@ -318,10 +323,10 @@ class Graph:
         return [name for name in self.stages if name not in fed]
 
     def plan(self, output: Node | str | None = None) -> Plan:
-        """Check the graph and decide sizes, placement and rewrites; pure and printable.
+        """Check the graph and decide sizes, placement and rewrites. Nothing runs; print the plan to see it.
 
         Raises:
-            GraphError: the graph cannot run; says why and what would help.
+            GraphError: the graph cannot run; the message says why and what would help.
         """
         from pipegraph.engine.kinds import kind_of
         from pipegraph.planning.planner import make_plan
@@ -342,22 +347,24 @@ class Graph:
         world_size: int | None = None,
         mesh: Any = None,
     ) -> Loader:
-        """The running pipeline, to iterate. Nothing starts before its first ``iter()``.
+        """The loader, which runs the pipeline when you iterate it. Nothing starts before the first ``iter()``.
 
         Args:
-            output: the node whose chunks are delivered; may be left out when there is one sink.
-            epochs: how many passes will come, so that prefetching crosses their boundaries; None is endless.
-            memory_limit: bytes (or ``"4 GB"``) in flight; by default half of what the machine has available.
-            equal_steps: True: the ranks agree, in a group of ``torch.distributed``, to end at the same step. False:
-                they may differ. One of the two is needed with several ranks where the lengths are unknown.
-            autotune: find workers and capacities of all stages during training, beginning with those of the graph;
-                :meth:`Loader.tuning` says what was found. Not with ``isolate=True``.
-            isolate: run all stages above those that move chunks to pinned memory or devices in one process of
-                their own, so that their Python code never holds the training process's GIL. Operators
-                are sent there (functions by value), a quarter of ``memory_limit`` is for what has crossed, and behind
-                a copy to a device only ordered one-to-one stages may follow.
+            output: the node whose chunks are delivered; needed only if the graph has several sinks.
+            epochs: number of passes that will come, so that the loader can prefetch across epochs; None is endless.
+            memory_limit: maximum bytes in flight (an int, or a text such as ``"4 GB"``); by default half of the
+                available memory.
+            equal_steps: with True, all ranks end at the same step; they agree on it over ``torch.distributed``. With
+                False, ranks may have different numbers of steps. Set one of the two if there are several ranks and
+                the lengths are unknown.
+            autotune: find the workers and capacities of all stages during training, starting from those of the graph;
+                :meth:`Loader.tuning` shows the result. Not available with ``isolate=True``.
+            isolate: run all stages before those that move chunks to pinned memory or devices in one separate process,
+                so that their Python code never holds the training process's GIL. Operators are sent to that process
+                (functions by value). A quarter of ``memory_limit`` is reserved for chunks that have arrived from it.
+                After a copy to a device, only ordered one-to-one stages may follow.
             rank, world_size: by default those of torch.distributed, else of the environment, else 0 and 1.
-            mesh: a DeviceMesh dimension to take rank and size from.
+            mesh: a DeviceMesh dimension that gives rank and world size.
 
         Raises:
             GraphError: as :meth:`plan`, or an option is wrong; at the first pass, an operator cannot be sent to the
@@ -378,7 +385,7 @@ class Graph:
         return graph_views.digraph(self.name, self.stages)
 
     def to_dot(self) -> str:
-        """The graph in Graphviz' language."""
+        """The graph in Graphviz's DOT language."""
         from pipegraph import graph_views
 
         return graph_views.dot(self.name, self.stages)

@@ -24,11 +24,11 @@ class Skip(ErrorPolicy):
     """Leave failing items out, at most ``budget`` of them per stage, rank and epoch.
 
     Args:
-        budget: a count (int), or a share of the stage's items (a float of at most 1), or None for no bound. A
-            share is judged at each failure from the 100th item on, and again at the end of the epoch, however short
-            that was; there more failures than it allows end the pass with a :class:`~pipegraph.errors.BudgetError`.
+        budget: a count (int), or a share of the stage's items (a float of at most 1), or None for no limit. A share is
+            checked at each failure from the 100th item on, and again at the end of every epoch, however short. If it is
+            exceeded at the end, the pass ends with a :class:`~pipegraph.errors.BudgetError`.
 
-    The first item that a stage leaves out is logged, as a warning of the logger ``pipegraph``.
+    The logger ``pipegraph`` warns at the first item that a stage leaves out.
 
     Raises:
         GraphError: ``budget`` is negative, or a share above 1.
@@ -47,13 +47,13 @@ class Skip(ErrorPolicy):
 
 @dataclass(frozen=True)
 class Replace(ErrorPolicy):
-    """Put another sample of the neighbourhood in a failing one's place, so that counts never move.
+    """Replace a failing sample by one of its neighbours, so that the number of samples never changes.
 
-    The substitute is a draw keyed by the position: first from the same window of the source's order, then from blocks
-    that were not tried yet, so that one broken block stops nothing.
+    The substitute depends on the position only. It comes from the same window of the source's order, then from blocks
+    that were not tried yet, so that one broken block does not end the pass.
 
     Args:
-        tries: substitutes tried before the original failure is raised.
+        tries: number of substitutes to try before the original failure is raised.
         budget: as for :class:`Skip`.
 
     Raises:
@@ -84,8 +84,8 @@ class Retry(ErrorPolicy):
     """Try a failing item again, then do ``then``.
 
     Args:
-        times: tries after the first.
-        backoff: seconds before the first retry; doubles with each one. A stage that stops does not wait it out.
+        times: number of tries after the first.
+        backoff: seconds before the first retry; doubles with each one. Closing the loader does not wait for it.
         then: ``"raise"``, :class:`Skip` or :class:`Replace`.
 
     Raises:

@@ -59,7 +59,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop:
-    """A region of random area and aspect ratio at a random place.
+    """A crop of random area and aspect ratio at a random place.
 
     The distribution is that of torchvision's ``RandomResizedCrop.get_params``:
     area uniform in ``scale``, ratio (width / height) log-uniform in ``ratio``,

@@ -6,8 +6,8 @@
         for epoch in range(loader.epoch, 90):
             for batch in loader: ...
 
-One ``for`` is one pass over one epoch. The loader's methods belong to one thread, the consumer's;
-``profile()``, ``state_dict()`` and ``close()`` may be called from any.
+One ``for`` is one pass over one epoch. Call the loader's methods in one thread, the one that iterates it. Only
+``profile()``, ``metrics()``, ``tuning()``, ``state_dict()`` and ``close()`` are thread-safe.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Loader(Closing):
-    """A running pipeline. Made by :meth:`pipegraph.Graph.loader`, which documents the arguments."""
+    """A running pipeline. :meth:`pipegraph.Graph.loader` creates it and documents the arguments."""
 
     def __init__(self, graph: Graph, output: Node | str | None, options: LoaderOptions) -> None:
         autotune, isolate = options.autotune, options.isolate
@@ -80,7 +80,7 @@ class Loader(Closing):
 
     @property
     def epoch(self) -> int:
-        """The running pass's epoch; between passes the next one's."""
+        """The epoch of the running pass; between passes, the epoch of the next one."""
         running = self._running()
         if running is not None:
             return running.epoch
@@ -91,10 +91,11 @@ class Loader(Closing):
         return current if current is not None and not current.over else None
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the number of the next pass; during a pass it holds for the one after.
+        """Choose the epoch of the next pass. During a pass, this means the pass after it.
 
-        Equal to :attr:`epoch` it changes nothing, so that a training loop may call it at the start of every epoch.
-        Any other discards prefetched work, and restored work with a warning if nothing of it was delivered yet.
+        If ``epoch`` equals :attr:`epoch`, nothing changes, so a training loop may call this before every epoch. Any
+        other epoch discards prefetched work. If a state was loaded and nothing was delivered since, it also discards
+        the restored position, with a warning.
         """
         epoch = integer(epoch, "epoch", 0)
         if epoch == self.epoch:
@@ -117,11 +118,11 @@ class Loader(Closing):
             )
 
     def __iter__(self) -> Iterator[Any]:
-        """The next pass. It ends the one before, whose iterator then raises."""
+        """Begin the next pass. This ends a running pass; its iterator then raises an error."""
         return self._begin(whole=False)
 
     def chunks(self) -> Iterator[Chunk]:
-        """The next pass, as :class:`~pipegraph.Chunk` objects with keys, positions and epoch."""
+        """Begin the next pass; it gives :class:`~pipegraph.Chunk` objects with keys, positions and epoch."""
         return self._begin(whole=True)
 
     def _begin(self, whole: bool) -> Pass:
@@ -174,11 +175,13 @@ class Loader(Closing):
     # -- length --------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Chunks per epoch on this rank, with ``equal_steps=True`` on the rank that has the fewest; of an epoch that
-        resumes from a state, those that were left then.
+        """Number of chunks per epoch on this rank.
+
+        With ``equal_steps=True``, the number on the rank that has the fewest. In an epoch that resumes from a state,
+        the number that was left.
 
         Raises:
-            TypeError: the data decides (a filter, a flat map, a source without a length ...).
+            TypeError: the number depends on the data (a filter, a flat map, a source without a length ...).
         """
         place = self._progress.place if self._running() is not None else self._progress.next_place()
         return length_of(self.plan, place, self._options, self._ledger)
@@ -186,13 +189,13 @@ class Loader(Closing):
     # -- state ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been delivered, as a small JSON-serialisable dict with a fixed set of keys.
+        """The position of the loader, as a small JSON-serialisable dict with a fixed set of keys.
 
-        Inside the loop: the rest of the epoch after the chunk delivered last. After the loop:
-        a whole epoch. After a ``break``: the rest of the broken pass.
+        After loading it, the next pass delivers what follows: if it was taken inside the loop, the rest of the epoch
+        after the last delivered chunk; after the loop, a whole epoch; after a ``break``, the rest of that epoch.
 
-        Thread-safe, at any moment, also from a signal handler: it waits for no lock of the pipeline. What a
-        handler meets is the chunk that the loop was given last, which it may not have trained on yet.
+        Thread-safe at any moment, also in a signal handler: it waits for no lock of the pipeline. In a handler, the
+        last chunk that the loop received counts as delivered, even if the loop has not trained on it yet.
         """
         return self._state()
 
@@ -221,14 +224,14 @@ class Loader(Closing):
         """Resume from a state: the next pass delivers exactly what followed it.
 
         Args:
-            state: what :meth:`state_dict` returned on this rank (parts of other ranks may be in it too); or the
-                list of all ranks' states, with which also a graph that is not elastic resumes at another world
-                size: each sample exactly once, in another order.
-            allow: names of stages that were changed, added or removed since. What is kept and what begins anew is
-                said in a warning; ``docs/resuming.md`` has the rules.
+            state: what :meth:`state_dict` returned on this rank (it may contain parts of other ranks too). Or the list
+                of all ranks' states: with it, a graph that is not elastic can also resume at another world size, with
+                each sample exactly once, in another order.
+            allow: names of stages that were changed, added or removed since the state was taken. A warning says what
+                continues and what starts again; ``docs/resuming.md`` has the rules.
 
         Raises:
-            StateError: the state is of another graph, version or world size; says what differs.
+            StateError: the state is from another graph, version or world size; the message says what differs.
         """
         from pipegraph.loader.restoring import place_of, read_state
 
@@ -249,13 +252,13 @@ class Loader(Closing):
     # -- looking -------------------------------------------------------------------------------
 
     def profile(self, since: Profile | None = None) -> Profile:
-        """What every stage has done and waited for; also after an error and after ``close()``. Thread-safe.
+        """What every stage did and waited for, also after an error or ``close()``. Thread-safe.
 
         Args:
-            since: an earlier profile of this loader: only what came after it counts. By default its whole life.
+            since: an earlier profile of this loader; only what happened after it counts. By default everything.
 
         Raises:
-            GraphError: ``since`` is of another graph.
+            GraphError: ``since`` is from another graph.
         """
         from pipegraph.profile import compared, profile_of
 
@@ -298,7 +301,7 @@ class Loader(Closing):
         self._tracer.ranges = on
 
     def metrics(self) -> str:
-        """The profile of the loader's whole life as OpenMetrics text, for Prometheus to scrape. Thread-safe.
+        """The loader's profile since its start as OpenMetrics text, for Prometheus to scrape. Thread-safe.
 
         Raises:
             MissingExtraError: prometheus_client is not installed.
@@ -311,7 +314,7 @@ class Loader(Closing):
         """What the tuner has decided so far, and the settings that it found, as code to paste. Thread-safe.
 
         Raises:
-            GraphError: nothing of this loader is tuned.
+            GraphError: no stage of this loader is tuned.
         """
         if self._tuner is None:
             raise GraphError(why_not_tuned(self.plan))
@@ -320,17 +323,18 @@ class Loader(Closing):
     def headspace(self, step: Callable[[Any], Any], *, batches: int = 8, steps: int = 50) -> Headspace:
         """How fast training would be if it never waited for data: the most that tuning this loader can gain.
 
-        Calls ``step`` on batches of a second loader of the same graph, then with that one closed on kept ones over and
-        over. This loader's state is untouched; what ``step`` does, such as training, is done.
+        Times ``step`` on batches from a second loader of the same graph. Then closes that loader and times ``step`` on
+        batches that it has kept in memory. This loader's state does not change, but the effects of ``step`` remain,
+        such as training.
 
         Args:
-            step: what training does with one batch. It must wait for the device: ``torch.cuda.synchronize()`` in it.
-            batches: how many to keep in memory and replay.
-            steps: how many to time, each way.
+            step: what training does with one batch. It must wait for the device, with ``torch.cuda.synchronize()``.
+            batches: number of batches to keep in memory and repeat.
+            steps: number of steps to time, with the loader and without.
 
         Raises:
             GraphError: a number is less than 1.
-            DataError: the graph delivered too little.
+            DataError: the graph delivered too few batches.
         """
         from pipegraph.profile.headspace import measure_headspace
 
@@ -343,8 +347,8 @@ class Loader(Closing):
     def close(self) -> None:
         """End every thread of the pipeline; idempotent. Thread-safe, at any moment of a pass.
 
-        It waits for locks that a pass holds for moments: a signal handler raises an exception instead, such as
-        ``SystemExit``, and leaves closing to the ``with`` around the loop.
+        Do not call it in a signal handler, because it waits for locks that a pass holds for moments. Raise an exception
+        there instead, such as ``SystemExit``; the ``with`` around the loop then closes the loader.
         """
         self._runs.closed = self._runs.closed or "this loader is closed"
         running = self._running()

@@ -33,9 +33,9 @@ class BlockOrder(Order):
     ``shuffle=True`` ``DistributedRandomSampler``: a list of ``local_count * W`` indices, of
     which rank r takes those from ``r * local_count`` on.
 
-    A sample's position is its own number, at every world size; the extra places
-    that make ranks equal have positions >= N. After a resize the list dealt at the
-    epoch's first world size is kept, and what remains of it is cut anew.
+    A sample's position is its own number, at every world size; the extra entries
+    that make ranks equal have positions >= N. After a change of the world size, the
+    epoch keeps its list, and what remains of it is split among the new ranks.
 
     Args:
         shuffle: permute the list.

@@ -39,16 +39,17 @@ class LaneOrder(Order):
     order, and a resume at another world size is exact.
 
     Args:
-        lanes: how many lanes the stream is cut into, >= 1. More lanes per rank
-            (lanes / gcd(lanes, W)) mix more parts into a batch and hold more
-            blocks at once; ``lane_plan`` has the figures.
+        lanes: number of lanes into which the stream is cut, >= 1. More lanes per rank
+            (lanes / gcd(lanes, W)) mix more parts into a batch, and need more blocks
+            at the same time; ``lane_plan`` computes the figures.
         window: blocks whose samples are permuted together, >= 1.
-        shuffle: else the samples come in manifest order (no lanes, no permutation).
-        tail: what does not fill a step on every rank is padded from the stream's
-            head (``"pad"``), cut (``"drop"``) or left uneven (``"uneven"``).
+        shuffle: permute; else the samples come in manifest order (no lanes).
+        tail: if the last samples are not enough for a step on every rank: pad them from
+            the stream's start (``"pad"``), leave them out (``"drop"``), or give some
+            ranks a step more (``"uneven"``).
 
     Raises:
-        GraphError: ``lanes`` or ``window`` is below 1, or ``tail`` is another.
+        GraphError: ``lanes`` or ``window`` is below 1, or ``tail`` is none of these.
     """
 
     lanes: int = DEFAULT_LANES

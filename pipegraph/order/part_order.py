@@ -33,24 +33,25 @@ _shares: BoundedMemo[Shares] = BoundedMemo(16 << 20, lambda s: s.spans.low.nbyte
 @final
 @dataclasses.dataclass(frozen=True)
 class PartOrder(Order):
-    """Every trainer shuffles the list of parts alike, and takes every W-th part.
+    """Every rank shuffles the list of parts with the same seed, and takes every W-th part.
 
     The list is shuffled by ``numpy.random.RandomState(seed).shuffle`` (epoch 0 with a
     seed below 2**32; others by a number hashed from seed and epoch), rank r of W
     takes the parts with index % W == r, and reads them one after the other, the
     samples of a part permuted. Positions number the shuffled parts' samples end to end.
 
-    After a resize parts not yet begun are dealt again in the same manner; what
-    is left of begun ones is laid end to end, cut into equal pieces, and read first.
+    After a change of the world size, parts not yet begun are split again in the same
+    way. The rest of the parts already begun is concatenated, cut into equal pieces,
+    and read first.
 
     Args:
-        shuffle: else parts and samples come in their own order.
-        tail: where ranks have unequal numbers of samples, shorter ones repeat their own
-            from the start (``"pad"``), longer ones stop early (``"drop"``), or each
+        shuffle: shuffle parts and samples; else they come in their own order.
+        tail: if ranks have unequal numbers of samples: ranks with fewer repeat their own
+            from the start (``"pad"``), ranks with more stop early (``"drop"``), or each
             reads its own and no more (``"uneven"``).
 
     Raises:
-        GraphError: ``tail`` is another.
+        GraphError: ``tail`` is none of these.
     """
 
     in_turn = False

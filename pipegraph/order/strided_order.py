@@ -39,9 +39,9 @@ class StridedOrder(Order):
     4 bytes per sample (8 from 2**31 samples on) for the epochs in use.
 
     Args:
-        shuffle: permute; else the samples come in their own order.
-        drop_last: cut what does not fill a step on every rank; else the stream is
-            padded from its own head, repeated as often as needed.
+        shuffle: permute the samples; else they come in their own order.
+        drop_last: leave out the last samples that are not enough for a step on every
+            rank; else the stream is padded from its start, repeatedly if needed.
     """
 
     shuffle: bool = True

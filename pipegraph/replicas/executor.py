@@ -36,29 +36,30 @@ from pipegraph.replicas.usage import Usage
 class ReplicaExecutor(Closing):
     """A model on several device slots of this process, trained as if on one device.
 
-    Replicas live on between steps and are equal by construction; gradients are summed in buckets while
-    backward runs; the loss is computed where the outputs are. Parity with one device is promised for
-    losses that are sums or means over rows. Losses that couple rows (contrastive ones) and batch norm in
-    training see their own part only, as in DataParallel.
+    Replicas are kept between steps and always have equal parameters. Gradients are summed in buckets while
+    backward runs, and each replica computes the loss of its own outputs. Results equal those of one device
+    for losses that are sums or means over rows. Losses that couple rows (contrastive ones) and batch norm in
+    training see only the rows of their replica, as in DataParallel.
 
     Args:
-        model: on the first device; it *is* the first replica. Its parameters may not be exchanged afterwards.
+        model: on the first device; it *is* the first replica. Do not replace its parameters afterwards.
         devices: one entry per replica; a device may be named several times. By default all GPUs, or the CPU
             where there is none.
         output_device: where ``executor(...)`` gathers; the first device by default.
         dim: the dimension that batches are cut along.
-        optimizer: makes an optimizer, or several, from a replica's parameters, or from the replica itself if
-            its parameter is named ``module``. Without it, call the executor like a module and train ``model``
+        optimizer: a function that makes one or more optimizers from a replica's parameters, or from the
+            replica itself if its parameter is named ``module``. Without it, call the executor like a module and train ``model``
             yourself.
-        shard_optimizer: every replica keeps the optimizer state of its share of the parameters only. Not for
-            optimizers whose step of one parameter depends on others: each would see its share.
+        shard_optimizer: whether each replica keeps the optimizer state only of its share of the parameters.
+            Not for optimizers whose step of one parameter depends on other parameters.
         compile: arguments for ``torch.compile``, applied to every replica in bucket-sized graphs.
         deterministic: run the replicas one after another, each seeded by (seed, call, replica).
-        process_group: whose ranks take the mean of gradients; the default group where one is initialised.
+        process_group: gradients are averaged over its ranks; by default over the default group, if one is
+            initialised.
 
     Raises:
-        ReplicaError: the model cannot be replicated; says what and why.
-        DeviceError: a device is not there.
+        ReplicaError: the model cannot be replicated; the message says what and why.
+        DeviceError: this machine lacks a device.
     """
 
     def __init__(

@@ -33,24 +33,25 @@ _T_co = TypeVar("_T_co", covariant=True)
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """Torch's ``DataLoader`` on pipegraph's workers: its arguments, its batches in its order, and a state.
 
-    For the same generator the batches equal torch's, with what the samples draw from the global generators of torch,
-    NumPy and Python in a worker's process. A pass can be stopped anywhere and resumed: see :meth:`state_dict`.
+    For the same generator the batches equal torch's. This includes random numbers that samples take in a worker process
+    from the global generators of torch, NumPy and Python. You can stop anywhere in a pass and resume: see
+    :meth:`state_dict`.
 
     Args:
-        workers: what ``num_workers`` counts: ``"process"``, as in torch, each with its own copy of the dataset; or
-            ``"thread"``, which start at once and copy nothing: for what releases the GIL. Torch's random
-            functions then give each sample its own numbers. An iterable is read by one thread. There is no
-            ``get_worker_info`` and no ``worker_init_fn``.
+        workers: what ``num_workers`` counts. ``"process"``: worker processes, as in torch, each with its own copy of
+            the dataset. ``"thread"``: threads, which start at once and need no copy; for datasets that release the
+            GIL. In threads, torch's random functions are seeded per sample, one thread reads an iterable, and there is
+            no ``get_worker_info`` and no ``worker_init_fn``.
 
-    All other arguments are torch's. ``multiprocessing_context`` is checked and kept (``"thread"`` is
-    ``workers="thread"``, for trainers that build a loader from another's attributes); worker processes are forked from
-    a process without threads, whatever it says. What cannot be pickled, and an iterable with
-    ``in_order=False``, goes to torch's own workers.
+    All other arguments are torch's. ``multiprocessing_context`` is checked and kept, but worker processes are always
+    forked from a process without threads. (``"thread"`` means ``workers="thread"``, for trainers that build a loader
+    from another's attributes.) A dataset that cannot be pickled, and an iterable with ``in_order=False``, uses torch's
+    own workers.
 
     Raises:
-        ValueError: as torch's for its arguments; ``workers`` is another, or ``worker_init_fn`` or ``timeout`` is given
+        ValueError: as in torch; or ``workers`` is neither of the two, or ``worker_init_fn`` or ``timeout`` is given
             with threads.
-        TypeError: ``generator`` is no ``torch.Generator``.
+        TypeError: ``generator`` is not a ``torch.Generator``.
 
     Examples:
         >>> loader = DataLoader(range(5), batch_size=2)
@@ -204,7 +205,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         vars(torch.utils.data.DataLoader)["multiprocessing_context"].__set__(self, given)
 
     def set_epoch(self, epoch: int) -> None:
-        """Call ``set_epoch`` of the samplers and the dataset, where they have one, as trainers do before each pass."""
+        """Call ``set_epoch`` of the samplers and the dataset if they have one, as trainers do before each pass."""
         those: tuple[Any, ...] = (self.sampler, self.batch_sampler, self.dataset)
         for each in those:
             if hasattr(each, "set_epoch"):
@@ -213,12 +214,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     # -- state ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What was delivered of the pass, as a small dict with a fixed set of keys; thread-safe.
+        """The position in the epoch, as a small dict with a fixed set of keys; thread-safe.
 
-        Inside the loop, and after a ``break``, the rest of the epoch; before and after the loop a whole epoch, with the
-        random states that its order is drawn from. A map-style dataset with ``state_dict`` and ``load_state_dict`` is
-        asked for its state in each worker, an iterable too; outside of the loop none is asked, so that no worker starts
-        for it. JSON, unless such a state is not.
+        A state taken inside the loop or after a ``break`` is for the rest of the epoch. One taken before or after the
+        loop is for a whole epoch, and holds the random states that will generate its order. Inside the loop, it
+        includes the state of the dataset in each worker, if the dataset has ``state_dict`` and ``load_state_dict``.
+        Outside the loop it does not, so that no worker has to start. It is JSON, unless a dataset's state is not.
         """
         return self._state()
 
@@ -244,14 +245,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next pass delivers exactly what followed the state.
 
-        For a map-style dataset without reading what came before, at any ``num_workers`` (unless the dataset has a
-        state of its own). An iterable is asked for its ``load_state_dict``, in each worker; without one it is read
-        again up to where it stood. A state of a whole epoch puts back the generators that its order is drawn from, also
-        torch's global one; seed them after this call to have another order.
+        A map-style dataset does not read the earlier samples again, and ``num_workers`` may change (unless the dataset
+        has its own state). In each worker, an iterable's ``load_state_dict`` is called; an iterable without it is read
+        again up to the position. A state of a whole epoch restores the generators that its order is generated from,
+        including torch's global one. To get another order, seed them after this call.
 
         Raises:
-            StateError: the state is no data loader's, of copies with states in another number of workers, or of the
-                middle of an epoch with another ``batch_size`` or ``shuffle``.
+            StateError: the state is not from a ``DataLoader``; or it holds states of workers and ``num_workers``
+                differs; or it is from the middle of an epoch and ``batch_size`` or ``shuffle`` differs.
         """
         loaded_by_accelerate(state)
         self._restored = restored = BatchProgress.of(state, self._fresh(), resolve(None, None)[0])
