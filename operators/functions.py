@@ -152,7 +152,7 @@ class _Function(Operator, UserFunctions):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         if not callable(function):
-            raise GraphError(f"{type(self).__name__}: a function is needed, got {function!r}")
+            raise GraphError(f"{type(self).__name__}: expected a function, got {function!r}")
         is_async_generator = any(map(inspect.isasyncgenfunction, _callables(function)))
         if type(self) is FlatMap and is_async_generator:
             raise GraphError(

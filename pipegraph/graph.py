@@ -207,14 +207,12 @@ class Graph:
 
     def _as_operator(self, function: Any) -> Operator:
         if inspect.isclass(function) and issubclass(function, Operator | Source):
-            raise GraphError(
-                f"got the class {function.__name__}: place an instance, {function.__name__}(...)"
-            )
+            raise GraphError(f"got the class {function.__name__}: pass an instance, {function.__name__}(...)")
         if not callable(function):
-            source = "; data becomes a source with ops.FromSequence(data) or ops.FromIterable(data)"
+            source = "; to read data, use ops.FromSequence(data) or ops.FromIterable(data)"
             remedy = source if isinstance(function, Iterable) else ""
             found = reprlib.repr(function)
-            raise GraphError(f"an operator, a source or a function is needed, got {found}{remedy}")
+            raise GraphError(f"expected an operator, a source or a function, got {found}{remedy}")
         from pipegraph.operators import Map
 
         return Map(function)
@@ -227,14 +225,14 @@ class Graph:
 
     def _check_name(self, name: str) -> str:
         if not isinstance(name, str) or not name:
-            raise GraphError(f"a stage's name must be a text that is not empty, got {name!r}")
+            raise GraphError(f"a stage's name must be a non-empty string, got {name!r}")
         if name in RESERVED:
             raise GraphError(
-                f"a stage cannot be named {name!r}: profiles and states mean something else by that"
+                f"a stage cannot be named {name!r}: profiles and states use this name; choose another name="
             )
         if name in self.stages:
             raise GraphError(
-                f"stage {name!r}: the graph has a stage of this name already; choose another name="
+                f"stage {name!r}: the graph already has a stage of this name; choose another name="
             )
         return name
 
@@ -261,13 +259,13 @@ class Graph:
             remedy = (
                 "join several with Zip(), Concat(), Mix(weights) or Merge() first"
                 if count
-                else "a pipeline begins with a source such as ops.FromSequence(dataset), to hang others on with then()"
+                else "a pipeline begins with a source such as ops.FromSequence(dataset); add this stage with source.then(...)"
             )
             raise GraphError(f"stage {name!r}: {operator.name} takes exactly {wanted}, got {count}; {remedy}")
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
-            f"graph {self.name!r} describes a pipeline and does not run it: iterate its loader, "
+            f"graph {self.name!r} only describes a pipeline: iterate its loader instead, "
             "with graph.loader() as loader: for batch in loader: ..."
         )
 
@@ -310,7 +308,7 @@ class Graph:
             for what in given:
                 if what not in ("workers", "capacity"):
                     raise GraphError(
-                        f"resize: stage {name!r}: 'workers' and 'capacity' can be given, got {what!r}"
+                        f"resize: stage {name!r}: only 'workers' and 'capacity' can be set, got {what!r}"
                     )
             old = stages[name]
             workers, capacity = given.get("workers", old.workers), given.get("capacity", old.capacity)

@@ -36,8 +36,8 @@ def plain_function(function: Any, what: str, of: str) -> None:
     for each in (function, getattr(function, "__call__", None)):  # noqa: B004
         if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
             raise GraphError(
-                f"{what} must be a plain function of {of}, got the async function {function_name(function)}; await it "
-                "in a Map before this stage, and look at its result here"
+                f"{what} must be a plain function of {of}, got the async function {function_name(function)}; call it "
+                "in a Map before this stage, and use its result here"
             )
         if inspect.isgeneratorfunction(each):
             raise GraphError(
@@ -63,7 +63,7 @@ def chunks_of(made: Any) -> Iterator[Any]:
         got = None if made is None else type(made).__name__
         raise TypeError(
             f"process and flush must return an iterable of chunks, got {got}: "
-            "return [chunk], or () where there is none"
+            "return [chunk], or () if there is none"
         )
     return iter(made)
 
@@ -72,8 +72,8 @@ def not_awaited(made: CoroutineType[Any, Any, Any]) -> TypeError:
     """The error for a function that makes coroutines; ends this one."""
     made.close()  # else Python warns that nobody awaited it
     return TypeError(
-        f"the function returned a coroutine: give a Map the async function {made.__qualname__} itself, or an "
-        "`async def` around it, so that the stage awaits it"
+        f"the function returned a coroutine: pass the async function {made.__qualname__} itself to a Map, or wrap the "
+        "call in an `async def`, so that the stage awaits it"
     )
 
 

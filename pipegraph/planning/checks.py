@@ -1,6 +1,6 @@
-"""What a stage may not do where it stands: checks of its options, its policy, its input, and of caches. Pure.
+"""Checks of a stage in its graph: its options, its policy, its input, and caches. Pure.
 
-Each raises GraphError, which names the stage, the rule and the remedy.
+Each raises a GraphError that names the stage, the rule and the remedy.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ def check_timeout(spec: StageSpec, operator: Operator | Source, kind: StageKind)
     if spec.backend.in_consumer:
         raise GraphError(
             f"stage {spec.name!r}: timeout= needs backend='thread' or 'process': an inline stage runs in the thread of "
-            "its consumer, which cannot stop waiting for itself"
+            "its consumer, so nothing can interrupt it"
         )
 
 
 def check_state(spec: StageSpec, operator: Operator, kind: StageKind) -> None:
-    """What an operator says of its state fits what it has, and its kind."""
+    """What an operator declares about its state agrees with its methods and its kind."""
     has = [name for name in STATE_METHODS if callable(getattr(operator, name, None))]
     name = type(operator).__name__
     said = type(operator).stateful is not Operator.stateful
     if len(has) == 2 and not operator.stateful and not said:
         raise GraphError(
-            f"stage {spec.name!r}: {name} has state_dict() and load_state_dict() of a class that is no operator: say "
-            "in the class what they are for, stateful = True if the stage must resume from them (in order, with one "
-            "worker), else stateful = False"
+            f"stage {spec.name!r}: {name} has state_dict() and load_state_dict() from a class that is not an operator. "
+            "If the stage must resume from them, set stateful = True in the class (it then runs in order, with one "
+            "worker); else set stateful = False"
         )
     if not operator.stateful:
         return
     if kind.stateless:
         raise GraphError(
-            f"stage {spec.name!r}: {name} has a state_dict() and load_state_dict(), but {kind.stateless}. Say "
-            "stateful = False if they are there for something else"
+            f"stage {spec.name!r}: {name} has state_dict() and load_state_dict(), but {kind.stateless}. If they are "
+            "for something else, set stateful = False in the class"
         )
     if len(has) < 2:
         raise GraphError(
-            f"stage {spec.name!r}: {name} says stateful = True, and needs both state_dict() and load_state_dict(state)"
+            f"stage {spec.name!r}: {name} has stateful = True, so it needs both state_dict() and load_state_dict(state)"
         )
 
 
@@ -59,17 +59,17 @@ def check_policy(spec: StageSpec, operator: Operator | Source, kind: StageKind) 
         several = cast(FanIn, operator).inputs == "many"
         raise GraphError(
             f"stage {spec.name!r}: on_error={spec.on_error!r} is for stages with one input; {operator.name} "
-            f"{'has several' if several else 'makes nothing of it that could fail'}"
+            f"{'has several' if several else 'does no work on it that could fail'}"
         )
     if spec.policy.retries and kind.keeps:
         raise GraphError(
-            f"stage {spec.name!r}: Retry() tries one item again, but {operator.name} keeps what it was given before; "
-            "put the work that may fail into a stage of its own"
+            f"stage {spec.name!r}: Retry() tries one item again, but {operator.name} holds earlier items; put the work "
+            "that may fail into a separate stage"
         )
 
 
 def check_source(spec: StageSpec, source: Source) -> None:
-    """A source has something to read its items by."""
+    """A source has the methods by which its items are read."""
     kind, name = type(source), type(source).__name__
     lacks = [
         f"{method}({', '.join(arguments)})"
@@ -81,13 +81,13 @@ def check_source(spec: StageSpec, source: Source) -> None:
     ]
     if lacks and source.random_access:
         raise GraphError(
-            f"stage {spec.name!r}: {name} has random_access = True, which needs positions and read, and no "
-            f"{' and no '.join(lacks)}: define it"
+            f"stage {spec.name!r}: {name} has random_access = True, so it needs positions and read, but lacks "
+            f"{' and '.join(lacks)}: define it"
         )
     if lacks and kind.iterate is Source.iterate:
         raise GraphError(
-            f"stage {spec.name!r}: {name} has no iterate(epoch, rank, world_size, start), which yields (position, "
-            "item): define it, or positions and read with random_access = True"
+            f"stage {spec.name!r}: {name} lacks iterate(epoch, rank, world_size, start), which yields (position, "
+            "item): define it, or define positions and read and set random_access = True"
         )
 
 
@@ -99,10 +99,10 @@ def check_level(spec: StageSpec, operator: Operator, levels: list[str], upstream
         if level in operator.needs.split("|"):
             continue
         remedy = {
-            "batches": "put MicroBatches() behind it",
+            "batches": "put MicroBatches() after it",
             "batch": "put Unbatch() between them",
             "sample": "put Batch(n) between them",
-        }.get(level, "put Load() behind the source of shards")
+        }.get(level, "put Load() after the source of shards")
         plural = {"sample": "samples", "batch": "batches", "batches": "lists of batches", "part": "shards"}
         wanted = " or ".join(plural[need] for need in operator.needs.split("|"))
         raise GraphError(
@@ -111,7 +111,7 @@ def check_level(spec: StageSpec, operator: Operator, levels: list[str], upstream
 
 
 def check_substitutes(stage: StagePlan, planned: Mapping[str, StagePlan]) -> None:
-    """A policy that substitutes needs one-to-one stages, and samples to read in place of others."""
+    """A policy that replaces samples needs one-to-one stages, and other samples to read instead."""
     policy = stage.spec.outcome
     if not policy.substitutes:
         return
@@ -124,8 +124,8 @@ def check_substitutes(stage: StagePlan, planned: Mapping[str, StagePlan]) -> Non
     whole = stage.source is None and chain[0].level == "batch"
     if whole and not (stage.operator.can(RowOperator) and policy.neighbours):
         raise GraphError(
-            f"stage {stage.name!r}: {word}() puts something in the place of one sample, but this function fails for "
-            "a whole batch; move it before Batch"
+            f"stage {stage.name!r}: {word}() replaces a single sample, but this function works on a whole batch; move "
+            "it before Batch"
         )
     for above in chain if policy.neighbours else ():
         operator = above.operator
@@ -138,7 +138,7 @@ def check_substitutes(stage: StagePlan, planned: Mapping[str, StagePlan]) -> Non
             if above.source.can(Neighbours) is None:
                 raise GraphError(
                     f"stage {stage.name!r}: {word}() asks the source for a sample near the one that failed, and "
-                    f"{above.name!r} ({operator.name}) does not say which: derive it from "
+                    f"{above.name!r} ({operator.name}) cannot name one: derive it from "
                     "pipegraph.capabilities.Neighbours too, or use Skip()"
                 )
         elif not above.work.elastic or above.kind.expands:
@@ -152,14 +152,14 @@ def _dependence(operator: Operator) -> str:
     """Why what an operator makes of a sample cannot be kept for other epochs."""
     words = [] if operator.depends_on is None else operator.depends_on.split("|")
     if wrong := [word for word in words if word not in DEPENDENCES]:
-        return f"declares depends_on with {wrong[0]!r}, which is none of {', '.join(DEPENDENCES)}"
+        return f"declares depends_on with {wrong[0]!r}, which is not one of {', '.join(DEPENDENCES)}"
     if not words:
         return (
             'does not declare what its result depends on: write depends_on = "item" in its class, or add "place" (it '
-            'reads positions), "epoch" or "random" (it draws numbers), as "item|epoch"'
+            'reads positions), "epoch" or "random" (it uses random numbers), as in "item|epoch"'
         )
     if "random" in words:
-        return "draws random numbers, and every epoch must draw anew"
+        return "uses random numbers, which must differ in every epoch"
     return (
         f"depends on its {' and '.join(word for word in words if word != 'item')}, which every epoch changes"
     )
@@ -183,15 +183,16 @@ def check_cache(plan: Plan, stage: StagePlan) -> None:
         elif above.work.depends_on != "item":
             why = f"{above.name!r} ({operator.name}) {_dependence(above.work)}"
         elif drawn := draws_from(functions_of(operator)):
-            why = f"{above.name!r} ({operator.name}) draws from {' and '.join(drawn)}, and every epoch must draw anew"
+            names = " and ".join(drawn)
+            why = f"{above.name!r} ({operator.name}) uses {names}, whose numbers must differ in every epoch"
         elif above.work.stateful or above.caches:
-            why = f"{above.name!r} ({operator.name}) keeps state of its own"
+            why = f"{above.name!r} ({operator.name}) has state of its own"
         if why is None and above.spec.outcome.substitutes:
             word = type(above.spec.outcome).__name__
-            why = f"{above.name!r} puts something in the place of samples that fail ({word})"
+            why = f"{above.name!r} replaces samples that fail ({word})"
         if why is None and len(plan.consumers(above.name)) > 1:
             why = f"{above.name!r} feeds other stages too, which need it in every epoch"
         if why is not None:
             raise GraphError(
-                f"stage {stage.name!r}: Cache cannot stand here: {why}; move it up, or leave it out"
+                f"stage {stage.name!r}: Cache cannot be used here: {why}; move it further up, or leave it out"
             )

@@ -48,8 +48,8 @@ class ReplicaExecutor(Closing):
         output_device: where ``executor(...)`` gathers; the first device by default.
         dim: the dimension that batches are cut along.
         optimizer: a function that makes one or more optimizers from a replica's parameters, or from the
-            replica itself if its parameter is named ``module``. Without it, call the executor like a module and train ``model``
-            yourself.
+            replica itself if its parameter is named ``module``. Without it, call the executor like a module and
+            train ``model`` yourself.
         shard_optimizer: whether each replica keeps the optimizer state only of its share of the parameters.
             Not for optimizers whose step of one parameter depends on other parameters.
         compile: arguments for ``torch.compile``, applied to every replica in bucket-sized graphs.

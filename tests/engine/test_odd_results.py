@@ -196,9 +196,9 @@ class NoRead(Nothing):
     [
         (
             Nothing,
-            r"stage 'rows': Nothing has no iterate\(epoch, rank, world_size, start\), .*random_access = True",
+            r"stage 'rows': Nothing lacks iterate\(epoch, rank, world_size, start\), .*random_access = True",
         ),
-        (NoRead, r"stage 'rows': NoRead has random_access = True, .* and no read\(position, epoch\)"),
+        (NoRead, r"stage 'rows': NoRead has random_access = True, .* but lacks read\(position, epoch\)"),
     ],
 )
 def test_a_source_with_nothing_to_read_is_refused_by_the_plan(source, text):
@@ -343,14 +343,10 @@ def test_what_a_policy_of_ones_own_may_not_do_is_said_in_words_that_fit_it():
     graph = pg.Graph("whole")
     batches = graph.add(ops.FromSequence(range(4))).then(ops.Batch(2))
     batches.then(fails_at_two, name="work", on_error=Default())
-    with pytest.raises(
-        GraphError, match=r"stage 'work': Default\(\) puts something in the place of one sample, "
-    ):
+    with pytest.raises(GraphError, match=r"stage 'work': Default\(\) replaces a single sample, "):
         graph.plan()
     graph = pg.Graph("cached")
     node = graph.add(ops.FromSequence(range(4))).then(fails_at_two, name="work", on_error=Default())
     node.then(ops.Cache("memory", "1 MB"))
-    with pytest.raises(
-        GraphError, match=r"'work' puts something in the place of samples that fail \(Default\)"
-    ):
+    with pytest.raises(GraphError, match=r"'work' replaces samples that fail \(Default\)"):
         graph.plan()

@@ -290,6 +290,8 @@ def test_a_cache_below_what_draws_nothing_or_from_its_own_generator_is_not_refus
 
 
 def test_a_cache_below_a_draw_from_numpys_generator_is_refused_by_the_plan() -> None:
-    text = r"stage 'cache': Cache cannot stand here: 'function' \(map\) draws from numpy.random, and every epoch must"
+    text = (
+        r"stage 'cache': Cache cannot be used here: 'function' \(map\) uses numpy.random, whose numbers must"
+    )
     with pytest.raises(GraphError, match=text):
         cached(lambda x: x + np.random.rand(), "memory").plan()

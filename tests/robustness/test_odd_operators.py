@@ -218,7 +218,7 @@ def test_a_lambda_around_an_async_function_says_what_to_give_instead(function, p
             node.then(ops.Batch(2))
         with (
             graph.loader() as loader,
-            pytest.raises(TypeError, match="returned a coroutine: give a Map the async"),
+            pytest.raises(TypeError, match="returned a coroutine: pass the async function"),
         ):
             list(loader)
 
