@@ -259,7 +259,7 @@ class Graph:
             remedy = (
                 "join several with Zip(), Concat(), Mix(weights) or Merge() first"
                 if count
-                else "a pipeline begins with a source such as ops.FromSequence(dataset); add this one with source.then()"
+                else "a pipeline begins with a source such as ops.FromSequence(dataset); add this with source.then()"
             )
             raise GraphError(f"stage {name!r}: {operator.name} takes exactly {wanted}, got {count}; {remedy}")
 
