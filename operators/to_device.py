@@ -263,7 +263,7 @@ class CopyToDevice(_ToDevices, Planned):
 
     def bypass(self) -> str | None:
         if self.device.type == "cpu" and not self.copy:
-            return "the device is the CPU, where the batch lies already"
+            return "the device is the CPU, where the batch already is"
         return None
 
     def notes(self) -> list[str]:

@@ -46,6 +46,11 @@ def format_bytes(nbytes: float) -> str:
     raise AssertionError
 
 
+def counted(count: int, noun: str) -> str:
+    """``"1 shard"``, ``"2,000 shards"``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def format_duration(seconds: float) -> str:
     """``0.00123`` as ``"1.23 ms"``; ``"-"`` where there is none, or less than a clock shows."""
     if seconds < NANOSECOND:

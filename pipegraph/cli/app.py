@@ -199,7 +199,7 @@ def pack(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one per core by default.")] = None,
     shuffle: Annotated[
         bool,
-        typer.Option("--shuffle", help="Write the samples in a random order, for data that lies sorted."),
+        typer.Option("--shuffle", help="Write the samples in a random order, for data that is sorted."),
     ] = False,
     seed: Annotated[int, typer.Option(help="Of the shuffle.")] = 0,
 ) -> None:
@@ -213,7 +213,7 @@ def pack(
 def quality(
     graph: Target,
     classes: Annotated[
-        int, typer.Option(min=2, help="Classes, if the data lay sorted by class: the worst case.")
+        int, typer.Option(min=2, help="Classes; the data is assumed to be sorted by class, the worst case.")
     ] = 1000,
 ) -> None:
     """How well a graph's order shuffles: measures of one epoch, beside those of a global shuffle."""

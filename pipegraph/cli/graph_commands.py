@@ -23,6 +23,7 @@ from pipegraph.order.quality import quality
 from pipegraph.planning.drawing import plan_svg
 from pipegraph.profile.record import record
 from pipegraph.storage import Manifest
+from pipegraph.units import counted
 
 EVERY_S = 0.5
 """Between two moments of the report's charts."""
@@ -146,5 +147,7 @@ def run_quality(graph: Graph, classes: int) -> None:
         length = source.order.length(layout, 1, (), 0, seed, number)
         return source.order.indices(layout, seed, number, 0, 1, 0, length)
 
-    print(f"order of stage {sources[0].name!r}: {total:,} samples, batches of {batch}, {len(parts):,} parts")
+    print(
+        f"order of stage {sources[0].name!r}: {total:,} samples, batches of {batch}, {counted(len(parts), 'part')}"
+    )
     print(quality(epoch(0), np.asarray(parts, np.int64), batch, classes, epoch(1)))

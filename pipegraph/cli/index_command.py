@@ -14,7 +14,7 @@ from pipegraph.storage.beside import manifest_beside
 from pipegraph.storage.parts import is_url
 from pipegraph.storage.side_files import MANIFEST
 from pipegraph.storage.stores import safe_url
-from pipegraph.units import format_bytes, parse_bytes
+from pipegraph.units import counted, format_bytes, parse_bytes
 
 
 def run_index(
@@ -63,7 +63,8 @@ def run_index(
                 error.add_note("or index by headers only: --no-checksums")
             raise
     size = format_bytes(manifest.nbytes)
-    print(f"{len(manifest):,} samples in {len(manifest.parts):,} shards ({size}): wrote {safe_url(out)}")
+    samples, shards = counted(len(manifest), "sample"), counted(len(manifest.parts), "shard")
+    print(f"{samples} in {shards} ({size}): wrote {safe_url(out)}")
 
 
 def _option(text: str) -> tuple[str, str]:

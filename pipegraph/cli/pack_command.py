@@ -7,7 +7,7 @@ from typing import Any
 from pipegraph.cli.progress_bars import ProgressLine
 from pipegraph.errors import GraphError
 from pipegraph.storage.writing import PackProgress, pack_shards
-from pipegraph.units import format_bytes
+from pipegraph.units import counted, format_bytes
 
 
 def run_pack(
@@ -41,7 +41,8 @@ def run_pack(
             progress=report,
         )
     size_text = format_bytes(manifest.nbytes)
-    print(f"{len(manifest):,} samples in {len(manifest.parts):,} shards ({size_text}): {target}")
+    samples, shards = counted(len(manifest), "sample"), counted(len(manifest.parts), "shard")
+    print(f"{samples} in {shards} ({size_text}): {target}")
 
 
 def _source(text: str) -> Any:

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 import traceback
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from pipegraph.errors import GraphError, described
@@ -37,10 +37,8 @@ def load_object(target: str, kind: type | None = None) -> Any:
         raise GraphError(f"expected FILE:GRAPH, such as train.py:graph, got {target!r}")
     module = _run(Path(file))
     if not hasattr(module, name):
-        wanted = kind or type(_run)
-        there = [each for each, value in vars(module).items() if isinstance(value, wanted)]
-        what = "functions" if kind is None else "graphs"
-        raise GraphError(f"{file} has no {name!r}; {what} in it: {', '.join(there) or 'none'}")
+        there = "" if kind is None else f"graphs in it: {_names(module, kind)}; "
+        raise GraphError(f"{file} has no {name!r}; {there}functions in it: {_names(module, FunctionType)}")
     found: Any = getattr(module, name)
     if callable(found) and not (kind is not None and isinstance(found, kind)):
         try:
@@ -48,6 +46,14 @@ def load_object(target: str, kind: type | None = None) -> Any:
         except Exception as error:
             raise GraphError(f"{target}() failed: {_where(error, file)}") from error
     return found
+
+
+def _names(module: ModuleType, kind: type) -> str:
+    """What the file itself has of a kind: functions that it imports are none of its own."""
+    found = [name for name, value in vars(module).items() if isinstance(value, kind)]
+    if kind is FunctionType:
+        found = [name for name in found if vars(module)[name].__module__ == module.__name__]
+    return ", ".join(found) or "none"
 
 
 def _run(path: Path) -> ModuleType:

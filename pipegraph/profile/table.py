@@ -94,8 +94,8 @@ def conclude(profile: Profile) -> str:
             if each.in_bursts
         ]
         return (
-            f"Work comes in bursts: {stall}, and the queue between {', '.join(queues)} was empty in turn with full. "
-            f"{profile.advice}"
+            f"Work comes in bursts: {stall}, and the queue between {', '.join(queues)} was sometimes empty and "
+            f"sometimes full. {profile.advice}"
         )
     name, stage = profile.bottleneck, profile.stages[profile.bottleneck]
     said = f"Stage {name!r} holds training back: {_why(profile, stage)}; {stall}."

@@ -205,9 +205,10 @@ def _named(path: str, pattern: str) -> Part:
             raise DataError(f"parts {pattern!r}: {path!r} is a {kind}, not a shard")
         return _local(path, status)
     except OSError as error:
-        folder = os.path.dirname(path) or "."
+        folder, name = os.path.split(path.rstrip("/" + os.sep))
+        also = "" if "." in name else ", and no folder of this name,"
         raise DataError(
-            f"parts {pattern!r}: no shard {os.path.basename(path)!r} in folder {folder!r} ({error.strerror})"
+            f"parts {pattern!r}: no shard {name!r}{also} in folder {folder or '.'!r} ({error.strerror})"
         ) from error
 
 

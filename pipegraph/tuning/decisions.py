@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pipegraph.profile.model import Size, Sizes
+from pipegraph.units import counted
 
 Outcome = Literal["kept", "taken back", "on trial", "refused"]
 
@@ -79,7 +80,7 @@ class Tuning:
         """Every decision, and the advice, as lines."""
         kept = sum(decision.outcome == "kept" for decision in self.decisions)
         state = "settled" if self.settled else "still tuning"
-        lines = [f"{len(self.decisions)} decisions, {kept} kept, {state}"]
+        lines = [f"{counted(len(self.decisions), 'decision')}, {kept} kept, {state}"]
         lines += [f"  {number}. {decision}" for number, decision in enumerate(self.decisions, 1)]
         if self.limit:
             lines.append(f"  stopped by: {self.limit}")

@@ -256,7 +256,7 @@ class Search:
             if name in window.bursts - window.held - self._short:
                 then = {**self.sizes, name: replace(size, capacity=LONGER * size.capacity)}
                 if exceeds(pipeline, then) is None:
-                    return then, "its queue was empty in turn with full"
+                    return then, "its queue was sometimes empty and sometimes full"
         self.limit = limit_words(limit, why)
         if self._again or not (self._stuck.keys() - self._holders or self._short):
             return None

@@ -106,7 +106,10 @@ def test_plan_delivers_from_the_stage_that_is_named(pipeline, capsys):
         ("nowhere.py:graph", "there is no file 'nowhere.py'"),
         ("{file}", "expected FILE:GRAPH"),
         ("{file}:", "expected FILE:GRAPH"),
-        ("{file}:absent", "has no 'absent'; graphs in it: graph, two, failing, images, nothing"),
+        (
+            "{file}:absent",
+            "has no 'absent'; graphs in it: graph, two, failing, images, nothing; functions in it: build, takes",
+        ),
         ("{file}:number", "is of type int, no graph and no function that returns one"),
         ("{file}:takes", "failed: TypeError"),
         ("{file}:two", "has 2 sinks (left, right): name one with output="),
@@ -275,7 +278,7 @@ def test_index_writes_a_manifest_that_any_order_can_use(tmp_path, capsys):
             tar.add(file, f"{number}.txt")
     out = tmp_path / "a.manifest.json"
     assert main(["index", str(tmp_path / "*.tar"), "--out", str(out)]) == 0
-    assert "3 samples in 1 shards" in printed(capsys).out
+    assert "3 samples in 1 shard (" in printed(capsys).out
     assert len(Manifest.load(out)) == 3
 
 

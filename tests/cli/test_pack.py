@@ -1,11 +1,13 @@
 """``pipegraph pack`` on the command line."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from pipegraph.cli.app import run
+from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.manifest import Manifest
 
 
@@ -48,7 +50,7 @@ def test_a_function_and_a_shuffle(files: Path, capsys: pytest.CaptureFixture[str
     (files / "convert.py").write_text("def samples():\n    return ({'n': n} for n in range(7))\n")
     code, out, _ = pack("convert.py:samples", "made", "--format", "parquet", capsys=capsys)
     assert code == 0
-    assert "7 samples in 1 shards" in out
+    assert "7 samples in 1 shard (" in out
     code, out, _ = pack("made", "mixed", "--format", "mds", "--shuffle", "--seed", "3", capsys=capsys)
     assert code == 0
     assert (files / "mixed" / "index.json").exists()
@@ -58,6 +60,7 @@ def test_a_function_and_a_shuffle(files: Path, capsys: pytest.CaptureFixture[str
     ("arguments", "message"),
     [
         (["nothing", "out"], "no shard 'nothing'"),
+        (["fils/", "out"], "no shard 'fils', and no folder of this name, in folder '.'"),
         (["files", "out", "--format", "zip"], "format must be one of tar, parquet, mds, got 'zip'"),
         (["files", "out", "--size", "many"], "pack: size must be bytes or a size such as"),
         (["convert.py:absent", "out"], "there is no file 'convert.py'"),
@@ -72,6 +75,18 @@ def test_errors_are_one_line_with_the_remedy(
     assert code == 2
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("format", ["tar", "parquet"])
+def test_a_missing_library_is_named_before_anything_is_written(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    crc32c_extend.cache_clear()
+    monkeypatch.setitem(sys.modules, "google_crc32c" if format == "tar" else "pyarrow", None)
+    code, _, err = pack("files", "out", "--format", format, capsys=capsys)
+    assert code == 2
+    assert 'pip install "pyarrow>=' in err
+    assert not Path("out").exists()
 
 
 def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from pipegraph.closing import Closing
 from pipegraph.errors import DataError
+from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.filelock import NO_LOCKS
 from pipegraph.storage.journal import Journal
 from pipegraph.storage.manifest import Manifest, PartIndex, write_atomically
@@ -46,10 +47,13 @@ class PackFolder(Closing):
         self.finished: dict[int, PartIndex] = {}
         self.kinds: dict[str, str] | None = None
         self._journal: Journal | None = None
-        os.makedirs(self.folder, exist_ok=True)
         self._journal_path = Path(unfinished_pack(self.folder) or os.path.join(self.folder, JOURNAL))
         self.complete = self._was_completed()
         if not self.complete:
+            # A library that is missing is named before there is anything to continue.
+            crc32c_extend()
+            encoder_of(self.settings["format"])({}, self.settings["size"])
+            os.makedirs(self.folder, exist_ok=True)
             self._open_journal(given)
 
     @property
