@@ -70,7 +70,7 @@ def draw(path: Path) -> Path | None:
         names = [name for name, *_ in values]
         medians = [median for _, median, _, _ in values]
         errors = [[m - low for _, m, low, _ in values], [high - m for _, m, _, high in values]]
-        colours = ["#1f6f8b" if name.startswith("pipegraph") else "#b8c4c8" for name in names]
+        colours = ["#1f6f8b" if name.startswith(("pipegraph", "pg.")) else "#b8c4c8" for name in names]
         axis.barh(names, medians, xerr=errors, color=colours, ecolor="#444444", capsize=2)
         if label.startswith("rate over"):
             axis.axvline(1, color="#444444", linewidth=0.8)
