@@ -133,9 +133,21 @@ def _inside(value: Any) -> Iterator[Any]:
         if len(value) <= PLACES:
             yield from list(value)
             yield from list(value.values())
-    elif isinstance(getattr(value, "__dict__", None), dict):
-        yield from list(vars(value).values())
+    else:
+        yield from _attributes(value)
         yield from [each for each in vars(type(value)).values() if isinstance(each, types.FunctionType)]
+
+
+def _attributes(value: Any) -> list[Any]:
+    """The values of an object's attributes, those in slots too."""
+    own = getattr(value, "__dict__", None)
+    found = list(own.values()) if isinstance(own, dict) else []
+    for kind in type(value).__mro__:
+        for each in vars(kind).values():
+            if isinstance(each, types.MemberDescriptorType):
+                with suppress(AttributeError):  # not set
+                    found.append(each.__get__(value))
+    return found
 
 
 def _carried(function: types.FunctionType) -> Iterator[Any]:
@@ -230,8 +242,8 @@ def _arrays(data: Any) -> Iterator[Any]:
                 left.extend(value)
         elif isinstance(value, dict):
             left.extend(value.values())
-        elif not isinstance(value, OPAQUE) and isinstance(getattr(value, "__dict__", None), dict):
-            left.extend(vars(value).values())
+        elif not isinstance(value, OPAQUE):
+            left.extend(_attributes(value))
 
 
 def length_of(items: Any) -> int | None:

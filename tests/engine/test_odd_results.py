@@ -55,6 +55,69 @@ def test_an_expanding_operator_that_gives_one_chunk_twice_is_refused(backend):
         list(loader)
 
 
+class Late(pg.Operator):
+    """Returns the chunk before the one that it is given, and has no state."""
+
+    one_to_one = False
+
+    def __init__(self):
+        self.held = None
+
+    def process(self, chunk):
+        before, self.held = self.held, chunk
+        return before
+
+
+class LateFromItself(Late):
+    """As above; the first chunk is returned twice."""
+
+    one_to_one = True
+
+    def process(self, chunk):
+        before, self.held = self.held or chunk, chunk
+        return before
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread", "process"])
+@pytest.mark.parametrize("kind", [Late, LateFromItself])
+def test_a_map_that_returns_an_earlier_chunk_is_refused(kind, backend):
+    graph = pg.Graph("late")
+    graph.add(ops.FromSequence(range(6)), name="numbers").then(kind(), name="late", backend=backend)
+    seen = []
+    said = "'late': process was given the sample of 'numbers' at position 1 and returned .* at position 0.*a state"
+    with graph.loader() as loader, pytest.raises(GraphError, match=said):
+        seen.extend(loader)
+    assert seen == ([] if kind is Late else [0])
+
+
+def test_a_map_with_a_state_may_hold_a_chunk_back():
+    class Kept(Late):
+        def state_dict(self):
+            return {"held": self.held}
+
+        def load_state_dict(self, state):
+            self.held = state["held"]
+
+    def make():
+        graph = pg.Graph("kept")
+        graph.add(ops.FromSequence(range(80))).then(Kept())
+        return graph
+
+    pg.testing.assert_resumes_exactly(make)
+
+
+def test_a_map_may_leave_out_rows_of_a_batch():
+    class Odd(pg.Operator):
+        def process(self, chunk):
+            rows = [row for row in range(len(chunk)) if chunk.data[row] % 2]
+            return pg.Chunk.group([chunk.row(row, chunk.data[row]) for row in rows], [chunk.data[row] for row in rows])
+
+    graph = pg.Graph("odd")
+    graph.add(ops.FromSequence(range(8))).then(ops.Batch(4, collate=list)).then(Odd(), name="odd")
+    with graph.loader() as loader:
+        assert list(loader) == [[1, 3], [5, 7]]
+
+
 class Drawing(pg.order.Order):
     """Draws what it is told to."""
 

@@ -361,3 +361,34 @@ def test_a_single_value_of_large_data_is_seen(kind):
     found = passes(graph, change)
     GLOBAL["level"] = 0
     assert found == wanted
+
+
+class Slotted:
+    """Data and a function whose attributes lie in slots, one of them a private one."""
+
+    __slots__ = ("__level", "level", "unset")
+
+    def __init__(self):
+        self.level = self.__level = 0
+
+    def set(self, level):
+        self.level, self.__level = level, 10 * level
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index + self.level + self.__level
+
+    def __call__(self, item):
+        return self[item]
+
+
+@pytest.mark.parametrize("kind", ["data", "function"])
+def test_attributes_in_slots_are_seen(kind):
+    graph, made = pg.Graph(), Slotted()
+    if kind == "data":
+        graph.add(ops.FromSequence(made), workers=2)
+    else:
+        graph.add(ops.FromSequence(range(4))).then(made)
+    assert passes(graph, made.set) == [[index + 11 * epoch for index in range(4)] for epoch in range(EPOCHS)]

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipegraph.bundle import DROPPED, UNNAMED, Bundle, named
 from pipegraph.capabilities import BundleMap
-from pipegraph.chunk import Chunk
+from pipegraph.chunk import Chunk, Failure
 from pipegraph.engine.stage.ahead import Ahead
+from pipegraph.engine.stage.groups import named as named_sample
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
@@ -133,10 +134,24 @@ def _single(
     if reserved is None:
         reserved = stage.run.account.reserve(memory, stage.sender.first, ticket) if memory.guarded else 0
     out = stage.attempt(worker, item, process, row)
-    if out is not item and out.__class__ is Chunk:  # the result takes the item's place in the stream
-        out.before, out.after, out.epoch = item.before, item.after, item.epoch
+    if out is not item and out.__class__ is Chunk:
+        of, came = out.lineages, item.lineages
+        if of is came or of == came or set(of) <= set(came):  # the result takes the item's place in the stream
+            out.before, out.after, out.epoch = item.before, item.after, item.epoch
+        else:
+            out = Failure(_other_sample(stage.name, out, item), item.epoch)
     stage.leave(worker, ticket, out, held, reserved, last)
     del out  # a failure's traceback refers to this frame
+
+
+def _other_sample(stage: str, out: Chunk, item: Chunk) -> GraphError:
+    """The error for an operator that returned a chunk that it was given before, or that of nobody."""
+    return GraphError(
+        f"stage {stage!r}: process was given {named_sample(item.lineages[0])} and returned "
+        f"{named_sample(out.lineages[0])}. A map gives each chunk its own result, else a resume would lose the sample "
+        "that it holds: return the chunk, or chunk.replace(data). An operator that holds samples back keeps them in a "
+        "state, with state_dict() and load_state_dict()"
+    )
 
 
 MAX_IN_VAIN = 1_000
