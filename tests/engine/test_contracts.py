@@ -3,6 +3,7 @@ to have."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -375,6 +376,60 @@ def test_a_source_that_does_not_begin_at_its_start_is_refused_when_it_resumes(
                 told = "stage 'steps': .* yields position 0 first for start=0 and for start=4 too"
                 with pytest.raises(pg.errors.GraphError, match=told):
                     list(loader)
+
+
+class Counting(Steps):
+    """Where it stands is an attribute, so that each call goes on from the one before."""
+
+    stands = 0
+
+    def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Any:
+        while self.stands < 10:
+            self.stands += 1
+            yield self.stands, self.stands
+
+
+class Unseeded(AtRandom):
+    """Another order in each call."""
+
+    calls = itertools.count()
+
+    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Any:
+        first = next(self.calls)
+        return [(first + number) % 10 for number in range(start, 10)]
+
+
+class Drawn(AtRandom):
+    """Its order is drawn from torch's generator, which the stage seeds."""
+
+    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Any:
+        return torch.randperm(10).tolist()[start:]
+
+
+class DrawnLate(AtRandom):
+    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Any:
+        yield from torch.randperm(10).tolist()[start:]
+
+
+@pytest.mark.parametrize("options", [{}, {"backend": "process"}], ids=["thread", "process"])
+@pytest.mark.parametrize("source", [Counting, Unseeded])
+def test_a_source_that_begins_elsewhere_in_each_call_is_refused_when_it_resumes(
+    source: Any, options: Any
+) -> None:
+    with steps(source(True, None), **options).loader() as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with steps(source(True, None), **options).loader() as loader:
+        loader.load_state_dict(state)
+        told = r"stage 'steps': \w+ yields position \d first for start=1, and \d when it was called before"
+        with pytest.raises(pg.errors.GraphError, match=told):
+            list(loader)
+
+
+@pytest.mark.parametrize("options", [{}, {"backend": "process"}], ids=["thread", "process"])
+@pytest.mark.parametrize("source", [Drawn, DrawnLate])
+def test_a_source_may_draw_its_positions_from_torch(source: Any, options: Any) -> None:
+    pg.testing.assert_resumes_exactly(lambda: steps(source(True, None), **options))
 
 
 @pytest.mark.parametrize("length", [7, 12])

@@ -50,9 +50,53 @@ def test_an_expanding_operator_that_gives_one_chunk_twice_is_refused(backend):
     graph.add(ops.FromSequence(range(10))).then(Twice(), name="twice", backend=backend)
     with (
         graph.loader() as loader,
-        pytest.raises(GraphError, match="stage 'twice': process gave one chunk twice"),
+        pytest.raises(GraphError, match="stage 'twice': process made two items of one identity"),
     ):
         list(loader)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_row_of_a_batch_that_is_given_twice_is_refused(backend):
+    class Twice(pg.Operator):
+        kind = "expand"
+        one_to_one = False
+
+        def process(self, chunk):
+            row = chunk.row(0, chunk.data[0])
+            return [row, row]
+
+    graph = pg.Graph("twice")
+    batches = graph.add(ops.FromSequence(range(10))).then(ops.Batch(5, collate=list))
+    batches.then(Twice(), name="twice", backend=backend)
+    with graph.loader() as loader, pytest.raises(GraphError, match="'twice': process gave one chunk twice"):
+        list(loader)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread", "process"])
+@pytest.mark.parametrize("way", ["replace", "child"])
+def test_an_expanding_operator_that_gives_two_items_one_identity_is_refused(way, backend):
+    class Same(pg.Operator):
+        kind = "expand"
+        one_to_one = False
+
+        def process(self, chunk):
+            for number in range(2):
+                data = chunk.data, number
+                yield chunk.replace(data) if way == "replace" else chunk.child(0, data)
+
+    graph = pg.Graph("same")
+    graph.add(ops.FromSequence(range(10)), name="numbers").then(Same(), name="same", backend=backend)
+    said = r"'same': process made two items of one identity, 'numbers' 0.*chunk.child\(index, data\)"
+    with graph.loader() as loader, pytest.raises(GraphError, match=said):
+        list(loader)
+
+
+def test_rows_of_a_batch_in_which_a_sample_is_twice_may_be_taken_apart():
+    graph = pg.Graph("twice")
+    repeated = graph.add(ops.FromSequence([7])).then(ops.Repeat(3))
+    repeated.then(ops.Batch(3, collate=list)).then(ops.Unbatch())
+    with graph.loader() as loader:
+        assert list(loader) == [7, 7, 7]
 
 
 class Late(pg.Operator):
@@ -110,7 +154,9 @@ def test_a_map_may_leave_out_rows_of_a_batch():
     class Odd(pg.Operator):
         def process(self, chunk):
             rows = [row for row in range(len(chunk)) if chunk.data[row] % 2]
-            return pg.Chunk.group([chunk.row(row, chunk.data[row]) for row in rows], [chunk.data[row] for row in rows])
+            return pg.Chunk.group(
+                [chunk.row(row, chunk.data[row]) for row in rows], [chunk.data[row] for row in rows]
+            )
 
     graph = pg.Graph("odd")
     graph.add(ops.FromSequence(range(8))).then(ops.Batch(4, collate=list)).then(Odd(), name="odd")

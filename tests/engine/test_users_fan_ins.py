@@ -274,6 +274,64 @@ def test_the_output_after_which_a_resume_would_go_astray_is_not_delivered():
     assert got == []
 
 
+class KeepsCounting(InTurn):
+    """Its turn is set once, not in each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.at = 0
+
+    def begin(self, inputs, epoch):
+        at = self.at
+        super().begin(inputs, epoch)
+        self.at = at
+
+
+class KeepsEnded(pg.FanIn):
+    """Notes for good which inputs have ended, in a set that all its copies share."""
+
+    def __init__(self):
+        self.over = set()
+
+    def begin(self, inputs, epoch):
+        self.inputs = inputs
+
+    def next_input(self):
+        return next((index for index in range(self.inputs) if index not in self.over), None)
+
+    def end_input(self, index):
+        self.over.add(index)
+
+    def cursor(self, positions):
+        return (*positions, *sorted(self.over))
+
+    def cursors(self, cursor, inputs):
+        self.over = set(cursor[inputs:])
+        return list(cursor[:inputs])
+
+
+@pytest.mark.parametrize(
+    ("join", "text"),
+    [
+        (KeepsCounting, "epoch 1 its cursor is .* and it reads input 1, where a new one .* reads input 0"),
+        (KeepsEnded, r"next_input\(\) returned None at the beginning of epoch 1"),
+    ],
+)
+def test_a_fan_in_whose_second_epoch_depends_on_its_first_is_refused(join, text):
+    with plain(join)().loader(epochs=2) as loader:
+        assert list(loader)
+        with pytest.raises(GraphError, match=rf"(?s)stage 'join': begin\(\) must .*{text}.*Set in begin\(\)"):
+            list(loader)
+
+
+def test_a_fan_in_that_another_loader_has_run_to_its_end_is_refused():
+    graph = plain(KeepsEnded)()
+    with graph.loader() as loader:
+        assert list(loader)
+    with graph.loader() as loader, pytest.raises(GraphError, match="at the beginning of epoch 0"):
+        list(loader)
+
+
 # -- routes ------------------------------------------------------------------------------------------
 
 

@@ -111,6 +111,11 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
         yield
 
 
+def _identity(child: Chunk) -> str:
+    source, *places = child.lineages[0]
+    return f"{source!r} {', '.join(map(str, places))}"
+
+
 def _expand(
     stage: StageRun, worker: Worker, unit: _Children, process: Any, parent: Chunk, row: int, nested: bool
 ) -> Loop:
@@ -118,6 +123,7 @@ def _expand(
     skip = _children_to_drop(stage, parent)
     before, epoch, meter, together = parent.before, parent.epoch, worker.meter, unit.rows > 1
     children: Any = None
+    last: Any = None
     index = 0
     while stage.stop_epoch < epoch:
         # Hold the parent until the end: a child may be a view of it, and ``process`` may still read it.
@@ -130,6 +136,14 @@ def _expand(
             child = next(children, None)
             if child is not None and not isinstance(child, Chunk):
                 raise not_a_chunk(child, stage.name, "each item of process")
+            if child is not None and len(parent.lineages) == 1:
+                if child.lineages == last:
+                    raise GraphError(
+                        f"stage {stage.name!r}: process made two items of one identity, {_identity(child)}, which "
+                        "would draw the same random numbers, and of which a resume could drop one: make each with "
+                        "chunk.child(index, data), with an index of its own"
+                    )
+                last = child.lineages
             # The cursor that the child before it was given: it is the same chunk.
             if child is not None and index and child.after == (before, index):
                 raise GraphError(

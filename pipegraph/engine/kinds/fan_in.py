@@ -107,6 +107,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
     if stage.plan.route is not None:
         assert joining is not None
         joining.follow(stage.plan.route, stage.plan.route_outputs)
+    unused = None if trusted else detached(operator)
     while True:
         check = None if trusted else MergeCheck(stage.plan, operator, epoch)
         operator.begin(count, epoch)
@@ -120,6 +121,10 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
             operator.next_input if trusted else partial(checked_input, stage.name, operator, count, ended)
         )
         index = following()
+        if unused is not None and positions == [None] * count:
+            wrong = check_begun(stage.name, detached(unused), operator, count, epoch, index)
+            if wrong is not None:
+                put(Failure(wrong, epoch))
         while index is not None:
             item, out = inboxes[index].get(), None
             if item.__class__ is Chunk:
@@ -191,6 +196,36 @@ def checked_input(stage: str, operator: FanIn, inputs: int, ended: Collection[in
             "end_input(index), and return another one, or None once all have ended"
         )
     return as_int(index)
+
+
+def check_begun(
+    stage: str, unused: FanIn, operator: FanIn, inputs: int, epoch: int, first: int | None
+) -> GraphError | None:
+    """The error of a user's fan-in that begins an epoch otherwise than a copy of it that has run none; None if neither.
+
+    Args:
+        first: the input that it reads first.
+    """
+    begins = (
+        f"stage {stage!r}: begin() must make the fan-in as it was before its first epoch, else an epoch depends on "
+        "those before it, which a resumed run has not had"
+    )
+    remedy = "Set in begin() what end_input() and process() change"
+    if first is None:
+        return GraphError(
+            f"{begins}: next_input() returned None at the beginning of epoch {epoch}, where no input has ended yet. "
+            f"{remedy}"
+        )
+    nowhere: list[Any] = [None] * inputs
+    unused.begin(inputs, epoch)
+    expected, new = freeze(unused.cursor(nowhere)), unused.next_input()
+    found = freeze(operator.cursor(nowhere))
+    if (found, first) == (expected, new):
+        return None
+    return GraphError(
+        f"{begins}: at the beginning of epoch {epoch} its cursor is {shown(found)} and it reads input {first}, where a "
+        f"new one has {shown(expected)} and reads input {new}. {remedy}"
+    )
 
 
 class MergeCheck:

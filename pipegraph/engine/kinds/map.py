@@ -136,7 +136,9 @@ def _single(
     out = stage.attempt(worker, item, process, row)
     if out is not item and out.__class__ is Chunk:
         of, came = out.lineages, item.lineages
-        if of is came or of == came or set(of) <= set(came):  # the result takes the item's place in the stream
+        if (
+            of is came or of == came or set(of) <= set(came)
+        ):  # the result takes the item's place in the stream
             out.before, out.after, out.epoch = item.before, item.after, item.epoch
         else:
             out = Failure(_other_sample(stage.name, out, item), item.epoch)

@@ -5,8 +5,9 @@ Reading a position is a map's work; the cursor is a source's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice, repeat
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from pipegraph.engine.kinds.map import MapUnit, Process, RunUnit, map_loop
 from pipegraph.engine.kinds.source import (
     SourceKind,
     check_length,
-    check_start,
+    checked_from,
     failure_of,
     snapshot_of,
     whole_numbers,
@@ -95,11 +96,15 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                 if positions is None:
                     stage.snapshots.restore(source, epoch, run.first_epoch)
                     failure = snapshot_of(stage, source, epoch, 0) if resumable else None
+                    ranks = run.rank, run.world_size
+                    seeded: Callable[[], object] = (
+                        bool if draws is None else partial(draws.one, epoch, ("positions",))
+                    )
                     if step and not trusted:
-                        check_start(name, "positions", source, epoch, (run.rank, run.world_size), step)
-                    if draws is not None:
-                        draws.one(epoch, ("positions",))
-                    positions = iter(source.positions(epoch, run.rank, run.world_size, step))
+                        positions = checked_from(name, "positions", source, epoch, ranks, step, seeded)
+                    else:
+                        seeded()
+                        positions = iter(source.positions(epoch, *ranks, step))
                     positions = positions if draws is None else draws.lazily(positions)
                 rows = pace.rows(step - began)
                 start = perf_counter_ns() if timed else 0

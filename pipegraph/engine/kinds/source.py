@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from operator import index as as_int
 from time import perf_counter_ns
@@ -180,9 +180,9 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                     stage.snapshots.restore(source, epoch, run.first_epoch)
                     items = None if alone is None else source.items(epoch, *place, step)
                     unit.of_steps = items is not None
-                    if items is None:
-                        if step and not trusted:
-                            check_start(stage.name, "iterate", source, epoch, place, step)
+                    if items is None and step and not trusted:
+                        items = checked_from(stage.name, "iterate", source, epoch, place, step)
+                    elif items is None:
                         items = iter(source.iterate(epoch, *place, step))
                     if Fact.SEEDS_ITSELF not in planned.facts:
                         items = Draws(run.seed, stage.name).each(items, epoch, (stage.name,), step)
@@ -245,12 +245,26 @@ def whole_numbers(stage: str, positions: Sequence[Any]) -> list[int]:
     )
 
 
-def check_start(
-    name: str, method: str, source: Source, epoch: int, place: tuple[int, int], step: int
-) -> None:
-    """Raises GraphError if a user's source does not begin at the step at which a run resumes."""
+def checked_from(
+    name: str,
+    method: str,
+    source: Source,
+    epoch: int,
+    place: tuple[int, int],
+    step: int,
+    seeded: Callable[[], object] = bool,
+) -> Iterator[Any]:
+    """What a user's source yields from the step at which a run resumes.
+
+    Args:
+        seeded: called before each call of the method.
+
+    Raises:
+        GraphError: it does not begin there, or elsewhere in each call.
+    """
     firsts = []
     for start in (0, step):
+        seeded()
         items = iter(getattr(source, method)(epoch, *place, start))
         first = next(items, None)
         firsts.append(first[0] if method == "iterate" and first is not None else first)
@@ -261,6 +275,22 @@ def check_start(
             "begin with the item of step `start`, and give each item of an epoch a position of its own, else a resume "
             "would deliver samples twice"
         )
+    seeded()
+    return _beginning_with(firsts[1], iter(getattr(source, method)(epoch, *place, step)), name, method, step)
+
+
+def _beginning_with(first: Any, items: Iterator[Any], name: str, method: str, step: int) -> Iterator[Any]:
+    for item in items:
+        position = item[0] if method == "iterate" else item
+        if position != first:
+            raise GraphError(
+                f"stage {name!r}: {method} yields position {position} first for start={step}, and {first} when it was "
+                "called before: what it yields must depend on its arguments alone, else a resume would lose or repeat "
+                "samples. Count in a local variable, and seed random numbers by the epoch"
+            )
+        yield item
+        break
+    yield from items
 
 
 def check_length(stage: StageRun, source: Source, epoch: int, steps: int) -> Failure | None:
