@@ -156,6 +156,9 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
     def sees(self) -> str:
         return super().sees() if self.sampler is None else ""  # which may be over data of this rank
 
+    def deals_by(self) -> str:
+        return super().deals_by() if self.sampler is None else ""
+
     def functions(self) -> Sequence[Callable[..., Any]]:
         return (type(self.dataset).__getitem__,)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 POSITIONS_AT_ONCE = 1024
 """Positions drawn from an order in one call: the cost of a draw is shared, the array stays in cache."""
+
+
+LONGEST_CONFIG = 120
+"""Characters of an order's configuration that a message shows."""
 
 
 def order_of(order: Order | None, shuffle: bool | None, default: StridedOrder | LaneOrder, who: str) -> Order:
@@ -74,6 +79,12 @@ class OrderedSource(Source, Neighbours, UserData):
         layout = self.layout()
         digest = f", digest {layout.digest[:12]}" if isinstance(layout, ManifestLike) else ""
         return f"{total_samples(layout)} samples{digest}"
+
+    def deals_by(self) -> str:
+        config = self.order.config()
+        name = config.pop("order", type(self.order).__name__)
+        text = json.dumps(config, sort_keys=True)
+        return f"{name} {text if len(text) <= LONGEST_CONFIG else f'of digest {digest_of([text])}'}"
 
     def open(self, context: Context) -> None:
         self.seed = context.seed

@@ -87,6 +87,9 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
     def sees(self) -> str:
         return self._of(UserData).sees()
 
+    def deals_by(self) -> str:
+        return self._of(UserData).deals_by()
+
     def functions(self) -> Sequence[Callable[..., Any]]:
         return self._of(UserFunctions).functions()
 

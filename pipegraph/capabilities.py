@@ -123,6 +123,10 @@ class UserData(ABC):
         """What it reads, in words that are equal on all ranks that read the same data; empty where ranks may differ."""
         return ""
 
+    def deals_by(self) -> str:
+        """The order by which the graph's seed deals its samples to the ranks, in words; empty if the seed does not."""
+        return ""
+
     def origin(self) -> str:
         """What ``config`` depends on besides the graph's text, for the error about a difference."""
         return ""

@@ -143,7 +143,7 @@ class Loader(Closing):
             try:
                 run = runs.run_from(place, runtime, changed)
             except Exception as error:
-                runs.compare_data(error)
+                runs.compare_data(place, error)
                 raise
             # Known before a signal handler may ask for it, and behind the start, in which sources look for their data
             # so that a close ends the search.
@@ -151,7 +151,7 @@ class Loader(Closing):
                 self._digests()
                 if not progress.started_ns and self._options.equal_steps is None:
                     warn_of_unequal(self.plan, place.epoch, runtime.world_size)
-            runs.compare_data()
+            runs.compare_data(place)
             interval = runtime.pass_totals.begin(run)
             progress.pass_begins(place, run)
             if not progress.started_ns:

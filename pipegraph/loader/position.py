@@ -97,6 +97,14 @@ class Place:
         self.floors: dict[str, int] = {}
 
     @property
+    def told(self) -> str:
+        """Where it is, in words that are equal on ranks that share the epochs. Ranks may save states at steps of their own."""
+        if not self.restored:
+            return f"epoch {self.epoch}"
+        ranks = ", then ".join(str(ranks) for ranks, _ in self.start.history)
+        return "a state" + (f" of {ranks} ranks" if ranks else "")
+
+    @property
     def reached(self) -> Reached:
         """What was delivered of the epoch."""
         if self.delivered is not None:

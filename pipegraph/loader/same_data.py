@@ -1,4 +1,5 @@
-"""Compares what the ranks of a loader read: ranks that see different data skip samples, and read others twice.
+"""Compares what the ranks of a loader read: ranks that see different data, or deal it by different orders, seeds or
+epochs, skip samples, and read others twice.
 
 Each rank leaves what it sees in the process group's store. A loader that waits for the other ranks anyway (for a seed
 drawn by rank 0, or with ``equal_steps=True``) waits there for what all of them see, before the first sample. Any other
@@ -22,8 +23,25 @@ from pipegraph.capabilities import UserData
 from pipegraph.errors import DataError
 from pipegraph.planning.plan import Plan
 
-Facts = dict[str, str]
-"""By source, what it reads. Of a rank that failed: the error, under the name ``""``."""
+Facts = dict[str, dict[str, str]]
+"""What is compared -> stage -> what this rank has of it. Of a rank that failed: the error, under ``"failed"``."""
+
+COMPARED = {
+    "data": (
+        "see different data",
+        "Give all ranks the same data; a loader that reads data of its own on each rank is "
+        "graph.loader(rank=0, world_size=1), and loaders of different data need graphs of different names",
+    ),
+    "order": ("read in different orders", "Give all ranks the same order="),
+    "start": (
+        "begin at different places",
+        "Load the same state on all ranks, or call set_epoch() with the same number",
+    ),
+    "seed": (
+        "have different seeds",
+        "Give the graph the same seed= on all ranks: random numbers differ from sample to sample, not from rank to rank",
+    ),
+}
 
 _begun = Counter[str]()
 """The loaders that this process has begun to compare: the same loader has the same number on each rank."""
@@ -46,21 +64,22 @@ class SameData:
         self._key = f"pipegraph/{what}/{_begun[what]}"
         _begun[what] += 1
 
-    def compare(self, failure: Exception | None = None) -> None:
+    def compare(self, seed: int | None, start: str, failure: Exception | None = None) -> None:
         """Compare, at the first call, with the ranks that have begun; later, ask whether one has found a difference.
 
         Args:
+            seed, start: the graph's seed on this rank, and where in the epochs it begins, in words.
             failure: this rank cannot begin; the others learn why. Nothing is raised then.
 
         Raises:
-            DataError: ranks see different data; says which rank sees what.
+            DataError: ranks see different data, or would deal it differently; says which rank has what.
         """
         if self._compared:
             self.look()
             return
-        facts = _failed(failure) if failure is not None else _seen(self._plan)
+        facts = _failed(failure) if failure is not None else _seen(self._plan, seed, start)
         found = {self._rank: facts, **(self._all(facts) if self._waits else self._first(facts))}
-        if "" in facts:
+        if "failed" in facts:
             return
         text = difference(found)
         if text and self._store is not None:
@@ -91,7 +110,7 @@ class SameData:
 
     def _first(self, facts: Facts) -> dict[int, Facts]:
         """What the first rank that began sees; nothing where the store cannot say."""
-        if self._store is not None and "" not in facts:
+        if self._store is not None and "failed" not in facts:
             with suppress(RuntimeError):
                 mine = json.dumps([self._rank, facts])
                 rank, theirs = json.loads(self._store.compare_set(self._key, "", mine))
@@ -127,21 +146,21 @@ def same_data(
 
 
 def difference(found: Mapping[int, Facts]) -> str:
-    """What ranks see where they do not all see the same, or why one cannot begin; else empty. Pure."""
+    """What ranks have where they do not all have the same, or why one cannot begin; else empty. Pure."""
     for rank, facts in sorted(found.items()):
-        if "" in facts:
-            return f"rank {rank} cannot begin, so the others do not either: {facts['']}"
-    for name in dict.fromkeys(name for facts in found.values() for name in facts):
-        ranks: dict[str, list[int]] = {}
-        for rank, facts in sorted(found.items()):
-            ranks.setdefault(facts.get(name, "nothing"), []).append(rank)
-        if len(ranks) > 1:
-            said = "; ".join(f"{_ranks(those)}: {text}" for text, those in ranks.items())
-            return (
-                f"stage {name!r}: the ranks see different data, so that samples would be left out and others come "
-                f"twice: {said}. Give all ranks the same data; a loader that reads data of its own on each rank is "
-                "graph.loader(rank=0, world_size=1), and loaders of different data need graphs of different names"
-            )
+        if "failed" in facts:
+            return f"rank {rank} cannot begin, so the others do not either: {facts['failed']['']}"
+    for what, (differ, remedy) in COMPARED.items():
+        for name in dict.fromkeys(name for facts in found.values() for name in facts.get(what, {})):
+            ranks: dict[str, list[int]] = {}
+            for rank, facts in sorted(found.items()):
+                ranks.setdefault(facts.get(what, {}).get(name, "nothing"), []).append(rank)
+            if len(ranks) > 1:
+                said = "; ".join(f"{_ranks(those)}: {text}" for text, those in ranks.items())
+                return (
+                    f"stage {name!r}: the ranks {differ}, so that samples would be left out and others come "
+                    f"twice: {said}. {remedy}"
+                )
     return ""
 
 
@@ -150,22 +169,28 @@ def _ranks(ranks: list[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {shown}"
 
 
-def _seen(plan: Plan) -> Facts:
+def _seen(plan: Plan, seed: int | None, start: str) -> Facts:
     facts: Facts = {}
     for stage in plan.described():
         described = stage.spec.operator.can(UserData)
-        if described is not None:
-            try:
-                text = described.sees()
-            except Exception as error:
-                return _failed(error)  # this rank's own pass raises it
+        if described is None:
+            continue
+        try:
+            seen = {"data": described.sees(), "order": described.deals_by()}
+        except Exception as error:
+            return _failed(error)  # this rank's own pass raises it
+        if seen["data"]:
+            seen["start"] = start
+        if seen["order"]:
+            seen["seed"] = str(seed)
+        for what, text in seen.items():
             if text:
-                facts[stage.name] = text
+                facts.setdefault(what, {})[stage.name] = text
     return facts
 
 
 def _failed(error: Exception) -> Facts:
-    return {"": f"{type(error).__name__}: {error}"}
+    return {"failed": {"": f"{type(error).__name__}: {error}"}}
 
 
 def _store() -> Any:

@@ -19,9 +19,9 @@ from pipegraph.loader import same_data
 rank, store, mode, folders = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=len(folders))
 
-def loader_of(folder, seed, **options):
+def loader_of(folder, seed, order=None, **options):
     graph = pg.Graph("g", seed=seed)
-    graph.add(ops.ShardSelect(folder + "/*.jsonl"), name="select").then(ops.Load())
+    graph.add(ops.ShardSelect(folder + "/*.jsonl", order=order), name="select").then(ops.Load())
     return graph.loader(**options)
 
 def interrupt(name):
@@ -41,17 +41,27 @@ def begin(loader):
             interrupts.append(rank)
     return iter(loader)
 
-mode, _, ctrl_c = mode.partition(" ")
+mode, _, ctrl_c = mode.partition(" and ")
 interrupts = []
-seed, options = {"drawn": (None, {}), "equal": (0, {"equal_steps": True})}.get(mode, (0, {}))
+seed, options = {"drawn": (None, {}), "turns": (0, {}), "alone": (0, {})}.get(mode, (0, {"equal_steps": True}))
 if mode == "nodes":  # each rank is a node of its own, with two ranks
     options = {"rank": 0, "world_size": 2}
 found, error = [], ""
 try:
     if mode == "alone" and rank:
         pass
-    elif mode in ("drawn", "equal", "nodes"):
+    elif mode in ("drawn", "equal", "nodes", "seeds", "orders", "epochs", "states", "all states"):
+        if mode == "seeds":
+            seed = rank
+        if mode == "orders":
+            options["order"] = pg.order.BlockOrder() if rank else pg.order.LaneOrder()
         with loader_of(folders[rank], seed, **options) as loader:
+            if mode == "epochs":
+                loader.set_epoch(rank)
+            if mode == "all states" or mode == "states" and rank:
+                with loader_of(folders[rank], seed, rank=rank, world_size=2) as before:
+                    next(iter(before))
+                    loader.load_state_dict(before.state_dict())
             for sample in begin(loader):
                 found.append(sample["n"])
     else:  # one rank after the other: the first has begun when the next one begins
@@ -109,7 +119,7 @@ def run(programs, copies, mode, *names):
 WHOLE = r"rank 0: 6 shards, 60 samples, digest \w{12}; rank 1: 5 shards, 50 samples, digest \w{12}\. Give all ranks"
 
 
-@pytest.mark.parametrize("mode", ["drawn", "equal", "drawn ctrl-c", "equal ctrl-c"])
+@pytest.mark.parametrize("mode", ["drawn", "equal", "drawn and ctrl-c", "equal and ctrl-c"])
 def test_ranks_that_agree_on_something_compare_their_data_before_the_first_sample(programs, copies, mode):
     for found, error in run(programs, copies, mode, "whole", "less"):
         assert found == []
@@ -125,7 +135,36 @@ def test_other_ranks_find_the_difference_without_waiting(programs, copies):
         assert re.search(WHOLE, text)
 
 
-@pytest.mark.parametrize("mode", ["drawn", "turns", "drawn ctrl-c", "turns ctrl-c"])
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("seeds", "the ranks have different seeds, .*: rank 0: 0; rank 1: 1. Give the graph the same seed="),
+        (
+            "orders",
+            "the ranks read in different orders, .*: rank 0: LaneOrder .*; rank 1: BlockOrder .*. Give all",
+        ),
+        (
+            "epochs",
+            "the ranks begin at different places, .*: rank 0: epoch 0; rank 1: epoch 1. Load the same",
+        ),
+        (
+            "states",
+            "the ranks begin at different places, .*: rank 0: epoch 0; rank 1: a state. Load the same",
+        ),
+    ],
+)
+def test_ranks_that_would_deal_the_same_data_differently_are_an_error(programs, copies, mode, said):
+    for found, error in run(programs, copies, mode, "whole", "copy"):
+        assert found == []
+        assert re.search(said, error)
+
+
+def test_ranks_that_resume_from_states_of_their_own_agree(programs, copies):
+    found = run(programs, copies, "all states", "whole", "copy")
+    assert [(len(samples), error) for samples, error in found] == [(29, ""), (29, "")]
+
+
+@pytest.mark.parametrize("mode", ["drawn", "turns", "drawn and ctrl-c", "turns and ctrl-c"])
 def test_copies_of_the_same_data_are_the_same_also_after_ctrl_c_in_the_comparison(programs, copies, mode):
     found = run(programs, copies, mode, "whole", "copy")
     assert [error for _, error in found] == ["", ""]
@@ -150,9 +189,9 @@ def test_a_rank_that_cannot_begin_is_named_on_the_others(programs, copies):
 
 
 def test_what_differs():
-    same = {"a": "1 samples", "b": "2 samples"}
+    same = {"data": {"a": "1 samples", "b": "2 samples"}}
     assert difference(dict.fromkeys(range(3), same)) == ""
     assert difference({0: same}) == ""
-    found = difference({**dict.fromkeys(range(20), same), 20: {"a": "1 samples"}})
+    found = difference({**dict.fromkeys(range(20), same), 20: {"data": {"a": "1 samples"}}})
     assert found.startswith("stage 'b': the ranks see different data")
     assert ": ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more: 2 samples; rank 20: nothing. " in found
