@@ -154,7 +154,11 @@ class Chunk:
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """(samples,) int64: global positions in the epoch's order of each sample's source."""
+        """(samples,) int64: positions in the epoch's order of each sample's source, by which it is told from all others.
+
+        With a ``pg.order``: 0..N-1 of all ranks, and N or more for padding. With a sampler: step * world size + rank.
+        Below ``Repeat``: with the round in the bits from 2**40 on.
+        """
         lineages = self.lineages
         found = lineages.positions if isinstance(lineages, Lineages) else (lineage[1] for lineage in lineages)
         return np.fromiter(found, np.int64, len(lineages))

@@ -56,8 +56,9 @@ def format_duration(seconds: float) -> str:
     if seconds < NANOSECOND:
         return "-"
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * factor >= 1 or unit == "us":
-            return f"{seconds * factor:.3g} {unit}"
+        value = seconds * factor
+        if value >= 0.9995 or unit == "us":  # of three digits, 0.9996 is 1
+            return f"{value:,.0f} {unit}" if value >= 999.5 else f"{value:.3g} {unit}"
     raise AssertionError
 
 

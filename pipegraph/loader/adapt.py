@@ -140,7 +140,7 @@ class _Carry:
         counts, entries = part["ledger"]
         return {
             **part,
-            "chunks": None,
+            "chunks": 0 if part["chunks"] == 0 else None,
             "cursor": self._cursor(part["cursor"]),
             "history": self._history(part["history"]),
             "later": [

@@ -29,8 +29,10 @@ Facts = dict[str, dict[str, str]]
 COMPARED = {
     "data": (
         "see different data",
-        "Give all ranks the same data; a loader that reads data of its own on each rank is "
-        "graph.loader(rank=0, world_size=1), and loaders of different data need graphs of different names",
+        (
+            "Give all ranks the same data; a loader that reads data of its own on each rank is "
+            "graph.loader(rank=0, world_size=1), and loaders of different data need graphs of different names"
+        ),
     ),
     "order": ("read in different orders", "Give all ranks the same order="),
     "start": (
@@ -39,7 +41,7 @@ COMPARED = {
     ),
     "seed": (
         "have different seeds",
-        "Give the graph the same seed= on all ranks: random numbers differ from sample to sample, not from rank to rank",
+        "Give the graph the same seed= on all ranks: random numbers differ by sample, not by rank",
     ),
 }
 

@@ -191,7 +191,8 @@ class Order(abc.ABC):
 
         The first try is a keyed draw among the others of the position's window: the
         window's blocks in ``LaneOrder``, else aligned windows of 1,024 positions. A
-        sample alone in its window is its own substitute. Each later try draws from the whole
+        sample alone in its window is its own substitute, and so is one of which an order that repeats
+        samples finds no other. Each later try draws from the whole
         set, in a block that no earlier one has tried: where a block is broken, nothing in it can stand in.
 
         Args:
@@ -205,26 +206,30 @@ class Order(abc.ABC):
         if position < 0 or not total:
             raise GraphError(f"{self!r}: position {position} of a layout with {total} samples")
         position, seed, epoch = int(position) % total, int(seed), int(epoch)
+
+        def sample_at(place: int) -> int:
+            return int(self.draw(layout, np.array([place]), seed, epoch)[0])
+
         draw = key64("substitute", seed, epoch, position, 0) // 2
-        found = self._substitute(layout, position, draw, seed, epoch)
-        if not attempt:
+        found, own = self._substitute(layout, position, draw, seed, epoch), sample_at(position)
+        repeated = found != position and sample_at(found) == own  # an order may read a sample more than once
+        if not (attempt or repeated):
             return found
         ends = np.cumsum(block_samples(layout))
 
-        def blocks_of(*places: int) -> list[int]:
-            samples = self.draw(layout, np.array(places), seed, epoch)
-            blocks: list[int] = np.searchsorted(ends, samples, side="right").tolist()
-            return blocks
+        def block_of(sample: int) -> int:
+            return int(np.searchsorted(ends, sample, side="right"))
 
         tried: set[int] = set()
-        for number in range(1, attempt + 1):
-            tried.update(blocks_of(position, found))
+        for number in range(0 if repeated else 1, attempt + 1):
+            tried |= {block_of(own), block_of(sample_at(found))}
             found = position
             for again in range(ELSEWHERE_DRAWS):
-                place = key64("elsewhere", seed, epoch, position, number, again) % int(ends[-1])
-                if place != position:
+                place = key64("elsewhere", seed, epoch, position, number, again) % total
+                sample = sample_at(place)
+                if sample != own:
                     found = place
-                    if len(tried) == len(ends) or blocks_of(place)[0] not in tried:
+                    if len(tried) == len(ends) or block_of(sample) not in tried:
                         break
         return found
 

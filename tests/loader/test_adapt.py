@@ -548,3 +548,15 @@ def test_an_older_state_does_not_say_what_functions_carry():
         state = loader.state_dict()
         del state["functions"]
         loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("steps", [0, 30])
+def test_a_changed_graph_that_begins_a_whole_epoch_knows_its_length(steps):
+    _, state = saved(chain(("batch", ops.Batch(2))), steps)
+    with chain(("batch", ops.Batch(3)))().loader() as loader:
+        with pytest.warns(pg.errors.PipegraphWarning):
+            loader.load_state_dict(state, allow=["batch"])
+        if steps:
+            list(loader)  # what was left of the epoch: nothing
+        assert len(loader) == 20
+        assert len(list(loader)) == 20

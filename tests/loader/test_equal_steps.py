@@ -43,17 +43,22 @@ class Ranks:
         return begin
 
     def run(self, *jobs):
-        """What each job returns, each in a thread of its own."""
-        found = {}
+        """What each job returns, each in a thread of its own; raises the first error."""
+        found, errors = {}, []
 
         def work(rank):
-            found[rank] = jobs[rank](rank)
+            try:
+                found[rank] = jobs[rank](rank)
+            except BaseException as error:
+                errors.append(error)
 
         threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(self.size)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(40)
+        if errors:
+            raise errors[0]
         assert not any(thread.is_alive() for thread in threads), "the ranks hang"
         return [found[rank] for rank in range(self.size)]
 

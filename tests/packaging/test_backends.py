@@ -2,8 +2,10 @@
 
 import ast
 from pathlib import Path
+from typing import get_args
 
 from pipegraph.backends import BACKENDS
+from pipegraph.stage_spec import BackendName
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,6 +28,10 @@ def comparisons(source):
             sides = [node.left, *node.comparators]
             if any(map(_is_backend, sides)) and any(map(_names, sides)):
                 yield node.lineno
+
+
+def test_the_type_of_a_backends_name_has_those_that_there_are():
+    assert get_args(BackendName) == tuple(BACKENDS)
 
 
 def test_the_search_finds_comparisons():

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pipegraph.durations import Durations, Stopwatch
+from pipegraph.units import format_duration
 
 
 @given(
@@ -77,3 +78,18 @@ def test_nothing_is_lost_or_counted_twice_while_another_thread_reads():
     assert found.count == len(noted)
     assert counts == sorted(counts)
     assert found.quantile_s(0.9) == pytest.approx(np.quantile(noted, 0.9) / 1e9, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.00123, "1.23 ms"),
+        (0.0009996, "1 ms"),
+        (0.9999, "1 s"),
+        (999.4, "999 s"),
+        (1234.4, "1,234 s"),
+        (0.0, "-"),
+    ],
+)
+def test_a_duration_has_three_digits_and_no_exponent(seconds, text):
+    assert format_duration(seconds) == text
