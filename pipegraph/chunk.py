@@ -154,7 +154,7 @@ class Chunk:
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """(samples,) int64: positions in the epoch's order of each sample's source, by which it is told from all others.
+        """(samples,) int64: positions in the epoch's order of each sample's source, one for each sample.
 
         With a ``pg.order``: 0..N-1 of all ranks, and N or more for padding. With a sampler: step * world size + rank.
         Below ``Repeat``: with the round in the bits from 2**40 on.

@@ -98,7 +98,7 @@ class Place:
 
     @property
     def told(self) -> str:
-        """Where it is, in words that are equal on ranks that share the epochs: they may save states at different steps."""
+        """Where it is, in words that are equal on ranks that share the epochs: their states may differ in steps."""
         if not self.restored:
             return f"epoch {self.epoch}"
         ranks = ", then ".join(str(ranks) for ranks, _ in self.start.history)
