@@ -97,7 +97,7 @@ class Place:
         self.floors: dict[str, int] = {}
 
     @property
-    def told(self) -> str:
+    def words(self) -> str:
         """Where it is, in words that are equal on ranks that share the epochs: their states may differ in steps."""
         if not self.restored:
             return f"epoch {self.epoch}"

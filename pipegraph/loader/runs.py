@@ -136,7 +136,7 @@ class Runs:
         if self.same_data is None:
             return
         try:
-            self.same_data.compare(self.seed, place.told, failure)
+            self.same_data.compare(self.seed, place.words, failure)
         except Exception:  # after Ctrl-C the next pass compares
             self.close()
             raise
