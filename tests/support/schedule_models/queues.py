@@ -185,10 +185,18 @@ class AccountModel(Threads):
         assert not account.waiting()
 
     def stalled(self) -> None:
-        """Everyone waits: nobody may do so for room that is there. Then as a run does it: one may exceed its ceiling."""
-        for request in self.account._waiting:
-            room = self.account._fitting(request.stage, request.first, request.ticket, 1)
-            assert room < 1, f"stage {request.stage.name} waits, and there is room"
+        """Everyone waits: nobody may do so for room that is there. Then as a run does it: one may exceed its ceiling.
+
+        Called late, others may have been attached since: see ``Activity``.
+        """
+        still = self.activity.stillness()
+        account = self.account
+        idle = [
+            each for each in account._waiting if account._fitting(each.stage, each.first, each.ticket, 1) > 0
+        ]
+        if still is None or self.activity.stillness() != still:
+            return
+        assert not idle, f"stage {idle[0].stage.name} waits, and there is room"
         self.account.admit_one()
 
     def work(self, stage: Any, size: int, items: int) -> None:
