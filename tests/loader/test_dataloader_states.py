@@ -462,6 +462,27 @@ def test_a_state_of_the_middle_of_an_epoch_is_for_the_same_batches(
     assert sum(1 for _ in other) == len(other)
 
 
+@pytest.mark.parametrize("place", PLACES[:2])
+def test_a_state_of_the_middle_of_a_shuffled_epoch_is_for_a_dataset_of_the_same_length(place: Any) -> None:
+    rows = list(range(23))
+    loader = pg.DataLoader(rows, 4, shuffle=True, **place)
+    rows += range(23, 25)  # read with the first pass: the order is drawn then
+    passing = iter(loader)
+    next(passing)
+    state = json.loads(json.dumps(loader.state_dict()))
+    other = pg.DataLoader([*rows, 25], 4, shuffle=True, **place)
+    with pytest.raises(StateError, match="samples=25 and this loader has samples=26"):
+        other.load_state_dict(state)
+    assert sum(1 for _ in passing) == 6
+    other.load_state_dict(loader.state_dict())  # between epochs it may change
+    assert sorted(torch.cat(list(other)).tolist()) == [*range(26)]
+    grown = pg.DataLoader([*rows, 25], 4, **place)  # in sequence, what was added is read too
+    before = pg.DataLoader(rows, 4, **place)
+    next(iter(before))
+    grown.load_state_dict(before.state_dict())
+    assert torch.cat(list(grown)).tolist() == [*range(4, 26)]
+
+
 class Held(Squares):
     """Index 0 waits until others have been delivered; every worker's copy shares the gate by its path."""
 

@@ -24,7 +24,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 from pipegraph.errors import PipegraphWarning, StateError
 from pipegraph.nested_samplers import nested_samplers
 
-VERSION = 3
+VERSION = 4
 
 KEPT = ("base_seed", "before", "order", "copies", "turn")
 """What a state has of a :class:`BatchProgress` as it is."""
@@ -89,6 +89,11 @@ class BatchProgress:
     finished: bool = False
 
     @property
+    def begun(self) -> bool:
+        """Whether batches of the epoch were delivered."""
+        return bool(self.batches or self.remaining.beyond)
+
+    @property
     def batches(self) -> int:
         """How many were delivered, of those whose predecessors were too."""
         return self.remaining.first
@@ -143,15 +148,16 @@ class BatchProgress:
                 stacklevel=3,
             )
         kept = state["options"]
-        for name, now in fresh.options.items() if part["batches"] or part["beyond"] else ():
+        remaining = Remaining(part["batches"], frozenset(part["beyond"]))
+        found = BatchProgress(fresh.options, remaining, **{name: copy.copy(part[name]) for name in KEPT})
+        for name, now in fresh.options.items() if found.begun else ():
             if kept[name] != now:
                 raise StateError(
                     f"the state is of the middle of an epoch with {name}={kept[name]} and this loader has "
                     f"{name}={now}, so that other samples would remain: resume with {name}={kept[name]} and change "
                     "it between epochs"
                 )
-        remaining = Remaining(part["batches"], frozenset(part["beyond"]))
-        return BatchProgress(fresh.options, remaining, **{name: copy.copy(part[name]) for name in KEPT})
+        return found
 
 
 @dataclass

@@ -11,6 +11,7 @@ import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe, RandomSampler, SequentialSampler, _DatasetKind
 
 from pipegraph.errors import NotPicklableError
+from pipegraph.fingerprints import length_of
 from pipegraph.loader.ranks import resolve
 from pipegraph.loader.torch_dataloader.batch_progress import (
     BatchProgress,
@@ -147,7 +148,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _next_progress(self) -> BatchProgress:
         """Of the pass that begins: what was restored, or a new one."""
-        found, self._restored = self._restored or self._fresh(), None
+        fresh, found, self._restored = self._fresh(), self._restored, None
+        if found is None:
+            found = fresh
+        elif not found.begun:
+            found.options = fresh.options  # the dataset may have grown since the state was loaded
         self._progress = found
         return found
 
@@ -158,6 +163,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
         options = {"batch_size": getattr(sampler, "batch_size", None), "shuffle": shuffle}
         options["num_replicas"] = replicas_of(sampler)
+        shuffled = (
+            shuffle or options["num_replicas"] is not None
+        )  # otherwise what was added is simply read too
+        options["samples"] = length_of(self.dataset) if shuffled else None
         if self._dataset_kind == _DatasetKind.Map and not self._copies_have_states:
             return BatchProgress(options)
         copies = 1 if self.workers == "thread" else max(1, self.num_workers)
@@ -252,7 +261,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         Raises:
             StateError: the state is not from a ``DataLoader``; or it holds states of workers and ``num_workers``
-                differs; or it is from the middle of an epoch and ``batch_size`` or ``shuffle`` differs.
+                differs; or it is from the middle of an epoch and ``batch_size``, ``shuffle`` or, if it shuffles, the
+                dataset's length differs.
         """
         loaded_by_accelerate(state)
         self._restored = restored = BatchProgress.of(state, self._fresh(), resolve(None, None)[0])
