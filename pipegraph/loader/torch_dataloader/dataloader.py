@@ -11,7 +11,6 @@ import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe, RandomSampler, SequentialSampler, _DatasetKind
 
 from pipegraph.errors import NotPicklableError
-from pipegraph.fingerprints import length_of
 from pipegraph.loader.ranks import resolve
 from pipegraph.loader.torch_dataloader.batch_progress import (
     BatchProgress,
@@ -166,7 +165,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         shuffled = (
             shuffle or options["num_replicas"] is not None
         )  # otherwise what was added is simply read too
-        options["samples"] = length_of(self.dataset) if shuffled else None
+        options["samples"] = len(self.dataset) if shuffled and hasattr(self.dataset, "__len__") else None
         if self._dataset_kind == _DatasetKind.Map and not self._copies_have_states:
             return BatchProgress(options)
         copies = 1 if self.workers == "thread" else max(1, self.num_workers)
