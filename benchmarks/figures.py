@@ -167,18 +167,9 @@ def losses() -> str:
     return markdown(["where a peer is ahead", "pipegraph / peer", "measured by", "peer"], rows)
 
 
-REPLICAS = catalogue.Entry(
-    "replica_training",
-    "training on replicas",
-    "replica_training",
-    apart=(catalogue.Apart("2 devices, on two cores", "executor, 2 slots of 1 thread", "DDP"),),
-)
-"""Not in the set: no loader is compared. Executors do not begin with our name, so they are named here."""
-
-
 def comparisons() -> Iterator[tuple[str, dict[str, Any], list[str], list[str]]]:
     """(what, entries, our contestants, the peers): every comparison, and those that the catalogue sets apart."""
-    questions = {entry.record: entry for entry in (*catalogue.SET, REPLICAS)}
+    questions = {entry.record: entry for entry in catalogue.SET}
     for name in sorted({path.name[11:-6] for path in harness.RESULTS.glob("*.jsonl")}):
         for part, entries in newest(name).entries.items():
             entry = questions.get(name)

@@ -13,7 +13,9 @@ gives their median, least and greatest over the rounds.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
+import os
 import statistics
 import sys
 import time
@@ -23,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol
 
 from records import RESULTS as RESULTS, machine as machine, record as record, versions as versions
@@ -137,22 +140,22 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def cpu_seconds() -> dict[tuple[int, float], float]:
-    """CPU time used so far by this process and, where psutil is installed, by each of its living descendants.
+    """CPU time used so far by this process and by each of its living descendants, as Linux's /proc has it.
 
     Returns:
-        Seconds by process number and the time at which the process was started.
+        Seconds by process number and the clock tick at which the process was started.
     """
-    found = {(0, 0.0): time.process_time()}
-    try:
-        import psutil
-    except ImportError:
-        return found
-    for process in psutil.Process().children(recursive=True):
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        found[process.pid, process.create_time()] = times.user + times.system
+    children: dict[int, list[tuple[int, float, float]]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = stat.read_text().rpartition(")")[2].split()  # from the third on; see proc(5)
+            spent = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            children.setdefault(int(fields[1]), []).append((int(stat.parent.name), float(fields[19]), spent))
+    found, parents = {(0, 0.0): time.process_time()}, [os.getpid()]
+    while parents:
+        for number, begun, spent in children.get(parents.pop(), ()):
+            found[number, begun] = spent
+            parents.append(number)
     return found
 
 

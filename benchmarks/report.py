@@ -1,8 +1,8 @@
-"""A day's records as one Markdown page: every comparison with its rates and ratios, claims, machine, versions.
+"""The newest record of every comparison as one Markdown page: rates and ratios, claims, machine, versions.
 
-Reads the newest row of every ``benchmarks/results/DATE-SCRIPT.jsonl`` and writes ``DATE.md`` beside them. A
-table at its start has a line for every script of the set, also those recorded on another day or never, and says
-which goals were met.
+Reads the newest row of the newest ``benchmarks/results/DATE-SCRIPT.jsonl`` of every script and writes ``DATE.md``
+beside them. A table at its start has a line for every script of the set, also those never recorded, and says which
+goals were met.
 
     python benchmarks/report.py
     python benchmarks/report.py --date 2026-11-20
@@ -133,6 +133,8 @@ def times(entries: dict[str, Any], goal: catalogue.Goal) -> float | None:
             found.append(entry[goal.measure]["median"] / entries[mine][goal.measure]["median"])
         elif goal.measure == "rate" and mine in entry.get("over", {}):
             found.append(1 / entry["over"][mine]["median"])
+        elif goal.measure == "rate" and name in entries.get(mine or "", {}).get("over", {}):
+            found.append(entries[mine or ""]["over"][name]["median"])
         elif goal.others:
             return None
     return min(found, default=None)
@@ -273,8 +275,9 @@ def newest_date(folder: Path) -> str:
 
 
 def write(date: str, folder: Path = harness.RESULTS) -> Path:
-    """The page of one day."""
-    paths = sorted(folder.glob(f"{date}-*.jsonl"))
+    """The page of a day: the newest record of every comparison until then."""
+    known = [path for path in sorted(folder.glob("*.jsonl")) if path.name[:10] <= date]
+    paths = sorted({path.name[11:]: path for path in known}.values(), key=lambda path: path.name[11:])
     sections = [text for text in map(section, paths) if text]
     versions: dict[str, str] = {}
     for path in paths:

@@ -25,11 +25,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import harness
 import image_decode
 from images import BATCH, WORKERS, add_images_option, one_thread_each, photographs
+
+LONGEST_S = 60
 
 THREADED = "pipegraph, trainer with a thread"
 IN_PROCESSES = (
@@ -142,13 +145,17 @@ def measure(name: str, folder: str) -> dict[str, float]:
     """Start the child and read its last line.
 
     Raises:
-        RuntimeError: the child failed; the message is its last line of error.
+        RuntimeError: the child failed, the message being its last line of error, or it hangs.
     """
     command = [sys.executable, __file__, "--child", name]
     command += ["--images", folder] if folder else ["--processes"]
     # Compiled modules are kept, as in any installed package: the first, unmeasured round writes them.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    run = partial(subprocess.run, capture_output=True, text=True, check=False, env=environment)
+    try:
+        done = run(command, timeout=LONGEST_S)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"no first batch within {LONGEST_S} s") from None
     if done.returncode != 0:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
     times: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
