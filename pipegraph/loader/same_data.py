@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from pipegraph.capabilities import UserData
-from pipegraph.errors import DataError
+from pipegraph.errors import DataError, PipegraphWarning
 from pipegraph.planning.plan import Plan
 
 Facts = dict[str, dict[str, str]]
@@ -74,7 +75,8 @@ class SameData:
             failure: this rank cannot begin; the others learn why. Nothing is raised then.
 
         Raises:
-            DataError: ranks see different data, or would deal it differently; says which rank has what.
+            DataError: ranks see different data, or would deal it differently; says which rank has what. Of ranks that
+                begin at different places and do not wait for each other, it only warns.
         """
         if self._compared:
             self.look()
@@ -83,7 +85,11 @@ class SameData:
         found = {self._rank: facts, **(self._all(facts) if self._waits else self._first(facts))}
         if "failed" in facts:
             return
-        text = difference(found)
+        what, text = difference(found)
+        if what == "start" and not self._waits:
+            # The other one may be a loader of the same graph that only that rank has, to look at a batch, say.
+            warnings.warn(f"{text}, unless only some ranks use this loader", PipegraphWarning, stacklevel=6)
+            text = ""
         if text and self._store is not None:
             with suppress(RuntimeError):
                 self._store.set(f"{self._key}/differs", text)
@@ -147,11 +153,11 @@ def same_data(
     return SameData(plan, rank, peers, waits) if peers else None
 
 
-def difference(found: Mapping[int, Facts]) -> str:
-    """What ranks have where they do not all have the same, or why one cannot begin; else empty. Pure."""
+def difference(found: Mapping[int, Facts]) -> tuple[str, str]:
+    """What differs between ranks, and in words what each has, or why one cannot begin; empty if nothing does. Pure."""
     for rank, facts in sorted(found.items()):
         if "failed" in facts:
-            return f"rank {rank} cannot begin, so the others do not either: {facts['failed']['']}"
+            return "failed", f"rank {rank} cannot begin, so the others do not either: {facts['failed']['']}"
     for what, (differ, remedy) in COMPARED.items():
         for name in dict.fromkeys(name for facts in found.values() for name in facts.get(what, {})):
             ranks: dict[str, list[int]] = {}
@@ -159,11 +165,11 @@ def difference(found: Mapping[int, Facts]) -> str:
                 ranks.setdefault(facts.get(what, {}).get(name, "nothing"), []).append(rank)
             if len(ranks) > 1:
                 said = "; ".join(f"{_ranks(those)}: {text}" for text, those in ranks.items())
-                return (
+                return what, (
                     f"stage {name!r}: the ranks {differ}, so that samples would be left out and others come "
                     f"twice: {said}. {remedy}"
                 )
-    return ""
+    return "", ""
 
 
 def _ranks(ranks: list[int]) -> str:

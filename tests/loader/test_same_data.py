@@ -9,7 +9,7 @@ import pytest
 from pipegraph.loader.same_data import difference
 
 RANK = """
-import json, sys
+import json, sys, warnings
 import torch.distributed as dist
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -43,10 +43,12 @@ def begin(loader):
 
 mode, _, ctrl_c = mode.partition(" and ")
 interrupts = []
-seed, options = {"drawn": (None, {}), "turns": (0, {}), "alone": (0, {})}.get(mode, (0, {"equal_steps": True}))
+seed, options = {"drawn": (None, {}), **dict.fromkeys(("turns", "alone", "states in turn"), (0, {}))}.get(mode, (0, {"equal_steps": True}))
 if mode == "nodes":  # each rank is a node of its own, with two ranks
     options = {"rank": 0, "world_size": 2}
 found, error = [], ""
+caught = warnings.catch_warnings(record=True).__enter__()
+warnings.simplefilter("always")
 try:
     if mode == "alone" and rank:
         pass
@@ -66,6 +68,8 @@ try:
                 found.append(sample["n"])
     else:  # one rank after the other: the first has begun when the next one begins
         with loader_of(folders[rank], seed) as loader:
+            if mode == "states in turn" and rank:
+                loader.set_epoch(3)
             for turn in range(len(folders)):
                 if mode != "alone":
                     dist.barrier()
@@ -81,7 +85,8 @@ except Exception as raised:
     if mode == "turns" and rank:
         dist.barrier()  # the one that it has not come to
 assert len(interrupts) == bool(ctrl_c)
-print(json.dumps([found, error]))
+said = [str(each.message) for each in caught if issubclass(each.category, pg.errors.PipegraphWarning)]
+print(json.dumps([found, error, *said]))
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -159,6 +164,15 @@ def test_ranks_that_would_deal_the_same_data_differently_are_an_error(programs, 
         assert re.search(said, error)
 
 
+def test_ranks_that_do_not_wait_are_warned_of_different_places(programs, copies):
+    """It may be another loader of the same graph."""
+    (first, *nothing), (second, _, said) = run(programs, copies, "states in turn", "whole", "copy")
+    assert nothing == [""]
+    assert len(first) == len(second) == 30
+    assert "rank 0: epoch 0; rank 1: epoch 3. Load the same" in said
+    assert said.endswith(", unless only some ranks use this loader")
+
+
 def test_ranks_that_resume_from_states_of_their_own_agree(programs, copies):
     found = run(programs, copies, "all states", "whole", "copy")
     assert [(len(samples), error) for samples, error in found] == [(29, ""), (29, "")]
@@ -190,8 +204,9 @@ def test_a_rank_that_cannot_begin_is_named_on_the_others(programs, copies):
 
 def test_what_differs():
     same = {"data": {"a": "1 samples", "b": "2 samples"}}
-    assert difference(dict.fromkeys(range(3), same)) == ""
-    assert difference({0: same}) == ""
-    found = difference({**dict.fromkeys(range(20), same), 20: {"data": {"a": "1 samples"}}})
+    assert difference(dict.fromkeys(range(3), same)) == ("", "")
+    assert difference({0: same}) == ("", "")
+    what, found = difference({**dict.fromkeys(range(20), same), 20: {"data": {"a": "1 samples"}}})
+    assert what == "data"
     assert found.startswith("stage 'b': the ranks see different data")
     assert ": ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more: 2 samples; rank 20: nothing. " in found
