@@ -7,6 +7,7 @@ import types
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import PurePath
 from typing import Any
 from zlib import crc32
 
@@ -54,6 +55,8 @@ def fingerprint(*values: Any) -> int:
             found.append(value)
         elif isinstance(value, str | bytes):
             found.append((len(value), value[:PLACES]))
+        elif isinstance(value, PurePath):  # its slots also hold what it has computed so far
+            found.append(str(value))
         elif id(value) not in seen:
             seen.add(id(value))
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import PipegraphWarning
+from pipegraph.fingerprints import fingerprint
 
 EPOCHS = 4
 WAYS = {
@@ -392,3 +394,11 @@ def test_attributes_in_slots_are_seen(kind):
     else:
         graph.add(ops.FromSequence(range(4))).then(made)
     assert passes(graph, made.set) == [[index + 11 * epoch for index in range(4)] for epoch in range(EPOCHS)]
+
+
+def test_using_a_path_does_not_change_the_data():
+    """A path keeps its text and hash, once computed, in slots."""
+    folder, other = Path("images"), Path("masks")
+    before = fingerprint([folder])
+    assert {str(folder): hash(folder)}
+    assert fingerprint([folder]) == before != fingerprint([other])
