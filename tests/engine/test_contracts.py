@@ -427,6 +427,21 @@ def test_a_source_that_begins_elsewhere_in_each_call_is_refused_when_it_resumes(
 
 
 @pytest.mark.parametrize("options", [{}, {"backend": "process"}], ids=["thread", "process"])
+def test_a_source_that_has_nothing_left_when_it_is_called_again_is_refused_when_it_resumes(
+    options: Any,
+) -> None:
+    with steps(Counting(True, None), **options).loader() as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    source = Counting(True, None)
+    source.stands = 8  # two are left, which the calls of the check take
+    with steps(source, **options).loader() as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(pg.errors.GraphError, match=r"yields nothing for start=1, and 10 when"):
+            list(loader)
+
+
+@pytest.mark.parametrize("options", [{}, {"backend": "process"}], ids=["thread", "process"])
 @pytest.mark.parametrize("source", [Drawn, DrawnLate])
 def test_a_source_may_draw_its_positions_from_torch(source: Any, options: Any) -> None:
     pg.testing.assert_resumes_exactly(lambda: steps(source(True, None), **options))

@@ -324,6 +324,40 @@ def test_a_fan_in_whose_second_epoch_depends_on_its_first_is_refused(join, text)
             list(loader)
 
 
+class AtMost(InTurn):
+    """Ends after a number of items, which may be none."""
+
+    def __init__(self, most):
+        self.most = most
+
+    def begin(self, inputs, epoch):
+        super().begin(inputs, epoch)
+        self.sent = 0
+
+    def next_input(self):
+        return None if self.sent == self.most else super().next_input()
+
+    def process(self, chunk):
+        self.sent += 1
+        return super().process(chunk)
+
+    def merged_length(self, lengths):
+        return min(self.most, sum(lengths))
+
+    def cursor(self, positions):
+        return (self.sent, *super().cursor(positions))
+
+    def cursors(self, cursor, inputs):
+        self.sent, *rest = cursor
+        return super().cursors(rest, inputs)
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_a_fan_in_may_give_nothing(most):
+    with plain(lambda: AtMost(most))().loader(epochs=2) as loader:
+        assert [len(list(loader)) for _ in range(2)] == [most, most]
+
+
 def test_a_fan_in_that_another_loader_has_run_to_its_end_is_refused():
     graph = plain(KeepsEnded)()
     with graph.loader() as loader:

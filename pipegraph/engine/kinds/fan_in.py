@@ -212,9 +212,11 @@ def check_begun(
     )
     remedy = "Set in begin() what end_input() and process() change"
     if first is None:
+        if operator.merged_length([1] * inputs) == 0:
+            return None
         return GraphError(
             f"{begins}: next_input() returned None at the beginning of epoch {epoch}, where no input has ended yet. "
-            f"{remedy}"
+            f"{remedy}; one that never gives anything says so with a merged_length() of 0"
         )
     nowhere: list[Any] = [None] * inputs
     unused.begin(inputs, epoch)

@@ -280,16 +280,19 @@ def checked_from(
 
 
 def _beginning_with(first: Any, items: Iterator[Any], name: str, method: str, step: int) -> Iterator[Any]:
-    for item in items:
-        position = item[0] if method == "iterate" else item
-        if position != first:
-            raise GraphError(
-                f"stage {name!r}: {method} yields position {position} first for start={step}, and {first} when it was "
-                "called before: what it yields must depend on its arguments alone, else a resume would lose or repeat "
-                "samples. Count in a local variable, and seed random numbers by the epoch"
-            )
-        yield item
-        break
+    found = next(items, None)
+    position = found[0] if method == "iterate" and found is not None else found
+    if position != first:
+        now = "nothing" if found is None else f"position {position} first"
+        before = "nothing" if first is None else first
+        raise GraphError(
+            f"stage {name!r}: {method} yields {now} for start={step}, and {before} when it was called before: what it "
+            "yields must depend on its arguments alone, else a resume would lose or repeat samples. Count in a local "
+            "variable, and seed random numbers by the epoch"
+        )
+    if found is not None:
+        yield found
+        del found
     yield from items
 
 
