@@ -607,3 +607,33 @@ def test_a_script_that_seeds_itself_repeats_no_order_after_a_resume_within_an_ep
         del iterator
     resumed = orders(begun(state), 3)
     assert resumed == [whole[1][batches:], *whole[2:]]
+
+
+class Unsized(torch.utils.data.Dataset):
+    """Its length is not known."""
+
+    def __len__(self):
+        raise NotImplementedError
+
+    def __getitem__(self, index):
+        return index
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda: torch.utils.data.DistributedSampler(range(8), 2, 0),
+        lambda: torch.utils.data.RandomSampler(range(8), generator=torch.Generator().manual_seed(0)),
+    ],
+    ids=["distributed", "random"],
+)
+def test_the_length_that_counts_is_of_what_the_sampler_shuffles(sampler):
+    def loader():
+        return pg.DataLoader(Unsized(), batch_size=None, sampler=sampler())
+
+    with_state = loader()
+    passing = iter(with_state)
+    first, state = next(passing), with_state.state_dict()
+    again = loader()
+    again.load_state_dict(state)
+    assert [first, *again] == list(sampler())

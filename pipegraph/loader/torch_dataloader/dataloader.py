@@ -23,6 +23,7 @@ from pipegraph.loader.torch_dataloader.batch_progress import (
 )
 from pipegraph.loader.torch_dataloader.in_accelerate import builds_another, loaded_by_accelerate
 from pipegraph.loader.torch_dataloader.inline_pass import Inline
+from pipegraph.nested_samplers import nested_samplers
 
 if TYPE_CHECKING:
     from pipegraph.graph import Graph
@@ -162,10 +163,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
         options = {"batch_size": getattr(sampler, "batch_size", None), "shuffle": shuffle}
         options["num_replicas"] = replicas_of(sampler)
-        shuffled = (
-            shuffle or options["num_replicas"] is not None
-        )  # otherwise what was added is simply read too
-        options["samples"] = len(self.dataset) if shuffled and hasattr(self.dataset, "__len__") else None
+        shuffled = shuffle or options["num_replicas"] is not None  # else what was added is simply read too
+        # What the sampler shuffles, which need not be the dataset.
+        data: list[Any] = [
+            getattr(each, "data_source", getattr(each, "dataset", None)) for each in nested_samplers(sampler)
+        ]
+        options["samples"] = next((len(each) for each in data if shuffled and hasattr(each, "__len__")), None)
         if self._dataset_kind == _DatasetKind.Map and not self._copies_have_states:
             return BatchProgress(options)
         copies = 1 if self.workers == "thread" else max(1, self.num_workers)
