@@ -81,9 +81,9 @@ class OrderedSource(Source, Neighbours, UserData):
         return f"{total_samples(layout)} samples{digest}"
 
     def deals_by(self) -> str:
-        config = self.order.config()
+        config = dict(self.order.config())
         name = config.pop("order", type(self.order).__name__)
-        text = json.dumps(config, sort_keys=True)
+        text = json.dumps(config, sort_keys=True, default=lambda value: type(value).__name__)
         return f"{name} {text if len(text) <= LONGEST_CONFIG else f'of digest {digest_of([text])}'}"
 
     def open(self, context: Context) -> None:

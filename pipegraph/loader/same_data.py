@@ -27,21 +27,22 @@ from pipegraph.planning.plan import Plan
 Facts = dict[str, dict[str, str]]
 """What is compared -> stage -> what this rank has of it. Of a rank that failed: the error, under ``"failed"``."""
 
+MIXED = "so that samples would be left out and others come twice"
 COMPARED = {
     "data": (
-        "see different data",
+        f"see different data, {MIXED}",
         (
             "Give all ranks the same data; a loader that reads data of its own on each rank is "
             "graph.loader(rank=0, world_size=1), and loaders of different data need graphs of different names"
         ),
     ),
-    "order": ("read in different orders", "Give all ranks the same order="),
+    "order": (f"read in different orders, {MIXED}", "Give all ranks the same order="),
     "start": (
-        "begin at different places",
+        f"begin at different places, {MIXED}",
         "Load the same state on all ranks, or call set_epoch() with the same number",
     ),
     "seed": (
-        "have different seeds",
+        "have different seeds, so that what is shuffled or drawn would leave out samples and repeat others",
         "Give the graph the same seed= on all ranks: random numbers differ by sample, not by rank",
     ),
 }
@@ -165,10 +166,7 @@ def difference(found: Mapping[int, Facts]) -> tuple[str, str]:
                 ranks.setdefault(facts.get(what, {}).get(name, "nothing"), []).append(rank)
             if len(ranks) > 1:
                 said = "; ".join(f"{_ranks(those)}: {text}" for text, those in ranks.items())
-                return what, (
-                    f"stage {name!r}: the ranks {differ}, so that samples would be left out and others come "
-                    f"twice: {said}. {remedy}"
-                )
+                return what, f"stage {name!r}: the ranks {differ}: {said}. {remedy}"
     return "", ""
 
 
