@@ -52,9 +52,9 @@ def left_out(plan: Plan, ledger: Ledger, epoch: int) -> bool:
 
 def promised(plan: Plan, place: Place, rank: int, world_size: int) -> tuple[list[str], int] | None:
     """As an epoch begins that is not resumed: the stages whose operators say their own ``length(n)``, if there are any,
-    and the number of chunks by these."""
+    and the number of chunks by these; None where a policy may leave out samples."""
     saying = [stage.name for stage in plan.running if stage.source is None and _says_its_length(stage)]
-    if not saying or place.restored:
+    if not saying or place.restored or any(stage.spec.outcome.drops for stage in plan.running):
         return None
     with suppress(Exception):  # of the data's own len(), for which reading it is not refused
         steps = plan.steps(place.epoch, rank, world_size)

@@ -175,3 +175,31 @@ def test_an_epoch_of_which_samples_were_left_out_has_no_length_under_another_pol
         with pytest.raises(TypeError, match="no length in this epoch: samples of it were left out"):
             len(loader)
         assert len(list(loader)) == 6  # the two chunks of sample 1 never come
+
+
+class LacksOne:
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        if index == 1:
+            raise ValueError("broken")
+        return index
+
+
+class SameLength(pg.Operator):
+    def process(self, chunk):
+        return chunk
+
+    def length(self, n):
+        return n
+
+
+@pytest.mark.parametrize("behind", [lambda: ops.Shuffle(4), SameLength])
+@pytest.mark.parametrize("policy", [pg.Skip(), pg.Retry(1, then=pg.Skip())])
+def test_samples_that_a_policy_leaves_out_do_not_count_as_a_wrong_length(behind, policy):
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(LacksOne()), on_error=policy).then(behind())
+    with graph.loader(epochs=2) as loader:
+        for _ in range(2):
+            assert sorted(loader) == [0, 2, 3, 4]
