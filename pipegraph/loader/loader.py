@@ -328,7 +328,8 @@ class Loader(Closing):
         such as training.
 
         Args:
-            step: what training does with one batch. It must wait for the device, with ``torch.cuda.synchronize()``.
+            step: what training does with one batch. It must wait for the device:
+                ``torch.accelerator.synchronize()``.
             batches: number of batches to keep in memory and repeat.
             steps: number of steps to time, with the loader and without.
 
