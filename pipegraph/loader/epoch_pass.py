@@ -51,6 +51,7 @@ class Pass:
 
     Attributes:
         state: changes as :data:`NEXT` says.
+        own: rank and world size.
         turn: the loader's lock. Several threads may share a pass: each chunk goes to one of them.
 
     A pass ends at once when its last reference goes, so nothing that it refers to may refer back to it.
@@ -72,14 +73,14 @@ class Pass:
     ) -> None:
         self._loader = loader  # keeps the loader alive: its finalizer ends the threads
         self._runtime = runtime
-        self._own = (runtime.rank, runtime.world_size)
+        self.own = (runtime.rank, runtime.world_size)
         self._run = run
         self._same_data = runs.same_data
         self._interval = interval
         self._progress = progress = runs.progress
         self._given = runs.given
         self._place = progress.place
-        self._promised = promised(runs.plan, self._place, *self._own)
+        self._promised = promised(runs.plan, self._place, *self.own)
         self.turn = turn
         self.epoch = self._place.epoch
         self._get = run.terminal.get
@@ -241,7 +242,7 @@ class Pass:
         self._finish()
 
     def _warn_of_no_steps(self) -> None:
-        rank, world_size = self._own
+        rank, world_size = self.own
         whose = f"another rank has no step in it, this one (rank {rank} of {world_size}) has"
         if not self._ahead()[0]:
             whose = f"rank {rank} of {world_size} has no step in it"
@@ -286,7 +287,7 @@ class Pass:
 
     def _take_over(self) -> None:
         """This part of the epoch is delivered: continue with the next one taken over from another rank."""
-        place, runtime = self._progress.following(self._place, self._own), self._runtime
+        place, runtime = self._progress.following(self._place, self.own), self._runtime
         runtime.pass_totals.end()
         runtime.end_run()  # its workers may still write into the ledger
         runtime.ledger.take_over(self.epoch)

@@ -3,19 +3,32 @@
 Each rank reports how many chunks of the epoch it is sure of (delivered, or waiting in its last queue), and whether its
 epoch has ended. An asynchronous all-reduce on a process group of the loader's own takes the minimum. Its result is read
 a window of steps later, so that in the steady state no step waits for it. Each rank may deliver as many chunks as the
-minimum says; if the rank with the minimum has ended, all end there.
+minimum says; if the rank with the minimum has ended, all end there. Each report also says in which epoch the rank is:
+ranks of different epochs (after states from different points of their loops) would end one of them early.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from pipegraph.errors import GraphError
+from pipegraph.errors import DataError, GraphError
+
+Numbers = Sequence[int]
+
+OTHER_EPOCHS = (
+    "equal_steps=True: the ranks are in different epochs, and would end one of them before all of it was delivered: rank "
+    "{} of {} is in epoch {}, all are in epochs {} to {}. Load on all ranks states that were saved at the same point of "
+    "the loop (all inside it, or all after it), or call set_epoch() with the same number on every rank"
+)
 
 
 class OwnPass(Protocol):
     """This rank's pass."""
+
+    epoch: int
+    own: tuple[int, int]
+    """Rank and world size."""
 
     def sure(self) -> tuple[int, bool]:
         """How many chunks of this epoch this rank is sure of now, and whether the epoch has no more."""
@@ -28,12 +41,12 @@ class Agreement:
     """The rounds of one pass. All ranks make the same rounds, because each starts one only after reading the last.
 
     Args:
-        begin: starts a minimum of one integer over all ranks; returns a function that waits for the result.
+        begin: starts the minimum over all ranks of each of some integers; returns a function that waits for the result.
     """
 
-    def __init__(self, begin: Callable[[int], Callable[[], int]]) -> None:
+    def __init__(self, begin: Callable[[Numbers], Callable[[], Numbers]]) -> None:
         self._begin = begin
-        self._pending: Callable[[], int] | None = None
+        self._pending: Callable[[], Numbers] | None = None
         self.allowed = 0
         self.over = False
 
@@ -41,13 +54,19 @@ class Agreement:
         """Whether chunk ``step`` may be delivered; blocks for as many rounds as it takes to know.
 
         ``own`` is passed to every call and never kept: a pass that was left must be freed with its last reference.
+
+        Raises:
+            DataError: ranks are in different epochs; all ranks raise it in the same round.
         """
         while step >= self.allowed and not self.over:
             if self._pending is None:
                 self._post(step, own)
             assert self._pending is not None
-            self.allowed, more = divmod(self._pending(), 2)
+            agreed, first, last = self._pending()
             self._pending = None
+            if first != -last:
+                raise DataError(OTHER_EPOCHS.format(*own.own, own.epoch, first, -last))
+            self.allowed, more = divmod(agreed, 2)
             self.over = not more
             if not self.over and self.allowed > step:
                 self._post(step, own)  # read when this window is used up
@@ -57,23 +76,23 @@ class Agreement:
         if own.sure()[0] <= step:
             own.wait_for_more()
         chunks, ended = own.sure()
-        # One integer, whose minimum is the agreement: at equal counts a rank that has ended comes first.
-        self._pending = self._begin(2 * chunks + (0 if ended else 1))
+        # The minimum of the first is the agreement: at equal counts a rank that has ended comes first.
+        self._pending = self._begin((2 * chunks + (0 if ended else 1), own.epoch, -own.epoch))
 
 
-def minimum_over(group: Any) -> Callable[[int], Callable[[], int]]:
-    """An asynchronous all_reduce(MIN) of one integer on a group of this loader's own."""
+def minimum_over(group: Any) -> Callable[[Numbers], Callable[[], Numbers]]:
+    """An asynchronous all_reduce(MIN) of some integers on a group of this loader's own."""
     import torch
     import torch.distributed as dist
 
-    def begin(value: int) -> Callable[[], int]:
-        number = torch.tensor([value], dtype=torch.int64)
-        work = dist.all_reduce(number, op=dist.ReduceOp.MIN, group=group, async_op=True)
+    def begin(values: Numbers) -> Callable[[], Numbers]:
+        numbers = torch.tensor(values, dtype=torch.int64)
+        work = dist.all_reduce(numbers, op=dist.ReduceOp.MIN, group=group, async_op=True)
 
-        def read() -> int:
+        def read() -> Numbers:
             if work is not None:
                 work.wait()
-            return int(number[0])
+            return list(map(int, numbers))
 
         return read
 

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import json
 import threading
 
 import pytest
@@ -36,7 +37,7 @@ class Ranks:
             def read():
                 with self.condition:
                     assert self.condition.wait_for(lambda: len(self.rounds[number]) == self.size, 30)
-                    return min(self.rounds[number])
+                    return list(map(min, *self.rounds[number]))
 
             return read
 
@@ -172,3 +173,59 @@ def test_known_numbers_of_steps_that_differ_are_logged(caplog, items, equal_step
 def test_equal_steps_is_true_false_or_none():
     with pytest.raises(pg.errors.GraphError, match="equal_steps must be True, False or None, got 'yes'"):
         uneven().loader(equal_steps="yes")
+
+
+RANK = """
+import json, sys, warnings
+import torch.distributed as dist
+import pipegraph as pg
+from pipegraph import operators as ops
+
+rank, store, mode = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+warnings.simplefilter("ignore")
+
+def loader_of():
+    graph = pg.Graph("g")
+    source = ops.FromSequence(range(8)) if mode == "known" else ops.FromIterable(range(8))
+    graph.add(source).then(ops.Filter(lambda x: True))
+    return graph.loader(equal_steps=True, epochs=4)
+
+with loader_of() as loader:
+    for _ in loader:
+        inside = loader.state_dict()
+    after = loader.state_dict()
+    if mode != "the same loader":
+        loader.close()
+        loader = loader_of()
+    with loader:
+        loader.load_state_dict(after if rank else inside)
+        error, found = "", []
+        try:
+            found.append(list(loader))
+        except pg.errors.DataError as raised:
+            error = str(raised)
+            loader.set_epoch(1)  # the remedy
+        for epoch in range(loader.epoch, 3):
+            found.append(list(loader))
+print(json.dumps([error, found]))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("mode", ["known", "unknown", "the same loader"])
+def test_ranks_in_different_epochs_lose_none_in_silence(programs, tmp_path, mode):
+    """A state from inside the loop, after its last step, belongs to that epoch; one from after the loop to the next."""
+    ranks = [programs.start(RANK, rank, tmp_path / "store", mode) for rank in range(2)]
+    for rank, process in enumerate(ranks):
+        with process:
+            out, err = process.communicate()
+            assert process.returncode == 0, err
+        error, found = json.loads(out)
+        assert error.startswith(
+            "equal_steps=True: the ranks are in different epochs, and would end one of them before all of it was "
+            f"delivered: rank {rank} of 2 is in epoch {rank}, all are in epochs 0 to 1. Load on all ranks states "
+        )
+        assert error.endswith("or call set_epoch() with the same number on every rank")
+        assert sorted(map(len, found)) == [4, 4]

@@ -31,20 +31,20 @@ class Ranks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
         self._barrier = threading.Barrier(size)
-        self._said: dict[int, int] = {}
+        self._said: dict[int, Any] = {}
         self._lock = threading.Lock()
         monkeypatch.setattr("pipegraph.loader.equal_steps.own_group", lambda world_size: self)
         monkeypatch.setattr("pipegraph.loader.equal_steps.minimum_over", lambda group: group.begin)
         self.size = size
 
-    def begin(self, value: int) -> Any:
+    def begin(self, value: Any) -> Any:
         me = threading.get_ident()
         with self._lock:
             self._said[me] = value
 
-        def read() -> int:
+        def read() -> Any:
             self._barrier.wait(30)
-            least = min(self._said.values())
+            least = list(map(min, *self._said.values()))
             self._barrier.wait(30)
             return least
 
