@@ -25,6 +25,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -320,7 +321,11 @@ class Runtime(LoaderContext):
             try:
                 operator.close()
             except BaseException as error:
-                self._close_errors.append(f"stage {stage!r}: close() raised {described(error)}")
+                self._close_errors += self.errors_of_close(stage, error)
+
+    def errors_of_close(self, stage: str, error: BaseException) -> Sequence[str]:
+        """What is warned of when an operator's ``close`` has raised this."""
+        return (f"stage {stage!r}: close() raised {described(error)}",)
 
     # -- closing -------------------------------------------------------------------------------
 

@@ -17,9 +17,9 @@ from pipegraph.errors import DataError, GraphError
 Numbers = Sequence[int]
 
 OTHER_EPOCHS = (
-    "equal_steps=True: the ranks are in different epochs, and would end one of them before all of it was delivered: rank "
-    "{} of {} is in epoch {}, all are in epochs {} to {}. Load on all ranks states that were saved at the same point of "
-    "the loop (all inside it, or all after it), or call set_epoch() with the same number on every rank"
+    "equal_steps=True: the ranks are in different epochs, and would end one of them before all of it was delivered: "
+    "rank {} of {} is in epoch {}, all are in epochs {} to {}. Load on all ranks states that were saved at the same "
+    "point of the loop (all inside it, or all after it), or call set_epoch() with the same number on every rank"
 )
 
 

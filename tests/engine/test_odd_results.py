@@ -134,6 +134,23 @@ def test_a_map_that_returns_an_earlier_chunk_is_refused(kind, backend):
     assert seen == ([] if kind is Late else [0])
 
 
+class Child(pg.Operator):
+    def process(self, chunk):
+        return chunk.child(0, chunk.data)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread", "process"])
+def test_a_map_that_returns_a_child_is_told_what_it_did(backend):
+    graph = pg.Graph("child")
+    graph.add(ops.FromSequence(range(6)), name="numbers").then(Child(), name="child", backend=backend)
+    said = (
+        "stage 'child': process returned child 0 of the sample of 'numbers' at position 0, which is a sample of its own, "
+        r"where a map .*Return chunk\.replace\(data\)\..* kind = 'expand'"
+    )
+    with graph.loader() as loader, pytest.raises(GraphError, match=said):
+        list(loader)
+
+
 def test_a_map_with_a_state_may_hold_a_chunk_back():
     class Kept(Late):
         def state_dict(self):

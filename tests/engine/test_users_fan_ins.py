@@ -358,6 +358,31 @@ def test_a_fan_in_may_give_nothing(most):
         assert [len(list(loader)) for _ in range(2)] == [most, most]
 
 
+class Sometimes(InTurn):
+    """Gives nothing in every other epoch."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def begin(self, inputs, epoch):
+        super().begin(inputs, epoch)
+        self.rests = (epoch + self.first) % 2 == 0
+
+    def next_input(self):
+        return None if self.rests else super().next_input()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_fan_in_may_give_nothing_in_some_epochs(first):
+    with plain(lambda: Sometimes(first))().loader(epochs=4) as loader:
+        assert [len(list(loader)) for _ in range(4)] == ([0, 18] * 2 if first == 0 else [18, 0] * 2)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_fan_in_that_gives_nothing_in_some_epochs_resumes_exactly(first):
+    assert_resumes_exactly(plain(lambda: Sometimes(first)), epochs=3)
+
+
 def test_a_fan_in_that_another_loader_has_run_to_its_end_is_refused():
     graph = plain(KeepsEnded)()
     with graph.loader() as loader:

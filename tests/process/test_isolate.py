@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import os
 import signal
 import threading
@@ -167,6 +168,55 @@ def test_skipped_samples_are_in_the_ledger_and_go_on_in_a_state():
         profile = loader.profile()
     assert [q.position for q in profile.quarantined] == [1, 5, 9, 13]
     assert profile.stages["fail"].failed > 0
+
+
+def test_the_first_skipped_sample_or_batch_is_logged_as_without_isolation(caplog):
+    def fail(x):
+        if 3 in x:
+            raise ValueError(3)
+        return x
+
+    def said(policy, size, **options):
+        caplog.clear()
+        graph = pg.Graph("g")
+        batches = graph.add(ops.FromSequence(range(8))).then(ops.Batch(size, collate=list))
+        batches.then(fail, name="fail", on_error=policy)
+        with (
+            caplog.at_level(logging.WARNING, logger="pipegraph"),
+            graph.loader(epochs=2, **options) as loader,
+        ):
+            list(loader), list(loader)
+        return [record.getMessage() for record in caplog.records]
+
+    for policy in (pg.Skip(5), pg.Retry(1, then=pg.Skip())):
+        for size in (1, 2):
+            (text,) = said(policy, size, isolate=True)
+            assert [text] == said(policy, size)
+            assert f"on_error={policy!r} says so" in text
+
+
+class Unclosable(pg.Operator):
+    def process(self, chunk):
+        return chunk
+
+    def close(self):
+        raise ValueError("cannot close")
+
+
+def test_an_error_in_close_is_a_warning_as_without_isolation():
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(3)), name="n").then(Unclosable(), name="own").then(
+        Unclosable(), name="other"
+    )
+    found = []
+    for isolate in (False, True):
+        with pytest.warns(pg.errors.PipegraphWarning) as caught, graph.loader(isolate=isolate) as loader:
+            assert list(loader) == [0, 1, 2]
+        found.append(sorted(str(each.message) for each in caught))
+    assert found[0] == found[1]
+    assert found[1] == [
+        f"stage {name!r}: close() raised ValueError: cannot close" for name in ("other", "own")
+    ]
 
 
 def test_a_budget_counts_on_after_a_resume():

@@ -148,6 +148,13 @@ def _single(
 
 def _other_sample(stage: str, out: Chunk, item: Chunk) -> GraphError:
     """The error for an operator that returned a chunk that it was given before, or that of nobody."""
+    if out.lineages[0][:-1] == item.lineages[0]:
+        return GraphError(
+            f"stage {stage!r}: process returned child {out.lineages[0][-1]} of {named_sample(item.lineages[0])}, which "
+            "is a sample of its own, where a map gives each chunk its own result. Return chunk.replace(data). An "
+            "operator that makes several samples of one has kind = 'expand' and returns chunk.child(0, ...), "
+            "chunk.child(1, ...)"
+        )
     return GraphError(
         f"stage {stage!r}: process was given {named_sample(item.lineages[0])} and returned "
         f"{named_sample(out.lineages[0])}. A map gives each chunk its own result, else a resume would lose the sample "

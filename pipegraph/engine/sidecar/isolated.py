@@ -7,19 +7,21 @@ asks the sidecar only for profiles and, to prune states, for positions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pipegraph.engine.meter import Meter
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
+from pipegraph.engine.sidecar.serving import CloseErrors
 from pipegraph.engine.sidecar.sidecar import Sidecar, SidecarHost
 from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.measured import Reported
 from pipegraph.planning.isolation import Isolation, RemoteStages
 from pipegraph.planning.plan import StagePlan
+from pipegraph.stage_spec import StageSpec
 from pipegraph.totals import Totals
 
 CROSSED, COPIED = 4, 2
@@ -49,6 +51,11 @@ class IsolatedRun(Run):
     def start(self) -> tuple[Any, ...]:
         """The arguments with which the sidecar starts its run."""
         return (*self._asked, self.ledger.base)
+
+    def judges(self, stage: str) -> StageSpec:
+        """The policy of a stage, by the name under which its failures are recorded."""
+        running = self._runtime.isolation.whole.running
+        return next(each.spec for one in running for each in (one, *one.followers) if each.judged == stage)
 
     def first_step(self, source: str) -> int:
         """The step at which a source began in the run's first epoch."""
@@ -122,6 +129,9 @@ class IsolatedRuntime(Runtime):
         self.remote_totals(run)
         self._starting_run = run
         return run
+
+    def errors_of_close(self, stage: str, error: BaseException) -> Sequence[str]:
+        return error.args if isinstance(error, CloseErrors) else super().errors_of_close(stage, error)
 
     # -- inspection ----------------------------------------------------------------------------
 

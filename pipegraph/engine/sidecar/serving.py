@@ -48,6 +48,10 @@ ANSWER_BYTES = 1 << 20
 Log = deque[tuple[Any, ...]]
 
 
+class CloseErrors(Exception):
+    """What the trainer warns of once the sidecar has closed its operators."""
+
+
 class _ReportingLedger(Ledger):
     """Reports to the trainer's ledger, from which states are made; this one only judges budgets."""
 
@@ -85,12 +89,17 @@ class SidecarRuntime(Runtime):
     def __init__(self, plan: Plan, facts: tuple[int, int, int, int], allocate: Callable[[int], Any]) -> None:
         super().__init__(plan, *facts)
         self.log: Log = deque()
+        self.close_errors: list[str] = []
         self._allocate = allocate
 
     def context(self, stage: str, worker: int) -> Context:
         context = super().context(stage, worker)
         context.allocate = self._allocate
         return context
+
+    def errors_of_close(self, stage: str, error: BaseException) -> Sequence[str]:
+        self.close_errors += super().errors_of_close(stage, error)
+        return ()  # the trainer warns of them
 
     def open(self) -> None:
         """Start the workers before the first run, so that a failed start is reported at once."""
@@ -205,8 +214,14 @@ class Serving:
         return sent, *rest
 
     def close(self) -> None:
-        """End the runtime."""
+        """End the runtime.
+
+        Raises:
+            CloseErrors: operators' ``close`` raised.
+        """
         self.runtime.close()
+        if self.runtime.close_errors:
+            raise CloseErrors(*self.runtime.close_errors)
 
     def _look_for_changes(self) -> None:
         """Report the sources whose data the stages behind them have changed in place."""
@@ -300,7 +315,7 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, contr
             port.send((None, {}))
             serve(port, page, serving, OperatorCounts(), "", serving.instead)
         finally:
-            serving.close()
+            serving.runtime.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the trainer has died
     finally:

@@ -9,7 +9,6 @@ are passed on, so that taking a state needs no call.
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -24,13 +23,12 @@ from pipegraph.engine.process.process_host import ProcessHost
 from pipegraph.engine.process.processes import Processes
 from pipegraph.engine.remote.base_proxy import Remote
 from pipegraph.engine.remote.contract import GRACE_S, Died
+from pipegraph.engine.stage.failure_notes import log_first
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import settle
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import WorkerDiedError
 from pipegraph.planning.plan import Plan
-
-log = logging.getLogger("pipegraph")
 
 ANSWER_S = 1.0
 """Seconds to wait for the answer to a control request."""
@@ -178,12 +176,7 @@ def record(run: Any, reported: list[tuple[Any, ...]]) -> None:
             run.ledger.took(*about)
         elif what == "failed":
             if run.ledger.add(*about):
-                quarantined = about[3][0][1]
-                log.warning(
-                    "stage %r: sample %r, epoch %d, was left out or replaced: %s. on_error= says so; further ones are "
-                    "only counted, and listed in loader.profile().quarantined",
-                    *(quarantined.stage, quarantined.key, quarantined.epoch, quarantined.error),
-                )
+                log_first(run.judges(about[0]), [each for _, each in about[3]])
         elif what == "changed in place":
             run.changed_in_place.update(about)
         else:

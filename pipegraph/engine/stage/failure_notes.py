@@ -1,12 +1,20 @@
-"""Adds to an item's error the stage, the sample and its position."""
+"""Adds to an item's error the stage, the sample and its position, and logs the first that a policy handles."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegraph.chunk import Chunk
 from pipegraph.errors import note, shown
+from pipegraph.stage_spec import StageSpec
+
+if TYPE_CHECKING:
+    from pipegraph.engine.stage.budgets import Quarantined
+
+log = logging.getLogger("pipegraph")
 
 
 def explain(error: BaseException, stage: str, chunk: Chunk) -> BaseException:
@@ -32,11 +40,31 @@ def _fields(error: BaseException, chunk: Chunk) -> str:
 
 def where(chunk: Chunk) -> str:
     """The samples and the epoch of a chunk, for messages."""
-    keys, positions = chunk.keys, [row[1] for row in chunk.lineages]
+    return _where(chunk.keys, [row[1] for row in chunk.lineages], chunk.epoch)
+
+
+def _where(keys: Sequence[Any], positions: Sequence[int], epoch: int) -> str:
     if len(keys) == 1:
-        return f"sample {shown(keys[0])} at position {positions[0]}, epoch {chunk.epoch}"
+        return f"sample {shown(keys[0])} at position {positions[0]}, epoch {epoch}"
     some = ", ".join(map(shown, keys[:4])) + (", ..." if len(keys) > 4 else "")
-    return f"batch of {len(keys)} samples ({some}) at positions {positions[0]}..{positions[-1]}, epoch {chunk.epoch}"
+    return (
+        f"batch of {len(keys)} samples ({some}) at positions {positions[0]}..{positions[-1]}, epoch {epoch}"
+    )
+
+
+def log_first(spec: StageSpec, lost: Sequence[Quarantined]) -> None:
+    """Log the first item that a policy has left out or replaced, by its samples.
+
+    Args:
+        spec: has the policy.
+    """
+    first = lost[0]
+    log.warning(
+        "stage %r: %s, %s: %s. on_error=%r says so; further ones are only counted, and listed in "
+        "loader.profile().quarantined",
+        *(first.stage, _where([each.key for each in lost], [each.position for each in lost], first.epoch)),
+        *(spec.outcome.became, first.error, spec.policy),
+    )
 
 
 def not_a_chunk(out: Any, stage: str, method: str, kind: str = "the operator") -> TypeError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -15,7 +14,7 @@ from pipegraph.capabilities import Neighbours
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.contracts import Fact, Operator, Source
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.stage.failure_notes import explain, where
+from pipegraph.engine.stage.failure_notes import explain, log_first
 from pipegraph.engine.stage.stage_context import StageContext
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.error_policy import exceeded, is_share
@@ -23,8 +22,6 @@ from pipegraph.errors import BudgetError, StageTimeoutError, WorkerDiedError, de
 from pipegraph.global_generators import Draws, drawing
 from pipegraph.planning.plan import lineage_above
 from pipegraph.tree import copy_containers
-
-log = logging.getLogger("pipegraph")
 
 
 def is_interrupt(stage: StageContext, error: BaseException) -> bool:
@@ -216,11 +213,7 @@ class Failures:
             ]
             first = ledger.add(name, chunk.epoch, ordinal, lost)
         if first:
-            log.warning(
-                "stage %r: %s, %s: %s. on_error=%r says so; further ones are only counted, and listed in "
-                "loader.profile().quarantined",
-                *(name, where(chunk), self.outcome.became, what, self.policy),
-            )
+            log_first(stage.plan.spec, [each for _, each in lost])
         return None
 
     # -- the end of an epoch -------------------------------------------------------------------
