@@ -29,7 +29,7 @@ from pipegraph.planning.plan import StagePlan
 Loop = Iterator[None]
 
 EPOCHS_AROUND = 8
-"""A user's fan-in may read nothing in an epoch if it would read something in one of so many before or after it."""
+"""A user's fan-in may read nothing in an epoch if it would read something in one of the 8 before or after it."""
 
 
 class FanInKind(StageKind):

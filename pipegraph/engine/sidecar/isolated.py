@@ -14,8 +14,7 @@ from typing import Any
 from pipegraph.engine.meter import Meter
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
-from pipegraph.engine.sidecar.serving import CloseErrors
-from pipegraph.engine.sidecar.sidecar import Sidecar, SidecarHost
+from pipegraph.engine.sidecar.sidecar import CloseErrors, Sidecar, SidecarHost
 from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.measured import Reported

@@ -31,6 +31,7 @@ from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.remote.worker import OperatorCounts, Page
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
+from pipegraph.engine.sidecar.sidecar import CloseErrors
 from pipegraph.engine.stage.budgets import Quarantined
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.restore import Resume
@@ -46,10 +47,6 @@ ANSWER_BYTES = 1 << 20
 """Bytes from which on no more items are added to an answer."""
 
 Log = deque[tuple[Any, ...]]
-
-
-class CloseErrors(Exception):
-    """What the trainer warns of once the sidecar has closed its operators."""
 
 
 class _ReportingLedger(Ledger):

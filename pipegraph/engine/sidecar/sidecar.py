@@ -34,6 +34,10 @@ ANSWER_S = 1.0
 """Seconds to wait for the answer to a control request."""
 
 
+class CloseErrors(Exception):
+    """What the trainer warns of once the sidecar has closed its operators."""
+
+
 class SidecarHost(ProcessHost):
     """A process with a second connection, for any thread."""
 
