@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
+
+from pipegraph.importing import importing
 
 
 def lazy_names(
@@ -26,14 +27,8 @@ def lazy_names(
         if name not in found_in:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = found_in[name]
-        # What is imported stays, so there is nothing to collect, and a full collection walks torch's objects: 0.1 s.
-        collects = gc.isenabled()
-        gc.disable()
-        try:
+        with importing():
             value = import_module(f"{package}.{module or name}")
-        finally:
-            if collects:
-                gc.enable()
         if module:
             value = getattr(value, name)
         setattr(sys.modules[package], name, value)  # the next use does not come here

@@ -10,7 +10,7 @@ import pytest
 
 DESCRIBED = """
     pipegraph backends batches bundle capabilities chunk components concurrency contracts error_policy errors
-    fingerprints foreign_arguments forks graph hashed_keys html installing integers lazy_names parameters planning
+    fingerprints foreign_arguments forks graph hashed_keys html importing installing integers lazy_names parameters planning
     planning.kind planning.plan redaction stage_spec stopping tree units
 """
 OPERATORS = """
@@ -34,7 +34,7 @@ RUN = """
     loader.position loader.ranks loader.runs machine totals
 """
 INLINE_DATALOADER = """
-    pipegraph errors installing integers lazy_names loader loader.ranks loader.torch_dataloader
+    pipegraph errors importing installing integers lazy_names loader loader.ranks loader.torch_dataloader
     loader.torch_dataloader.batch_progress loader.torch_dataloader.dataloader loader.torch_dataloader.fetching
     loader.torch_dataloader.in_accelerate loader.torch_dataloader.inline_pass nested_samplers parameters redaction
 """
@@ -45,6 +45,7 @@ graph = pg.Graph("small")
 graph.add(ops.FromSequence(range(64))).then(lambda x: x, workers=2).then(ops.Batch(16))
 next(iter(graph.loader()))
 """
+PROCESSES = GRAPH.replace("workers=2", "workers=2, backend='process'")
 DATALOADER = "import pipegraph as pg; next(iter(pg.DataLoader(range(64), batch_size=16)))"
 
 
@@ -67,3 +68,28 @@ def test_nothing_is_imported_before_the_first_batch_that_it_does_not_need(progra
     names = {name.removeprefix("pipegraph.") for name in imported_by(program)}
     ours = {name for name in names if not name.startswith(("torch.", "__editable__"))}
     assert ours - set(allowed.split()) == set()
+
+
+BRINK = """
+import gc, torch, numpy, torch.utils.data
+gc.collect()
+gc.disable()
+new = [[] for _ in range(len(gc.get_objects()) // 2)]
+for _ in range(11):
+    gc.collect(1)
+full = []
+gc.callbacks.append(lambda phase, info: full.append(phase) if info["generation"] == 2 else None)
+gc.enable()
+"""
+
+
+@pytest.mark.parametrize(
+    "program", [GRAPH, PROCESSES, DATALOADER], ids=["threads", "processes", "DataLoader"]
+)
+def test_imports_do_not_bring_a_full_collection(program):
+    """Each walks all of torch's objects. The user's own objects still bring it: many more than a small graph makes."""
+    lines = [BRINK, program, "print(len(full), gc.isenabled(), flush=True)"]
+    lines += ["more = [[] for _ in range(200_000)]", "print(len(full) > 0, flush=True)"]
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines() == ["0 True", "True"]

@@ -464,6 +464,34 @@ def test_two_loaders_share_one_zygote_and_the_last_ends_it():
     assert zygote._shared is None
 
 
+COLLECTOR = """
+import gc, threading
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.engine.process import zygote
+{threads}
+
+def collects(x):
+    return gc.isenabled()
+
+for enabled in (True, False):
+    (gc.enable if enabled else gc.disable)()
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(2))).then(collects, backend="process")
+    with graph.loader() as loader:
+        print(set(loader), gc.isenabled())
+    zygote.end_lasting()
+"""
+
+
+@pytest.mark.parametrize(
+    "threads", ["", "threading.Thread(target=threading.Event().wait, daemon=True).start()"]
+)
+def test_the_garbage_collector_is_on_in_workers_where_it_is_on_in_the_trainer(threads, programs):
+    done = programs.run(COLLECTOR.format(threads=threads))
+    assert (done.stdout, done.stderr) == ("{True} True\n{False} False\n", "")
+
+
 def test_the_plan_says_what_crosses():
     graph = pipeline(lambda x: x, workers=2)
     graph.add(ops.Batch(4), graph.tail).then(

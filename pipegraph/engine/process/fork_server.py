@@ -35,20 +35,21 @@ PRELOADED = (
 """Modules that nearly every worker needs, imported once; others are imported when an operator is unpickled."""
 
 
-def serve(fd: int, ready: int, names: Sequence[str] = ()) -> None:
+def serve(fd: int, ready: int, collects: bool, names: Sequence[str] = ()) -> None:
     """Main function of the zygote: fork on request until the trainer ends. Writes to ``ready`` once it can.
 
     Args:
+        collects: whether the garbage collector is on in the workers. It is off until here.
         names: modules to import besides those that nearly every worker needs.
     """
     _leave_signals_to_the_trainer()
-    for name in (*PRELOADED, *names):
-        importlib.import_module(name)
+    preload(names)
     sys.modules["torch"].set_num_threads(1)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
-    install()
     gc.freeze()  # never collect existing objects: a collection would write to their pages, which children share
+    if collects:
+        gc.enable()
     with contextlib.suppress(
         BrokenPipeError
     ):  # the trainer no longer needs it, as the closed socket will say
@@ -56,6 +57,13 @@ def serve(fd: int, ready: int, names: Sequence[str] = ()) -> None:
     os.close(ready)
     with socket.socket(fileno=fd) as sock:
         _fork_on_request(sock)
+
+
+def preload(names: Sequence[str] = ()) -> None:
+    """Import and register what nearly every worker needs, and ``names``."""
+    for name in (*PRELOADED, *names):
+        importlib.import_module(name)
+    install()
 
 
 def _fork_on_request(sock: socket.socket) -> None:

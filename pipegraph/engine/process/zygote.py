@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import json
 import math
 import os
@@ -32,8 +33,8 @@ from typing import Any
 from pipegraph import concurrency, forks
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process import surroundings
-from pipegraph.engine.process.fork_server import REAP, SPAWN, receive, send, serve
-from pipegraph.global_generators import install
+from pipegraph.engine.process.fork_server import REAP, SPAWN, preload, receive, send, serve
+from pipegraph.importing import importing
 
 
 @dataclass
@@ -85,7 +86,9 @@ class Zygote:
             self.forked = self.forked and may_fork()
             self._process: subprocess.Popen[bytes] | None = None
             if self.forked:
-                install()  # once: all processes inherit it
+                # Here, once: in the fork it would take twice the time, which copies the pages that it writes.
+                with importing():
+                    preload()
                 self.pid = _fork_zygote(theirs, ready)
             else:
                 self._process = _start_interpreter(theirs, ready)
@@ -307,8 +310,10 @@ def _fork_zygote(theirs: socket.socket, ready: int) -> int:
         return pid
     code = 1
     try:
+        collects = gc.isenabled()
+        gc.disable()
         _release_files(theirs.fileno(), ready)
-        serve(theirs.detach(), ready)
+        serve(theirs.detach(), ready, collects)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -318,10 +323,10 @@ def _fork_zygote(theirs: socket.socket, ready: int) -> int:
 
 def _start_interpreter(theirs: socket.socket, ready: int) -> subprocess.Popen[bytes]:
     fd = theirs.fileno()
-    path = f"import sys, json; sys.path[:] = json.loads({json.dumps(sys.path)!r})"
+    path = f"import gc, sys, json; gc.disable(); sys.path[:] = json.loads({json.dumps(sys.path)!r})"
     # As a fork would have them.
     names = sorted(name for name in list(sys.modules) if name.startswith("pipegraph."))
-    code = f"{path}; from {serve.__module__} import serve; serve({fd}, {ready}, {names!r})"
+    code = f"{path}; from {serve.__module__} import serve; serve({fd}, {ready}, {gc.isenabled()}, {names!r})"
     options: Any = {"pass_fds": [fd, ready], "stdin": subprocess.DEVNULL}
     # In a process group of its own: a terminal's Ctrl-C would end it in the middle of its imports, with a traceback.
     return subprocess.Popen([sys.executable, "-c", code], process_group=0, **options)
