@@ -3,7 +3,21 @@
 import threading
 
 import pytest
-from scheduler import Deadlock, Exhaustive, Found, explore, replay
+from schedule_models import ThreeStages
+from scheduler import (
+    Deadlock,
+    Exhaustive,
+    Found,
+    Greenlet,
+    Pct,
+    Random,
+    RealThread,
+    Replay,
+    Scheduler,
+    explore,
+    replay,
+    run_once,
+)
 from scheduler.model import Model
 
 from pipegraph import concurrency
@@ -106,13 +120,56 @@ def test_time_and_interrupts_are_the_schedulers(model):
     explore(model, schedules=20)
 
 
-def test_no_thread_is_left_by_a_schedule_that_fails():
+@pytest.mark.parametrize("vehicle", [Greenlet, RealThread])
+def test_a_schedule_that_fails_is_unwound_in_any_vehicle(vehicle, monkeypatch):
+    monkeypatch.setattr(OppositeLocks, "vehicle", vehicle)
     before = set(threading.enumerate())
-    with pytest.raises(Found):
+    with pytest.raises(Found, match="OppositeLocks fails"):
         explore(OppositeLocks, schedules=200)
     assert set(threading.enumerate()) == before
 
 
-def test_one_seed_gives_one_schedule():
-    first, second = explore(Guarded, schedules=50), explore(Guarded, schedules=50)
-    assert (first.distinct, first.steps) == (second.distinct, second.steps)
+@pytest.mark.parametrize("strategy", [lambda: Random(7, 0.3), lambda: Pct(7, 3, 900)], ids=["random", "pct"])
+def test_one_seed_gives_one_schedule_of_a_loader_in_any_vehicle(strategy):
+    ThreeStages.prepare()
+
+    def choices(strategy, vehicle):
+        scheduler = Scheduler(strategy, vehicle=vehicle)
+        run_once(ThreeStages, scheduler, seed=11)
+        return scheduler.choices
+
+    first = choices(strategy(), Greenlet)
+    assert len(first) > 50
+    for vehicle in (Greenlet, RealThread):
+        assert choices(strategy(), vehicle) == first
+        assert choices(Replay(first), vehicle) == first
+
+
+class Identities(Model):
+    """Each task has its own thread, identity and thread-locals."""
+
+    def run(self):
+        self.local = concurrency.local()
+        self.known = {}
+        threads = [concurrency.Thread(target=self.know, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        self.know(3)
+        for thread in threads:
+            thread.join()
+            assert self.known[thread] == thread.ident
+        assert self.known[threading.current_thread()] == threading.get_ident()
+        assert len(set(self.known.values())) == 4
+
+    def know(self, number):
+        assert getattr(self.local, "number", None) is None
+        self.local.number = number
+        with concurrency.Lock():
+            self.known[concurrency.current_thread()] = concurrency.get_ident()
+        assert self.local.number == number
+
+
+@pytest.mark.parametrize("vehicle", [Greenlet, RealThread])
+def test_a_task_has_its_own_identity_and_thread_locals(vehicle, monkeypatch):
+    monkeypatch.setattr(Identities, "vehicle", vehicle)
+    explore(Identities, schedules=30)

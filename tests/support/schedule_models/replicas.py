@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from scheduler.model import Model
+from scheduler.vehicles import RealThread
 from torch import nn
 
 from pipegraph.replicas import ReplicaExecutor
@@ -42,6 +43,7 @@ class ReducerModel(Model):
     thread is left.
     """
 
+    vehicle = RealThread
     reference: list[list[torch.Tensor]] = []
 
     @classmethod

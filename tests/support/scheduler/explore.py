@@ -6,17 +6,23 @@ import contextlib
 import gc
 import random
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from scheduler import primitives
-from scheduler.kernel import Scheduler
+from scheduler.kernel import Abandoned, CtrlC, Scheduler
 from scheduler.model import Model
 from scheduler.strategies import Pct, Random, Replay, read, written
+from scheduler.vehicles import RealThread
 
-NAMES = "Condition Event Future Lock RLock SimpleQueue Thread monotonic monotonic_ns start_new_thread wait".split()
+NAMES = (
+    "Condition Event Future Lock RLock SimpleQueue Thread current_thread get_ident get_native_id local monotonic "
+    "monotonic_ns start_new_thread wait"
+).split()
 """What is replaced in ``pipegraph.concurrency``; the rest serves as it is."""
 
 
@@ -72,6 +78,7 @@ def explore(
     """
     report = Report(model.__name__)
     seen: set[int] = set()
+    offsets: set[tuple[CodeType, int]] = set()
     model.prepare()
     begun = time.perf_counter()
     with _quiet():
@@ -82,10 +89,16 @@ def explore(
             if seconds is not None and time.perf_counter() - begun > seconds:
                 break
             seed = first_seed + number if strategies is None else 0
-            scheduler = Scheduler(strategy, max_steps, seen=report.places if places else None, lines=lines)
+            scheduler = Scheduler(
+                strategy,
+                max_steps,
+                seen=offsets if places else None,
+                lines=lines,
+                vehicle=RealThread if lines else model.vehicle,
+            )
             try:
                 run_once(model, scheduler, seed)
-            except Exception as error:
+            except (Exception, CtrlC) as error:
                 raise Found(
                     f"{model.__name__} fails in schedule {number} ({strategy.name}) after {scheduler.steps} steps.\n"
                     f"Again: pytest tests/schedules -k {model.__name__} "
@@ -93,10 +106,11 @@ def explore(
                 ) from error
             report.schedules += 1
             report.steps += scheduler.steps
-            seen.add(hash(bytes(scheduler.choices)))
+            seen.add(hash(tuple(scheduler.choices)))
             if number % 500 == 499:
                 gc.collect()
     report.distinct = len(seen)
+    report.places = {(code.co_filename, _line_of(code, offset)) for code, offset in offsets}
     report.seconds = time.perf_counter() - begun
     return report
 
@@ -106,15 +120,18 @@ def replay(model: type[Model], schedule: str) -> None:
     seed, choices = schedule.split(".", 1)
     strategy = Replay(read(choices))
     model.prepare()
-    with _quiet():
-        run_once(model, Scheduler(strategy), int(seed))
+    run_once(model, Scheduler(strategy, vehicle=model.vehicle), int(seed))
     assert not strategy.diverged, "the code has other switch points than when this schedule was written"
 
 
 def run_once(model: type[Model], scheduler: Scheduler, seed: int) -> None:
     """One schedule, in the calling thread."""
-    with installed(scheduler):
+    with _quiet(), installed(scheduler):
         scheduler.run(model(scheduler, random.Random(seed)).run)
+
+
+def _line_of(code: CodeType, offset: int) -> int:
+    return next(line or 0 for first, end, line in code.co_lines() if first <= offset < end)
 
 
 def _drawn(first_seed: int, report: Report) -> Iterator[Any]:
@@ -130,24 +147,28 @@ def _drawn(first_seed: int, report: Report) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No garbage collection inside of schedules: a finaliser would run at a step that a replay does not repeat."""
-    enabled = gc.isenabled()
+    """No garbage collection inside of schedules: a finaliser would run at a step that a replay does not repeat. And
+    one that runs while a failed schedule is unwound is unwound too, which is no news."""
+    enabled, hook = gc.isenabled(), sys.unraisablehook
     gc.disable()
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1.0)  # one thread runs at a time, so nobody waits for this
+    sys.unraisablehook = lambda about: None if about.exc_type is Abandoned else hook(about)
     try:
         yield
     finally:
-        sys.setswitchinterval(interval)
+        sys.unraisablehook = hook
         if enabled:
             gc.enable()
 
 
 def _module_locks() -> list[tuple[Any, str, type]]:
-    """Locks that modules made as they were imported."""
+    """Locks and thread-locals that modules made as they were imported."""
     import _thread
 
-    kinds = {_thread.LockType: primitives.Lock, _thread.RLock: primitives.RLock}
+    kinds = {
+        _thread.LockType: primitives.Lock,
+        _thread.RLock: primitives.RLock,
+        threading.local: primitives.local,
+    }
     return [
         (module, name, kinds[type(value)])
         for key, module in list(sys.modules.items())

@@ -7,10 +7,11 @@ a later test, say), it never blocks.
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from queue import Empty
 from typing import Any
 
@@ -40,10 +41,6 @@ class Lock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         scheduler = self._scheduler
-        if not scheduler.controls():
-            assert not self._held, "a thread outside of the schedule meets a lock that is held in it"
-            self._held = True
-            return True
         scheduler.point()
         while self._held:
             if not blocking:
@@ -68,7 +65,7 @@ class Lock:
             for task in self._waiting:
                 self._scheduler.wake(task)
             self._waiting.clear()
-        if self._scheduler.controls() and self._scheduler.failure is None:
+        if self._scheduler.failure is None:
             self._scheduler.point()
 
     def locked(self) -> bool:
@@ -91,12 +88,12 @@ class RLock:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._owner: int | None = None
+        self._owner: Task | None = None
         self._count = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        me = threading.get_ident()
-        if self._owner == me:
+        me = self._lock._scheduler.current
+        if self._count and self._owner is me:
             self._count += 1
             return True
         if not self._lock.acquire(blocking, timeout):
@@ -105,7 +102,7 @@ class RLock:
         return True
 
     def release(self) -> None:
-        if self._owner != threading.get_ident():
+        if not self._is_owned():
             raise RuntimeError("cannot release un-acquired lock")
         self._count -= 1
         if not self._count:
@@ -118,7 +115,7 @@ class RLock:
         self.release()
 
     def _is_owned(self) -> bool:
-        return self._owner == threading.get_ident()
+        return self._count > 0 and self._owner is self._lock._scheduler.current
 
     def _release_save(self) -> int:
         count, self._count, self._owner = self._count, 0, None
@@ -127,7 +124,7 @@ class RLock:
 
     def _acquire_restore(self, count: int) -> None:
         self._lock.acquire()
-        self._owner, self._count = threading.get_ident(), count
+        self._owner, self._count = self._lock._scheduler.current, count
 
     def _at_fork_reinit(self) -> None:
         self._lock._at_fork_reinit()
@@ -191,7 +188,7 @@ class Condition:
     def _take_by_force(self, saved: Any) -> None:
         """The schedule has failed: whoever unwinds must be able to release."""
         if isinstance(self._lock, RLock):
-            self._lock._owner, self._lock._count = threading.get_ident(), saved
+            self._lock._owner, self._lock._count = self._scheduler.current, saved
             self._lock._lock._held = True
         else:
             self._lock._held = True
@@ -232,8 +229,7 @@ class Event:
         self._waiting: list[Task] = []
 
     def is_set(self) -> bool:
-        if self._scheduler.controls():
-            self._scheduler.point()
+        self._scheduler.point()
         return self._set
 
     def set(self) -> None:
@@ -241,8 +237,7 @@ class Event:
         for task in self._waiting:
             self._scheduler.wake(task)
         self._waiting.clear()
-        if self._scheduler.controls():
-            self._scheduler.point()
+        self._scheduler.point()
 
     def clear(self) -> None:
         self._set = False
@@ -275,15 +270,14 @@ class SimpleQueue:
         for task in self._waiting:
             self._scheduler.wake(task)
         self._waiting.clear()
-        if self._scheduler.controls() and self._scheduler.failure is None:
+        if self._scheduler.failure is None:
             self._scheduler.point()
 
     put_nowait = put
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         scheduler = self._scheduler
-        if scheduler.controls():
-            scheduler.point()
+        scheduler.point()
         while not self._items:
             if not block:
                 raise Empty
@@ -335,37 +329,44 @@ def wait(
     return concurrent.futures._base.DoneAndNotDoneFutures(done, set(futures) - done)
 
 
-class Thread(threading.Thread):
+class Thread:
     """``threading.Thread``: a task from its start on."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    native_id = 0
+
+    def __init__(
+        self,
+        group: None = None,
+        target: Callable[..., Any] | None = None,
+        name: str | None = None,
+        args: Iterable[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        daemon: bool | None = None,
+    ) -> None:
         self._scheduler = _scheduler()
         self._task: Task | None = None
+        self._run = functools.partial(target, *args, **kwargs or {}) if target is not None else lambda: None
+        self.name = name or f"thread of {getattr(target, '__name__', target)}"
         self.daemon = True
 
     def start(self) -> None:
         scheduler = self._scheduler
         scheduler.point()
-        self._task = scheduler.begin(self.name, self)
-        super().start()
+        assert self._task is None, "threads can only be started once"
+        self._task = scheduler.begin(self.name, self, self._run)
         scheduler.point()
 
-    def run(self) -> None:
-        assert self._task is not None
-        self._scheduler.body(self._task, super().run)
+    @property
+    def ident(self) -> int | None:
+        return None if self._task is None else self._task.number
 
     def is_alive(self) -> bool:
-        if self._scheduler.controls():
-            self._scheduler.point()
+        self._scheduler.point()
         return self._task is not None and not self._task.done
 
     def join(self, timeout: float | None = None) -> None:
         task, scheduler = self._task, self._scheduler
         assert task is not None, "cannot join thread before it is started"
-        if not scheduler.controls():
-            super().join(timeout)
-            return
         scheduler.point()
         while not task.done:
             me = scheduler.require()
@@ -376,6 +377,39 @@ class Thread(threading.Thread):
             finally:
                 if me in task.joiners:
                     task.joiners.remove(me)
+
+    def __repr__(self) -> str:
+        return f"<thread {self.name}>"
+
+
+def current_thread() -> Any:
+    """``threading.current_thread``; of the first task it is the thread that explores."""
+    task = _scheduler().current
+    return threading.current_thread() if task is None or task.thread is None else task.thread
+
+
+def get_ident() -> int:
+    """``threading.get_ident``."""
+    task = _scheduler().current
+    return threading.get_ident() if task is None or task.thread is None else task.number
+
+
+def get_native_id() -> int:
+    """0: the system knows nothing of a task."""
+    return 0
+
+
+class local:
+    """``threading.local``."""
+
+    def __getattr__(self, name: str) -> Any:
+        task = _scheduler().require()
+        if self in task.locals and name in task.locals[self]:
+            return task.locals[self][name]
+        raise AttributeError(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _scheduler().require().locals.setdefault(self, {})[name] = value
 
 
 def start_new_thread(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None) -> int:
@@ -400,6 +434,7 @@ def monotonic_ns() -> int:
 class _VirtualTime:
     """In place of the module ``time``, for modules that import it whole."""
 
+    pthread_getcpuclockid = staticmethod(lambda ident: time.CLOCK_THREAD_CPUTIME_ID)
     monotonic = perf_counter = staticmethod(monotonic)
     monotonic_ns = perf_counter_ns = staticmethod(monotonic_ns)
 

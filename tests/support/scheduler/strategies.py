@@ -8,8 +8,12 @@ Multithreaded Programs", PLDI 2007.
 from __future__ import annotations
 
 import base64
+import bisect
+import math
 import random
+import sys
 import zlib
+from array import array
 from collections.abc import Iterator, Sequence
 
 from scheduler.kernel import Task
@@ -18,45 +22,51 @@ from scheduler.kernel import Task
 class Random:
     """Each switch point lets another task run with probability ``switch``; who, is drawn evenly."""
 
+    follows_ready = False
+
     def __init__(self, seed: int, switch: float = 0.3) -> None:
         self.name = f"random:{seed}"
-        self._draw = random.Random(seed)
-        self._switch = switch
+        self._draw = random.Random(seed).random
+        self._scale = 1 / math.log(1 - switch)
+        self.at = self._gap()
 
-    def choose(self, ready: list[Task], current: Task | None) -> Task:
-        draw = self._draw.random()
-        if current is not None and draw >= self._switch:
-            return current
-        return ready[int(self._draw.random() * len(ready))]
+    def _gap(self) -> int:
+        return 1 + int(math.log(1 - self._draw()) * self._scale)
+
+    def choose(self, ready: list[Task], current: Task | None, step: int) -> Task:
+        if current is not None:
+            self.at = step + self._gap()
+        return ready[int(self._draw() * len(ready))]
 
 
 class Pct:
     """The ready task of the highest priority runs; at ``depth - 1`` drawn steps the running one falls below all.
 
     Args:
-        steps: about how many choices a schedule has.
+        steps: about how many steps a schedule has.
     """
+
+    follows_ready = True
 
     def __init__(self, seed: int, depth: int, steps: int) -> None:
         self.name = f"pct{depth}:{seed}"
         self._draw = random.Random(seed)
         self._priority: dict[int, float] = {}
         self._lowest = 0.0
-        self._changes = {self._draw.randrange(max(1, steps)) for _ in range(depth - 1)}
-        self._step = 0
+        self._changes = sorted((self._draw.randrange(max(1, steps)) for _ in range(depth - 1)), reverse=True)
+        self.at = 0
 
-    def choose(self, ready: list[Task], current: Task | None) -> Task:
+    def choose(self, ready: list[Task], current: Task | None, step: int) -> Task:
         priority = self._priority
         for task in ready:
             if task.number not in priority:
                 priority[task.number] = 1.0 + self._draw.random()
-        first = max(ready, key=lambda task: priority[task.number])
-        if self._step in self._changes:
+        while self._changes and step >= self._changes[-1]:
+            self._changes.pop()
             self._lowest -= 1.0
-            priority[first.number] = self._lowest
-            first = max(ready, key=lambda task: priority[task.number])
-        self._step += 1
-        return first
+            priority[max(ready, key=lambda task: priority[task.number]).number] = self._lowest
+        self.at = self._changes[-1] if self._changes else sys.maxsize
+        return max(ready, key=lambda task: priority[task.number])
 
 
 class Replay:
@@ -66,25 +76,29 @@ class Replay:
         diverged: whether a choice could not be made as written: the code has changed since.
     """
 
+    follows_ready = False
+
     def __init__(self, choices: Sequence[int], name: str = "replay") -> None:
         self.name = name
         self.diverged = False
-        self._choices = list(choices)
-        self._step = 0
+        self._choices = dict(zip(choices[::2], choices[1::2], strict=True))
+        self._steps = [*choices[::2], sys.maxsize]
+        self.at = self._steps[0]
 
-    def choose(self, ready: list[Task], current: Task | None) -> Task:
-        step = self._step
-        self._step += 1
-        if step < len(self._choices):
-            for task in ready:
-                if task.number == self._choices[step]:
-                    return task
-            self.diverged = True
+    def choose(self, ready: list[Task], current: Task | None, step: int) -> Task:
+        number = self._choices.get(step)
+        self.at = self._steps[bisect.bisect_right(self._steps, step)]
+        for task in ready:
+            if task.number == number:
+                return task
+        self.diverged = True
         return current if current is not None else ready[0]
 
 
 class _Prefix:
     """One schedule of an exhaustive search: a given prefix, then no preemption."""
+
+    at, follows_ready = 0, False
 
     def __init__(self, prefix: Sequence[int], name: str) -> None:
         self.name = name
@@ -94,10 +108,12 @@ class _Prefix:
         ] = []  # what was ready, and who could have gone on
         self.made: list[int] = []
 
-    def choose(self, ready: list[Task], current: Task | None) -> Task:
-        step = len(self.made)
+    def choose(self, ready: list[Task], current: Task | None, step: int) -> Task:
+        if len(ready) == 1:
+            return ready[0]
+        at = len(self.made)
         numbers = tuple(sorted(task.number for task in ready))
-        wanted = self._prefix[step] if step < len(self._prefix) else (
+        wanted = self._prefix[at] if at < len(self._prefix) else (
             current.number if current is not None else numbers[0]
         )  # fmt: skip
         chosen = next(task for task in ready if task.number == wanted)
@@ -130,9 +146,9 @@ class Exhaustive:
 
 def written(choices: Sequence[int]) -> str:
     """Choices as text for ``--schedule``."""
-    return base64.urlsafe_b64encode(zlib.compress(bytes(choices), 9)).decode()
+    return base64.urlsafe_b64encode(zlib.compress(array("I", choices).tobytes(), 9)).decode()
 
 
 def read(text: str) -> list[int]:
     """The choices that :func:`written` wrote."""
-    return list(zlib.decompress(base64.urlsafe_b64decode(text)))
+    return array("I", zlib.decompress(base64.urlsafe_b64decode(text))).tolist()
