@@ -80,6 +80,12 @@ class _Memory:
             if self._values.setdefault((digest, index), own) is not own:
                 self._used -= size  # another thread has kept it meanwhile
 
+    def forget(self) -> str:
+        with self._lock:
+            self._values.clear()
+            self._used = 0
+        return "its results are dropped and computed again"
+
 
 class _Folder:
     """A file per value, written aside and renamed: a reader sees all of it or nothing."""
@@ -89,6 +95,7 @@ class _Folder:
         self._limit = limit
         self._lock = lock_free_after_fork()
         self._used: int | None = None
+        self._off = False
 
     def _path(self, digest: str, index: Index) -> Path:
         if isinstance(index, int):
@@ -97,6 +104,8 @@ class _Folder:
         return self._folder / digest / name[:2] / f"k{name}.pgv"
 
     def get(self, digest: str, index: Index) -> Value | None:
+        if self._off:
+            return None
         path = self._path(digest, index)
         try:
             data = path.read_bytes()
@@ -110,6 +119,8 @@ class _Folder:
         return keys, value
 
     def put(self, digest: str, index: Index, value: Value) -> None:
+        if self._off:
+            return
         data = pack(value)
         with self._lock:
             if self._used is None:
@@ -133,6 +144,10 @@ class _Folder:
                 stacklevel=2,
             )
 
+    def forget(self) -> str:
+        self._off = True  # its entries stay right for runs that have not made the change
+        return f"this loader stops using {self._folder}, whose entries were made before the change"
+
 
 @final
 class Cache(Memo):
@@ -149,6 +164,12 @@ class Cache(Memo):
     callable objects that these functions are, belong to or close over count too (their public attributes, and a
     network's weights). What else the functions call, and the content of the dataset, is not noticed. So use another
     folder for another dataset of the same length, or after a change deeper in your code.
+
+    If the training loop changes the dataset, or what a function above reads, the next pass finds it: results in memory
+    are dropped, a folder is no longer used by this loader, and you get a warning. This is a comparison by fingerprints,
+    which do not see changes in files, in large containers and arrays at places that they do not look at, or in what
+    worker processes have copies of. A dataset or function that changes itself with every use, as one that counts its
+    calls does, is not compared: make another loader after you have changed it.
 
     Args:
         where: ``"memory"`` (each loader has its own cache), or a folder (shared by processes, kept between runs; values
@@ -192,6 +213,9 @@ class Cache(Memo):
         """What the stages above would make of the source's sample ``index``, if it is known."""
         value = self._store.get(self._digest, _plain(index))
         return None if value is None else Hit(*value)
+
+    def forget(self) -> str:
+        return self._store.forget()
 
     def process(self, chunk: Chunk) -> Chunk:
         data = chunk.data

@@ -329,3 +329,7 @@ class Memo(Operator):
     @abstractmethod
     def lookup(self, index: Any) -> Any:
         """A ``Hit`` for the source's sample ``index``, or None; called by the source's workers, after ``open``."""
+
+    @abstractmethod
+    def forget(self) -> str:
+        """Drop what is kept, for the training loop has changed what it was made of; returns what it does, in words."""

@@ -105,6 +105,7 @@ class Runs:
         ahead, any_source = changed
         # A pass that delivered nothing may have begun before.
         stale = run is not None and (any_source if epoch <= run.horizon.begun else ahead)
+        stale = stale or runtime.caches_stale()
         if run is not None and not run.over and not stale and progress.continues_to(place):
             progress.broken(failed=False)  # until the pass has begun: an interrupted one does not continue
             run.horizon.raise_to(horizon if place.start.stream is None else epoch, epoch)

@@ -14,6 +14,7 @@ from typing import Any
 from pipegraph.capabilities import Sampled, functions_of
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Drawn, Source
+from pipegraph.engine.stage.cache_watch import CacheWatch, Watched, watched
 from pipegraph.engine.stage.function_code import code_of
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import drew
@@ -50,10 +51,13 @@ class _RandomnessCheck:
 
     Attributes:
         stage: the first that drew. Set before its sample reaches the cache, so that no such sample is stored.
+        source: the stage that reads the samples.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, source: str, watches: dict[str, Watched]) -> None:
         self.stage: str | None = None
+        self.source = source
+        self._watches = watches
 
     def refusing(self, process: Callable[[Chunk], Any], cache: str) -> Callable[[Chunk], Any]:
         """Wrap the cache's ``process`` to raise if a stage has drawn random numbers."""
@@ -61,8 +65,13 @@ class _RandomnessCheck:
         def refuse(chunk: Chunk) -> Any:
             if self.stage is not None:
                 raise GraphError(
-                    f"stage {cache!r}: Cache cannot stand here: {self.stage!r} draws random numbers from torch's "
-                    "generators, and every epoch must draw anew; move it up, or leave it out"
+                    f"stage {cache!r}: a Cache keeps results that depend on their item alone, but stage "
+                    f"{self.stage!r} above it draws random numbers from torch's generators, which every epoch must "
+                    f"draw anew. Move the Cache above {self.stage!r}, or leave it out"
+                    if self.stage != self.source
+                    else f"stage {cache!r}: a Cache keeps results that depend on their item alone, but the data of "
+                    f"stage {self.stage!r} draws random numbers from torch's generators when it is read, which every "
+                    "epoch must draw anew. Draw in a function below the Cache, or leave the Cache out"
                 )
             return process(chunk)
 
@@ -71,7 +80,8 @@ class _RandomnessCheck:
     def watched(self, stage: str, call: Callable[..., Any], *args: Any) -> Any:
         """What ``call`` gives, in a stage above the cache."""
         before = drew()  # a sampler, in the thread that has the samples read in processes
-        made = call(*args)
+        watch = self._watches.get(stage)
+        made = call(*args) if watch is None else watch.use(call, *args)
         now = drew()
         if now is not None and now is not before:
             self.stage = stage
@@ -159,8 +169,9 @@ class _Override:
         return getattr(self._operator, name)
 
 
-def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, Any]) -> None:
-    """Connect every cache with the workers' operators above it, before they are opened."""
+def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, Any]) -> list[CacheWatch]:
+    """Connect every cache with the workers' operators above it, before they are opened; returns their watches."""
+    watches = []
     for stage in plan.running:
         if not stage.caches:
             continue
@@ -168,7 +179,9 @@ def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, A
         for reading in (readers[source.name], *operators[source.name]):
             reading.group = 1
         digest = upstream_digest(plan, stage)
-        caches, drawn, random = operators[stage.name], _DrawnIndices(), _RandomnessCheck()
+        reads = {each.name: seen for each in (source, *between) if (seen := watched(each)) is not None}
+        caches, drawn, random = operators[stage.name], _DrawnIndices(), _RandomnessCheck(source.name, reads)
+        watches.append(CacheWatch(stage.name, list(reads.values()), caches[0].forget))
         draws, reader = source.operator.can(Sampled) is not None, readers[source.name]
         if draws:
             readers[source.name] = _Override(reader, begin_run=drawn.clearing(reader.begin_run))
@@ -185,3 +198,4 @@ def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, A
         ]
         for above in between:
             operators[above.name] = [_skipping(each, above.name, random) for each in operators[above.name]]
+    return watches

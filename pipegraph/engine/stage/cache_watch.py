@@ -1,0 +1,111 @@
+"""Watches what a cache's values are made of: once the training loop has changed it, they are dropped.
+
+Compared where passes begin, by fingerprints. A dataset or function that changes itself when it is used (it counts its
+calls, say) cannot be told from one that the loop changes; its first uses show it, and it is not watched.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pipegraph import concurrency
+from pipegraph.capabilities import UserData, UserFunctions, functions_of
+from pipegraph.errors import PipegraphWarning
+from pipegraph.fingerprints import fingerprint
+from pipegraph.planning.plan import StagePlan
+
+PROBES = 2
+"""The first uses of a stage, before and after which it is looked at. What changes in all of them is not watched."""
+
+
+class Watched:
+    """What one stage above a cache reads.
+
+    Attributes:
+        what: it, in words.
+    """
+
+    def __init__(self, what: str, values: Callable[[], Sequence[Any]]) -> None:
+        self.what = what
+        self._values = values
+        self._seen = self._found = fingerprint(*values())
+        self._probing = concurrency.Lock()
+        self._probes = self._own_changes = 0
+
+    def use(self, call: Callable[..., Any], *args: Any) -> Any:
+        """What ``call`` gives, which uses it."""
+        if self._probes >= PROBES or not self._probing.acquire(blocking=False):
+            return call(*args)
+        try:
+            before = fingerprint(*self._values())
+            made = call(*args)
+            after = fingerprint(*self._values())
+            self._probes += 1
+            if after != before:
+                self._own_changes += 1
+                if self._seen == before:
+                    self._seen = after
+            return made
+        finally:
+            self._probing.release()
+
+    def changed(self) -> bool:
+        """Whether it is other than :meth:`settle` has found it, and not by its own doing."""
+        if self._own_changes >= PROBES:
+            return False
+        self._found = fingerprint(*self._values())
+        return self._found != self._seen
+
+    def settle(self) -> None:
+        """What :meth:`changed` has found is what values are made of from now on."""
+        self._seen = self._found
+
+
+def watched(stage: StagePlan) -> Watched | None:
+    """What the training loop can change of a stage; None where that is nothing, or where workers have copies of it."""
+    if not stage.backend.in_trainer:
+        return None
+    operator: Any = stage.operator
+    described = operator.can(UserData)
+    if described is not None:
+        return Watched(f"the data of stage {stage.name!r}", lambda: described.given()[:1])
+    if operator.can(UserFunctions) is not None:
+        return Watched(f"what the function of stage {stage.name!r} reads", lambda: functions_of(operator))
+    if type(operator).__module__.partition(".")[0] == "pipegraph":
+        return None
+    return Watched(f"stage {stage.name!r}", lambda: (operator,))
+
+
+class CacheWatch:
+    """All that the values of one cache are made of.
+
+    Args:
+        drop: makes the cache forget its values; returns what that means, in words.
+    """
+
+    def __init__(self, cache: str, above: Sequence[Watched], drop: Callable[[], str]) -> None:
+        self._cache, self._above, self._drop = cache, above, drop
+        self._warned = False
+
+    def stale(self) -> bool:
+        """Whether something has changed since the values were made. Costs what the fingerprints cost."""
+        return any(each.changed() for each in self._above)
+
+    def refresh(self) -> None:
+        """Drop the values if they are stale. Called between runs."""
+        changed = [each for each in self._above if each.changed()]
+        if not changed:
+            return
+        means = self._drop()
+        for each in changed:
+            each.settle()
+        if not self._warned:
+            self._warned = True
+            what = " and ".join(each.what for each in changed)
+            warnings.warn(
+                f"stage {self._cache!r}: {what} has changed since the cache was filled, so {means}. This is said once",
+                PipegraphWarning,
+                stacklevel=6,
+            )
