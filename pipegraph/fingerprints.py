@@ -143,13 +143,18 @@ def _inside(value: Any) -> Iterator[Any]:
 
 def _attributes(value: Any) -> list[Any]:
     """The values of an object's attributes, those in slots too."""
+    return list(_named(value).values())
+
+
+def _named(value: Any) -> dict[str, Any]:
+    """An object's attributes by name."""
     own = getattr(value, "__dict__", None)
-    found = list(own.values()) if isinstance(own, dict) else []
+    found = dict(own) if isinstance(own, dict) else {}
     for kind in type(value).__mro__:
-        for each in vars(kind).values():
+        for name, each in vars(kind).items():
             if isinstance(each, types.MemberDescriptorType):
                 with suppress(AttributeError):  # not set
-                    found.append(each.__get__(value))
+                    found[f"{kind.__qualname__}.{name}"] = each.__get__(value)
     return found
 
 
@@ -166,10 +171,47 @@ def _carried(function: types.FunctionType) -> Iterator[Any]:
             yield value
 
 
+class AsItWas:
+    """An object whose attributes a function may change, and what they were. Attributes without a value do not count:
+    objects fill these in when they are used.
+
+    Attributes:
+        value: the object.
+    """
+
+    LAZY = frozenset({"PIL"})
+    """Packages whose objects change when they are used."""
+
+    __slots__ = ("_fingerprint", "_names", "value")
+
+    def __init__(self, value: Any, names: Sequence[str]) -> None:
+        self.value = value
+        self._names = names
+        self._fingerprint = self._now()
+
+    @classmethod
+    def of(cls, value: Any) -> list[AsItWas]:
+        """For a plain object; else nothing."""
+        if type(value) in _DATA or isinstance(value, (torch.Tensor, np.ndarray, *OPAQUE)):
+            return []
+        if type(value).__module__.partition(".")[0] in cls.LAZY:
+            return []
+        names = [name for name, each in _named(value).items() if each is not None]
+        return [cls(value, names)] if names else []
+
+    def _now(self) -> int:
+        found = _named(self.value)
+        return fingerprint(*(found.get(name) for name in self._names))
+
+    def changed(self) -> bool:
+        """Whether an attribute has another value."""
+        return self._now() != self._fingerprint
+
+
 class HandedOut:
     """Remembers where the first values that a source handed out lie, to find those that a stage has changed in place.
 
-    Only memory that the source's data holds itself counts: what was made for a sample may be changed.
+    Only memory and objects that the source's data holds itself count: what was made for a sample may be changed.
     """
 
     VALUES = 8
@@ -177,6 +219,7 @@ class HandedOut:
 
     def __init__(self) -> None:
         self._notes: dict[int, tuple[int, int]] = {}  # by address: bytes, their checksum
+        self._objects: list[AsItWas] = []
         self._left = self.VALUES
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -193,17 +236,23 @@ class HandedOut:
             self._left -= 1
             for leaf in leaves(value):
                 array = _array_of(leaf)
-                if array is not None and _is_plain(array):
+                if array is None:
+                    self._objects += AsItWas.of(leaf)
+                elif _is_plain(array):
                     nbytes = min(array.nbytes, self.MAX_BYTES)
                     self._notes.setdefault(array.ctypes.data, (nbytes, crc32(_bytes(array)[:nbytes])))
 
     def forget(self) -> None:
         """A pass begins: what was changed before it is none of its stages' doing."""
         self._notes.clear()
+        self._objects.clear()
         self._left = self.VALUES
 
     def changed(self, data: Any) -> bool:
         """Whether memory of ``data`` that was handed out holds other values now."""
+        changed = {id(each.value) for each in list(self._objects) if each.changed()}
+        if changed and any(id(value) in changed for value in _all(data)):
+            return True
         if not self._notes:
             return False
         notes = dict(self._notes)
@@ -228,7 +277,15 @@ def _bytes(array: Any) -> Any:
 
 
 def _arrays(data: Any) -> Iterator[Any]:
-    """The contiguous arrays in memory that data consists of; of long lists all, for any may have been handed out."""
+    """The contiguous arrays in memory that data consists of."""
+    for value in _all(data):
+        array = _array_of(value)
+        if array is not None and _is_plain(array):
+            yield array
+
+
+def _all(data: Any) -> Iterator[Any]:
+    """The objects that data consists of; of long lists all, for any may have been handed out."""
     seen: set[int] = set()
     left = deque([data])
     while left:
@@ -236,11 +293,10 @@ def _arrays(data: Any) -> Iterator[Any]:
         if type(value) in ATOMS or isinstance(value, str | bytes) or id(value) in seen:
             continue
         seen.add(id(value))
-        array = _array_of(value)
-        if array is not None:
-            if _is_plain(array):
-                yield array
-        elif isinstance(value, list | tuple):
+        yield value
+        if isinstance(value, torch.Tensor | np.ndarray):
+            continue
+        if isinstance(value, list | tuple):
             if not ATOMS.issuperset(map(type, value)):
                 left.extend(value)
         elif isinstance(value, dict):

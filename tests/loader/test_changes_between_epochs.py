@@ -207,6 +207,54 @@ def test_a_function_that_works_in_place_on_data_in_memory_is_told_of_once(source
     assert all("stage 'rows': a stage behind it has changed its data in place" in each for each in told)
 
 
+class Item:
+    def __init__(self, x):
+        self.x = x
+        self.seen = None
+
+
+class Slotted:
+    __slots__ = ("seen", "x")
+
+    def __init__(self, x):
+        self.x = x
+        self.seen = None
+
+
+def object_in_place(item):
+    item.x += 1
+    return item.x
+
+
+def object_filled_in(item):
+    item.seen = item.x
+    return item.x
+
+
+@pytest.mark.parametrize("isolate", [False, True], ids=["here", "isolated"])
+@pytest.mark.parametrize("kind", [Item, Slotted])
+@pytest.mark.parametrize(
+    ("held", "function", "said"),
+    [(True, object_in_place, 1), (False, object_in_place, 0), (True, object_filled_in, 0)],
+)
+def test_a_function_that_changes_objects_of_the_dataset_is_reported_once(
+    kind, held, function, said, isolate, recwarn
+):
+    class Rows(Numbers):
+        def __getitem__(self, index):
+            return self.items[index] if held else kind(self.items[index])
+
+    data = Rows([kind(number) if held else number for number in range(6)])
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(data), name="rows", backend="inline").then(function, backend="inline")
+    with graph.loader(isolate=isolate) as loader:
+        for _ in range(2):
+            assert len(list(loader)) == 6
+    texts = [str(each.message) for each in recwarn if issubclass(each.category, PipegraphWarning)]
+    assert len(texts) == said
+    assert all("stage 'rows': a stage behind it has changed its data in place" in each for each in texts)
+
+
 def test_the_loop_may_change_data_between_passes_and_nothing_is_said(recwarn):
     data = Numbers(torch.arange(4.0).reshape(4, 1))
     graph = pg.Graph()

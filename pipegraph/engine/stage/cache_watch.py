@@ -1,7 +1,7 @@
 """Watches what a cache's values are made of: once the training loop has changed it, they are dropped.
 
 Compared where passes begin, by fingerprints. A dataset or function that changes itself when it is used (it counts its
-calls, say) cannot be told from one that the loop changes; its first uses show it, and it is not watched.
+calls, say) looks like one that the loop changes; its first uses show it, and it is not watched.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROBES = 2
 """The first uses of a stage, before and after which it is looked at. What changes in all of them is not watched."""
 
 
-class Watched:
+class WatchedStage:
     """What one stage above a cache reads.
 
     Attributes:
@@ -63,19 +63,21 @@ class Watched:
         self._seen = self._found
 
 
-def watched(stage: StagePlan) -> Watched | None:
+def watched(stage: StagePlan) -> WatchedStage | None:
     """What the training loop can change of a stage; None where that is nothing, or where workers have copies of it."""
     if not stage.backend.in_trainer:
         return None
     operator: Any = stage.operator
     described = operator.can(UserData)
     if described is not None:
-        return Watched(f"the data of stage {stage.name!r}", lambda: described.given()[:1])
+        return WatchedStage(f"the data of stage {stage.name!r}", lambda: described.given()[:1])
     if operator.can(UserFunctions) is not None:
-        return Watched(f"what the function of stage {stage.name!r} reads", lambda: functions_of(operator))
+        return WatchedStage(
+            f"what the function of stage {stage.name!r} reads", lambda: functions_of(operator)
+        )
     if type(operator).__module__.partition(".")[0] == "pipegraph":
         return None
-    return Watched(f"stage {stage.name!r}", lambda: (operator,))
+    return WatchedStage(f"stage {stage.name!r}", lambda: (operator,))
 
 
 class CacheWatch:
@@ -85,7 +87,7 @@ class CacheWatch:
         drop: makes the cache forget its values; returns what that means, in words.
     """
 
-    def __init__(self, cache: str, above: Sequence[Watched], drop: Callable[[], str]) -> None:
+    def __init__(self, cache: str, above: Sequence[WatchedStage], drop: Callable[[], str]) -> None:
         self._cache, self._above, self._drop = cache, above, drop
         self._warned = False
 

@@ -14,7 +14,7 @@ from typing import Any
 from pipegraph.capabilities import Sampled, functions_of
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Drawn, Source
-from pipegraph.engine.stage.cache_watch import CacheWatch, Watched, watched
+from pipegraph.engine.stage.cache_watch import CacheWatch, WatchedStage, watched
 from pipegraph.engine.stage.function_code import code_of
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import drew
@@ -54,7 +54,7 @@ class _RandomnessCheck:
         source: the stage that reads the samples.
     """
 
-    def __init__(self, source: str, watches: dict[str, Watched]) -> None:
+    def __init__(self, source: str, watches: dict[str, WatchedStage]) -> None:
         self.stage: str | None = None
         self.source = source
         self._watches = watches
