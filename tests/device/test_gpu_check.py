@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,12 @@ def test_files_that_need_what_is_not_there_are_left_out_by_name(
     assert name in gpu_check.cuda_tests()
     assert gpu_check.left_out(name) == ["pipegraph_absent"]
     assert name not in dict(gpu_check.commands(tmp_path, cuda=False, slow=False))["tests"]
+
+
+def test_all_that_pipegraph_depends_on_can_be_carried_along(load: Any) -> None:
+    project = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[<>=]", each)[0] for each in project["dependencies"]}
+    assert names - {"torch", "numpy"} <= set(load("gpu_check").NEEDED.values())
 
 
 def test_what_is_not_installed_comes_from_its_wheel(
