@@ -172,8 +172,8 @@ def _carried(function: types.FunctionType) -> Iterator[Any]:
 
 
 class AsItWas:
-    """An object whose attributes a function may change, and what they were. Attributes without a value do not count:
-    objects fill these in when they are used.
+    """An object whose attributes a function may change, and what they were. Private attributes, and those without a
+    value, do not count: objects fill these in when they are used (a data frame's columns, say).
 
     Attributes:
         value: the object.
@@ -196,7 +196,8 @@ class AsItWas:
             return []
         if type(value).__module__.partition(".")[0] in cls.LAZY:
             return []
-        names = [name for name, each in _named(value).items() if each is not None]
+        named = _named(value).items()
+        names = [name for name, each in named if each is not None and name.rpartition(".")[2][:1] != "_"]
         return [cls(value, names)] if names else []
 
     def _now(self) -> int:

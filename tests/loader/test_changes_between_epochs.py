@@ -211,14 +211,16 @@ class Item:
     def __init__(self, x):
         self.x = x
         self.seen = None
+        self._cache = {}
 
 
 class Slotted:
-    __slots__ = ("seen", "x")
+    __slots__ = ("_cache", "seen", "x")
 
     def __init__(self, x):
         self.x = x
         self.seen = None
+        self._cache = {}
 
 
 def object_in_place(item):
@@ -231,11 +233,21 @@ def object_filled_in(item):
     return item.x
 
 
+def object_caches(item):
+    item._cache["square"] = item.x**2
+    return item._cache["square"]
+
+
 @pytest.mark.parametrize("isolate", [False, True], ids=["here", "isolated"])
 @pytest.mark.parametrize("kind", [Item, Slotted])
 @pytest.mark.parametrize(
     ("held", "function", "said"),
-    [(True, object_in_place, 1), (False, object_in_place, 0), (True, object_filled_in, 0)],
+    [
+        (True, object_in_place, 1),
+        (False, object_in_place, 0),
+        (True, object_filled_in, 0),
+        (True, object_caches, 0),
+    ],
 )
 def test_a_function_that_changes_objects_of_the_dataset_is_reported_once(
     kind, held, function, said, isolate, recwarn
