@@ -25,6 +25,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact
 from pipegraph.engine.stage.cache_wiring import Hit
 from pipegraph.errors import DataError, GraphError, PipegraphWarning, shown
+from pipegraph.fingerprints import HandedOut
 from pipegraph.forks import lock_free_after_fork
 from pipegraph.operators.columns import ARRAYS
 from pipegraph.tree import buffers, copy_containers, map_leaves, own_memory
@@ -52,6 +53,15 @@ def _plain(index: Any) -> Index:
         ) from None
 
 
+def _kept(leaf: Any) -> Any:
+    """A leaf as it is kept."""
+    if hasattr(type(leaf), "__next__"):
+        raise GraphError(
+            f"Cache: a result is or contains {shown(leaf)}, which can be read only once; return a list"
+        )
+    return own_memory(leaf)
+
+
 class _Memory:
     """Values by (digest of what made them, index). Thread-safe, as is :class:`_Folder`.
 
@@ -63,6 +73,8 @@ class _Memory:
         self._lock = lock_free_after_fork()
         self._used = 0
         self._values: dict[tuple[str, Index], Value] = {}
+        self._noted = HandedOut()
+        self._first: list[Value] = []  # the noted ones
 
     def get(self, digest: str, index: Index) -> Value | None:
         with self._lock:
@@ -75,14 +87,23 @@ class _Memory:
             if self._used + size > self._limit or (digest, index) in self._values:
                 return
             self._used += size
-        own = (value[0], map_leaves(own_memory, value[1]))
+        own = (value[0], map_leaves(_kept, value[1]))
         with self._lock:
             if self._values.setdefault((digest, index), own) is not own:
                 self._used -= size  # another thread has kept it meanwhile
+            elif not self._noted.full:
+                self._noted.note((own[1],))
+                self._first.append(own)
+
+    def changed_in_place(self) -> bool:
+        with self._lock:
+            return self._noted.changed(self._first)
 
     def forget(self) -> str:
         with self._lock:
             self._values.clear()
+            self._noted.forget()
+            self._first.clear()
             self._used = 0
         return "its results are dropped and computed again"
 
@@ -144,6 +165,9 @@ class _Folder:
                 stacklevel=2,
             )
 
+    def changed_in_place(self) -> bool:
+        return False  # files hold the values
+
     def forget(self) -> str:
         self._off = True  # its entries stay right for runs that have not made the change
         return f"this loader stops using {self._folder}, whose entries were made before the change"
@@ -169,7 +193,8 @@ class Cache(Memo):
     are dropped, a folder is no longer used by this loader, and you get a warning. This is a comparison by fingerprints,
     which do not see changes in files, in large containers and arrays at places that they do not look at, or in what
     worker processes have copies of. A dataset or function that changes itself with every use, as one that counts its
-    calls does, is not compared: make another loader after you have changed it.
+    calls does, is not compared: make another loader after you have changed it. A stage below that changes results in
+    place changes what is kept in memory: this too is found, and reported, when the next pass begins.
 
     Args:
         where: ``"memory"`` (each loader has its own cache), or a folder (shared by processes, kept between runs; values
@@ -213,6 +238,9 @@ class Cache(Memo):
         """What the stages above would make of the source's sample ``index``, if it is known."""
         value = self._store.get(self._digest, _plain(index))
         return None if value is None else Hit(*value)
+
+    def changed_in_place(self) -> bool:
+        return self._store.changed_in_place()
 
     def forget(self) -> str:
         return self._store.forget()

@@ -331,5 +331,9 @@ class Memo(Operator):
         """A ``Hit`` for the source's sample ``index``, or None; called by the source's workers, after ``open``."""
 
     @abstractmethod
+    def changed_in_place(self) -> bool:
+        """Whether stages have changed what is kept."""
+
+    @abstractmethod
     def forget(self) -> str:
         """Drop what is kept, for the training loop has changed what it was made of; returns what it does, in words."""

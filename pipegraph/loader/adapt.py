@@ -71,6 +71,9 @@ def adapted(state: Mapping[str, Any], plan: Plan, allow: Collection[str]) -> tup
     return made, carry.words()
 
 
+GONE = " (of an open window or bucket it comes again what was delivered; samples that a state of it held are lost)"
+
+
 def _known(node: Mapping[str, Any]) -> tuple[Any, ...]:
     """What makes a stage another one; not whether it lies between a ``Route`` and its ``Merge``."""
     return node["class"], node["parameters"], freeze(node["cursor"][0])
@@ -259,7 +262,7 @@ class _Carry:
 
     def words(self) -> list[str]:
         """What is kept and what begins anew, stage by stage."""
-        found = [f"{name!r} is gone, with what it held" for name in self._differ.missing]
+        found = [f"{name!r} is gone{GONE}" for name in self._differ.missing]
         for name in (*self._differ.changed, *self._differ.added):
             added = name in self._differ.added
             other = added or self._old[name]["class"] != self._ours[name]["class"]

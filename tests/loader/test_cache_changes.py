@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import PipegraphWarning
+from pipegraph.errors import GraphError, PipegraphWarning
 from tests.loader.test_changes_between_epochs import EPOCHS, WAYS, Numbers, Weights, passes
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -140,3 +141,41 @@ def test_a_cache_is_kept_when_only_the_sampler_changes():
     found = passes(graph, lambda epoch: setattr(sampler, "number", epoch % 2))
     assert found == [[epoch % 2] * 6 for epoch in range(EPOCHS)]
     assert Reads.reads <= 2 * 6
+
+
+class Box:
+    def __init__(self, x):
+        self.x = x
+
+
+def add_in_place(value):
+    if isinstance(value, Box):
+        value.x += 1
+        return value.x
+    value += 1
+    return int(value)
+
+
+@pytest.mark.parametrize(("way", "epochs"), [("inline", 1), ("inline", EPOCHS), ("threads", 1)])
+@pytest.mark.parametrize("kind", [Box, torch.tensor, np.array])
+def test_a_function_that_changes_in_place_what_a_cache_keeps_changes_no_other_epoch(kind, way, epochs):
+    graph = pg.Graph()
+    made = graph.add(ops.FromSequence(range(20)), **WAYS[way]).then(kind, name="made", **WAYS[way])
+    made.then(ops.Cache("memory", "1 MB"), name="kept").then(add_in_place, **WAYS[way])
+    with pytest.warns(PipegraphWarning) as caught:
+        assert passes(graph, lambda epoch: None, epochs) == [list(range(1, 21))] * EPOCHS
+    (warning,) = caught
+    assert str(warning.message).startswith(
+        "stage 'kept': a stage behind it has changed in place what the cache keeps."
+    )
+
+
+def test_a_cache_refuses_what_can_be_read_only_once():
+    graph = pg.Graph()
+    made = graph.add(ops.FromSequence(range(3))).then(lambda x: (y for y in range(x)), name="made")
+    made.then(ops.Cache("memory", "1 MB"), name="kept")
+    with (
+        graph.loader() as loader,
+        pytest.raises(GraphError, match="Cache: a result is or contains .*; return a list"),
+    ):
+        list(loader)

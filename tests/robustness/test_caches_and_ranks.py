@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import warnings
@@ -140,9 +141,13 @@ def test_a_function_below_a_cache_may_change_what_it_gets(limit: int | str) -> N
     )
     made.then(ops.Cache("memory", limit)).then(change, on_error="raise")
     with graph.loader() as loader:
-        passes = [list(loader) for _ in range(3)]
-    assert passes[0] == [[x, 9, x + 1.0] for x in range(3)]
-    assert [[item[:2] for item in each] for each in passes] == [[item[:2] for item in passes[0]]] * 3
+        passes = [list(loader) for _ in range(2)]
+        said = pytest.warns(
+            pg.errors.PipegraphWarning, match="stage 'cache': a stage behind it has changed in place"
+        )
+        with contextlib.nullcontext() if limit == 1 else said:
+            passes.append(list(loader))
+    assert passes == [[[x, 9, x + 1.0] for x in range(3)]] * 3
 
 
 def test_a_state_knows_what_partial_has_bound() -> None:

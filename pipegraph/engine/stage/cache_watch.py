@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipegraph import concurrency
-from pipegraph.capabilities import UserData, UserFunctions, functions_of
+from pipegraph.capabilities import Memo, UserData, UserFunctions, functions_of
 from pipegraph.errors import PipegraphWarning
 from pipegraph.fingerprints import fingerprint
 from pipegraph.planning.plan import StagePlan
@@ -80,34 +80,45 @@ def watched(stage: StagePlan) -> WatchedStage | None:
     return WatchedStage(f"stage {stage.name!r}", lambda: (operator,))
 
 
+IN_PLACE = (
+    "a stage behind it has changed in place what the cache keeps. Let the function change a copy (x.clone(), x.copy(), "
+    "x + 1 in place of x.add_(1)). Until then"
+)
+
+
 class CacheWatch:
-    """All that the values of one cache are made of.
+    """All that the values of one cache depend on.
 
     Args:
-        drop: makes the cache forget its values; returns what that means, in words.
+        cache: the stage's name.
+        memo: the operator of a worker; drops the values of all.
     """
 
-    def __init__(self, cache: str, above: Sequence[WatchedStage], drop: Callable[[], str]) -> None:
-        self._cache, self._above, self._drop = cache, above, drop
-        self._warned = False
+    def __init__(self, cache: str, memo: Memo, above: Sequence[WatchedStage]) -> None:
+        self._cache, self._memo, self._above = cache, memo, above
+        self._warned: set[str] = set()
 
     def stale(self) -> bool:
         """Whether something has changed since the values were made. Costs what the fingerprints cost."""
-        return any(each.changed() for each in self._above)
+        return self._memo.changed_in_place() or any(each.changed() for each in self._above)
 
     def refresh(self) -> None:
         """Drop the values if they are stale. Called between runs."""
-        changed = [each for each in self._above if each.changed()]
-        if not changed:
+        changed, in_place = [each for each in self._above if each.changed()], self._memo.changed_in_place()
+        if not (changed or in_place):
             return
-        means = self._drop()
+        means = self._memo.forget()
         for each in changed:
             each.settle()
-        if not self._warned:
-            self._warned = True
+        if in_place:
+            self._warn("in place", f"{IN_PLACE} {means} in every pass that finds it so")
+        if changed:
             what = " and ".join(each.what for each in changed)
-            warnings.warn(
-                f"stage {self._cache!r}: {what} has changed since the cache was filled, so {means}. This is said once",
-                PipegraphWarning,
-                stacklevel=6,
+            self._warn(
+                "above", f"{what} has changed since the cache was filled, so {means}. This is said once"
             )
+
+    def _warn(self, why: str, what: str) -> None:
+        if why not in self._warned:
+            self._warned.add(why)
+            warnings.warn(f"stage {self._cache!r}: {what}", PipegraphWarning, stacklevel=7)

@@ -181,7 +181,7 @@ def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, A
         digest = upstream_digest(plan, stage)
         reads = {each.name: seen for each in (source, *between) if (seen := watched(each)) is not None}
         caches, drawn, random = operators[stage.name], _DrawnIndices(), _RandomnessCheck(source.name, reads)
-        watches.append(CacheWatch(stage.name, list(reads.values()), caches[0].forget))
+        watches.append(CacheWatch(stage.name, caches[0], list(reads.values())))
         draws, reader = source.operator.can(Sampled) is not None, readers[source.name]
         if draws:
             readers[source.name] = _Override(reader, begin_run=drawn.clearing(reader.begin_run))
