@@ -172,14 +172,14 @@ def _carried(function: types.FunctionType) -> Iterator[Any]:
 
 
 class AsItWas:
-    """An object whose attributes a function may change, and what they were. Private attributes, and those without a
-    value, do not count: objects fill these in when they are used (a data frame's columns, say).
+    """An object whose attributes a function may change, and what they were. Attributes without a value, and private
+    ones beside public ones, do not count: objects fill these in when they are used.
 
     Attributes:
         value: the object.
     """
 
-    LAZY = frozenset({"PIL"})
+    LAZY = frozenset({"PIL", "pandas"})
     """Packages whose objects change when they are used."""
 
     __slots__ = ("_fingerprint", "_names", "value")
@@ -196,8 +196,8 @@ class AsItWas:
             return []
         if type(value).__module__.partition(".")[0] in cls.LAZY:
             return []
-        named = _named(value).items()
-        names = [name for name, each in named if each is not None and name.rpartition(".")[2][:1] != "_"]
+        filled = [name for name, each in _named(value).items() if each is not None]
+        names = [name for name in filled if name.rpartition(".")[2][:1] != "_"] or filled
         return [cls(value, names)] if names else []
 
     def _now(self) -> int:
@@ -221,6 +221,7 @@ class HandedOut:
     def __init__(self) -> None:
         self._notes: dict[int, tuple[int, int]] = {}  # by address: bytes, their checksum
         self._objects: list[AsItWas] = []
+        self._fresh = False  # objects are made for each sample
         self._left = self.VALUES
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -238,7 +239,7 @@ class HandedOut:
             for leaf in leaves(value):
                 array = _array_of(leaf)
                 if array is None:
-                    self._objects += AsItWas.of(leaf)
+                    self._objects += () if self._fresh else AsItWas.of(leaf)
                 elif _is_plain(array):
                     nbytes = min(array.nbytes, self.MAX_BYTES)
                     self._notes.setdefault(array.ctypes.data, (nbytes, crc32(_bytes(array)[:nbytes])))
@@ -252,8 +253,11 @@ class HandedOut:
     def changed(self, data: Any) -> bool:
         """Whether memory of ``data`` that was handed out holds other values now."""
         changed = {id(each.value) for each in list(self._objects) if each.changed()}
-        if changed and any(id(value) in changed for value in _all(data)):
-            return True
+        if changed:
+            if any(id(value) in changed for value in _all(data)):
+                return True
+            self._fresh = True
+            self._objects.clear()
         if not self._notes:
             return False
         notes = dict(self._notes)

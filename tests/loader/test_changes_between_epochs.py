@@ -267,6 +267,33 @@ def test_a_function_that_changes_objects_of_the_dataset_is_reported_once(
     assert all("stage 'rows': a stage behind it has changed its data in place" in each for each in texts)
 
 
+class Stored:
+    """Keeps all in one private attribute, as batches of graphs do."""
+
+    def __init__(self, x):
+        self._store = {"x": x}
+
+    @property
+    def x(self):
+        return self._store["x"]
+
+    @x.setter
+    def x(self, value):
+        self._store["x"] = value
+
+
+def test_a_function_that_changes_objects_with_private_attributes_alone_is_reported():
+    graph = pg.Graph()
+    graph.add(ops.FromSequence([Stored(0), Stored(1)]), name="rows", backend="inline").then(
+        object_in_place, backend="inline"
+    )
+    with (
+        graph.loader() as loader,
+        pytest.warns(PipegraphWarning, match="'rows': .* changed its data in place"),
+    ):
+        assert list(loader) == [1, 2]
+
+
 def test_the_loop_may_change_data_between_passes_and_nothing_is_said(recwarn):
     data = Numbers(torch.arange(4.0).reshape(4, 1))
     graph = pg.Graph()
