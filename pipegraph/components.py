@@ -195,7 +195,7 @@ class DrawnRows(Sequence[Drawn]):
         return Drawn(self.positions[at], self.indices[at])
 
     def __iter__(self) -> Iterator[Drawn]:
-        return iter(list(map(Drawn, self.positions, self.indices)))  # a list iterator: a stage may end it
+        return map(Drawn, self.positions, self.indices)
 
     def extend(self, drawn: Iterable[Drawn]) -> None:
         """Append these; if ``drawn`` raises, the ones before stay."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -91,7 +92,7 @@ class Pass:
         self._agreement: Agreement | None = None
         self._step = 0
         self._rest: list[Chunk] = []  # remaining chunks of a bundle, in reverse order
-        self._quick: Iterator[Any] = iter(())  # its rows before the last, if only their number matters
+        self._quick: deque[Any] = deque()  # its rows before the last, if only their number matters
         self._rows: RowsInDelivery | None = None  # counts these
         self._plain = not whole and not self._counted and runs.group is None
         if runs.group is not None:
@@ -112,18 +113,22 @@ class Pass:
         return self
 
     def __next__(self) -> Any:
-        # No lock, no counting: ``next`` on a list iterator is atomic, and its length hint counts the delivered rows.
-        if not self._run.over:
-            for data in self._quick:
-                return data
+        # No lock, no counting: ``popleft`` is atomic, and what is left says how many rows were delivered.
+        if not self._run.over and self._quick:
+            try:
+                return self._quick.popleft()
+            except IndexError:
+                pass  # another thread has had the last one
         with self.turn:
             if self.state is not PassState.RUNS:
                 self._refuse()
             try:
                 progress = self._progress
-                if not self._run.over:
-                    for data in self._quick:  # another thread may have set it meanwhile
-                        return data
+                if not self._run.over and self._quick:  # another thread may have set it meanwhile
+                    try:
+                        return self._quick.popleft()
+                    except IndexError:
+                        pass
                 if self._place.nothing and self._agreement is None:
                     self._finish()
                 if self._agreement is not None:
@@ -143,8 +148,12 @@ class Pass:
                             self._rest[0].buffers = item.buffers
                             self._rows = progress.take(self._place, item.data[:last], item.afters())
                             self._quick = self._rows.remaining
-                            return next(self._quick)
-                        self._rest = rows_of(item, self._run.account)[::-1]
+                            try:
+                                return self._quick.popleft()
+                            except IndexError:  # other threads have had all of them
+                                pass
+                        else:
+                            self._rest = rows_of(item, self._run.account)[::-1]
                         item = self._rest.pop()
                 if item.buffers:
                     self._release(item.buffers)
@@ -195,7 +204,7 @@ class Pass:
     def end(self, why: str) -> None:
         """End the pass: it delivers nothing more, not even rows that it has taken."""
         self._move(PassState.ENDED, why)
-        self._quick = iter(())
+        self._quick = deque()
         rows, self._rows = self._rows, None
         if rows is not None:
             rows.close()

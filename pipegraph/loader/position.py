@@ -8,10 +8,10 @@ one assignment to ``Progress.place``), and each chunk then changes a single refe
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import length_hint
 from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage
@@ -26,10 +26,10 @@ from pipegraph.planning.plan import Plan
 
 
 class RowsInDelivery:
-    """The rows of one bundle, delivered by a list iterator: its length hint says how many were delivered.
+    """The rows of one bundle: those that are still in ``remaining`` were not delivered.
 
     Attributes:
-        remaining: the iterator; ``next`` on it is atomic in any thread. None once closed.
+        remaining: ``popleft`` is atomic in any thread, without the GIL too. None once closed.
         count: how many rows there are.
         items, samples: totals delivered before this bundle.
     """
@@ -39,7 +39,7 @@ class RowsInDelivery:
     def __init__(
         self, rows: list[Any], before: Reached, afters: Sequence[Cursor], items: int, samples: int
     ) -> None:
-        self.remaining: Any = iter(rows)
+        self.remaining: Any = deque(rows)
         self.count = len(rows)
         self._before = before
         self._afters = afters
@@ -51,7 +51,7 @@ class RowsInDelivery:
     def delivered(self) -> int:
         """How many of the rows were delivered."""
         remaining = self.remaining
-        return self._delivered if remaining is None else self.count - length_hint(remaining)
+        return self._delivered if remaining is None else self.count - len(remaining)
 
     @property
     def reached(self) -> Reached:
@@ -199,7 +199,7 @@ class Progress:
         self._items += 1
 
     def take(self, place: Place, rows: list[Any], afters: Sequence[Cursor]) -> RowsInDelivery:
-        """Deliver these rows next, through the iterator ``remaining``, which also counts them."""
+        """Deliver these rows next, from ``remaining``, which also counts them."""
         self._settle()
         taken = RowsInDelivery(rows, place.reached, afters, self._items, self._samples)
         place.rows = self._rows = taken

@@ -9,8 +9,8 @@ stage may be idle, and the row in work may be slow, or wait for something that o
   inside a function for long. If there are not enough, it ends the worker's iteration at the next row, and the worker
   checks again: it sends the rows if they are enough, else it continues up to the row that makes them enough.
 
-Both publish their own change (the demand; the iterator) before they check, so one of them sees the other's. Between
-rows the worker executes no code of its own: it iterates over a plain list.
+Both publish their own change (the demand; the list) before they check, so one of them sees the other's. Between rows
+the worker executes no code of its own: it iterates over a plain list, and another thread ends that by emptying it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Unit:
         self._lock = concurrency.Lock()
         self._sending = False
         self._granted: int | None = None  # bytes reserved for the whole unit before it began
-        self._rows_in_work: Any = iter(())  # the list iterator that the worker runs through
+        self._rows_in_work: list[Any] = []  # the worker runs through it; emptied to end that
         self._channel = self.sender.channels[0] if len(self.sender.channels) == 1 else None
         if self._channel is not None:
             self.sender.units.append(weakref.ref(self))
@@ -113,7 +113,7 @@ class Unit:
             return items
         return _Watched(items, self)
 
-    def run_through(self, items: list[Any]) -> Iterator[Any]:
+    def run_through(self, items: _Watched) -> Iterator[Any]:
         """An iterator over the items up to the one that satisfies the next stage's demand."""
         channel, made = self._channel, self.made
         assert channel is not None
@@ -121,14 +121,13 @@ class Unit:
         if channel.demand < stop and not made:
             channel.nudge()  # if the rows are quick, all are done before it checks
         while True:
-            self._rows_in_work = iter(items if stop >= len(items) else items[:stop])
-            # After publishing the iterator: a thread that begins to wait after this check finds it.
+            rows = self._rows_in_work = items[:stop]
+            # After publishing the list: a thread that begins to wait after this check finds it.
             wanted = channel.demand - (len(made) - self.sent)
             if wanted <= 0 and len(made) > self.sent:
                 self.send()
             elif len(made) + max(1, wanted) >= stop:
-                rows: Iterator[Any] = self._rows_in_work
-                return rows
+                return iter(rows)
             else:
                 stop = len(made) + max(1, wanted)
 
@@ -178,9 +177,10 @@ class Unit:
                     return
                 del self._unsent[0]
             if not self._enough(needed):
-                # End the worker's iteration, in one atomic step; the worker then checks what is due. Look again: a row
-                # that was finished before the end would wait for the one after it.
-                self._rows_in_work.__setstate__(sys.maxsize)
+                # End the worker's iteration; the worker then checks what is due. (Not by the iterator's state:
+                # without the GIL, a ``next`` at the same time undoes it.) Look again: a row that was finished before
+                # the end would wait for the one after it.
+                self._rows_in_work.clear()
                 if not self._enough(needed):
                     return
             out = self._finished(False)
@@ -200,7 +200,7 @@ class Unit:
         if self.rows == 1 and isinstance(out, Bundle) and out.count == 1:
             out = out.one(0)  # rows travel as chunks on this edge
         if last:
-            self.made, self.sent = [], 0
+            self.made, self.sent, self._rows_in_work = [], 0, []
         elif self.trims:
             del self.made[:stop]
             self.sent = 0
@@ -242,7 +242,7 @@ class _Watched(list[Any]):
         return getattr(self._items, name)  # attributes of a source's own sequence of indices
 
     def __iter__(self) -> Iterator[Any]:
-        return self._unit.run_through(self._items)
+        return self._unit.run_through(self)
 
 
 def settle(stage: StageRun, worker: Worker, reserved: int, held: Buffers, out: Chunk) -> None:
