@@ -5,71 +5,50 @@ Open a backend with :func:`backend_for`; its opener must close it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
+from pipegraph.lazy_names import lazy_names
 
-from pipegraph.device.accelerator import (
-    AcceleratorBackend as AcceleratorBackend,
-    Offers as Offers,
-    current_device as current_device,
-    devices as devices,
-    here as here,
-    is_initialized as is_initialized,
-    offers as offers,
-    unpinned as unpinned,
-)
-from pipegraph.device.backend import (
-    Backend as Backend,
-    DeviceFacts as DeviceFacts,
-    Event as Event,
-    Slot as Slot,
-    Stream as Stream,
-    normalised as normalised,
-    slots_on as slots_on,
-)
-from pipegraph.device.copy import copy_tree as copy_tree, sent as sent
-from pipegraph.device.cpu import CpuBackend as CpuBackend
-from pipegraph.device.scattered import Scattered as Scattered
+if TYPE_CHECKING:
+    from pipegraph.device.accelerator import (
+        AcceleratorBackend as AcceleratorBackend,
+        Offers as Offers,
+        offers as offers,
+        unpinned as unpinned,
+    )
+    from pipegraph.device.backend import (
+        Backend as Backend,
+        DeviceFacts as DeviceFacts,
+        Event as Event,
+        Slot as Slot,
+        Stream as Stream,
+        normalised as normalised,
+        slots_on as slots_on,
+    )
+    from pipegraph.device.copy import copy_tree as copy_tree, sent as sent
+    from pipegraph.device.cpu import CpuBackend as CpuBackend
+    from pipegraph.device.opening import (
+        backend_for as backend_for,
+        bind_thread as bind_thread,
+        every_device as every_device,
+        profiler_ranges as profiler_ranges,
+    )
+    from pipegraph.device.present import (
+        current_device as current_device,
+        devices as devices,
+        here as here,
+        is_initialized as is_initialized,
+    )
+    from pipegraph.device.scattered import Scattered as Scattered
 
-
-def every_device() -> list[torch.device]:
-    """All devices of the accelerator, or the CPU where there is none."""
-    return devices() or [torch.device("cpu")]
-
-
-def bind_thread(device: torch.device) -> None:
-    """Make a device the calling thread's current one, for a thread that works for it alone."""
-    if device.type != "cpu":
-        torch.accelerator.set_device_index(device)
-
-
-def profiler_ranges() -> Callable[[str], AbstractContextManager[Any]]:
-    """Makes named ranges of the calling thread for the profiler of the accelerator's vendor, where it has one."""
-    found = here()
-    if found is None or found.type != "cuda":
-        return nullcontext
-    from pipegraph.device.cuda import nvtx_range
-
-    return nvtx_range
-
-
-def backend_for(device: torch.device | str | int) -> Backend:
-    """A new backend for `device`, to be closed by the caller (it is a context manager).
-
-    Args:
-        device: ``"cpu"``, ``"accelerator"``, ``"cuda:1"``, an accelerator's ordinal.
-
-    Raises:
-        DeviceError: no such device here.
-    """
-    plain = normalised(device)
-    if plain.type == "cpu":
-        return CpuBackend()
-    if plain.type == "cuda":
-        from pipegraph.device.cuda import CudaBackend
-
-        return CudaBackend(plain)
-    return AcceleratorBackend(plain)
+# Imported at first use: worker processes need to know whether there is a device, and no more.
+_MODULES = {
+    "accelerator": "AcceleratorBackend Offers offers unpinned",
+    "backend": "Backend DeviceFacts Event Slot Stream normalised slots_on",
+    "copy": "copy_tree sent",
+    "cpu": "CpuBackend",
+    "opening": "backend_for bind_thread every_device profiler_ranges",
+    "present": "current_device devices here is_initialized",
+    "scattered": "Scattered",
+}
+__getattr__, __dir__, _LATER = lazy_names(__name__, _MODULES)

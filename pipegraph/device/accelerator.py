@@ -25,6 +25,7 @@ from pipegraph.device.backend import (
     late,
     normalised,
 )
+from pipegraph.device.present import devices
 from pipegraph.errors import DeviceError
 
 UNSUPPORTED = (RuntimeError, AttributeError, TypeError)
@@ -68,35 +69,6 @@ _KNOWN = {
     "cuda": Offers(streams=True, events=True, pinned=True),
     "mps": Offers(streams=False, events=True, pinned=False, unified=True, addressed=False),
 }
-
-
-def here() -> torch.device | None:
-    """The accelerator of this machine, without an index; None where there is none."""
-    return torch.accelerator.current_accelerator(check_available=True)
-
-
-def devices() -> list[torch.device]:
-    """All accelerators of this machine that this process may use."""
-    found = here()
-    return (
-        []
-        if found is None
-        else [torch.device(found.type, n) for n in range(torch.accelerator.device_count())]
-    )
-
-
-def current_device() -> torch.device | None:
-    """The calling thread's own accelerator; None where there is none."""
-    found = here()
-    return None if found is None else torch.device(found.type, torch.accelerator.current_device_index())
-
-
-def is_initialized() -> bool:
-    """Whether this process may use an accelerator already, so that it must not fork. Touches no driver."""
-    built = torch.accelerator.current_accelerator()
-    return built is not None and bool(
-        getattr(torch.get_device_module(built), "is_initialized", lambda: True)()
-    )
 
 
 def offers(device: torch.device) -> Offers:

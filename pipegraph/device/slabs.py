@@ -20,13 +20,15 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import accumulate
 from operator import mul
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pipegraph import concurrency
-from pipegraph.device.backend import Event, Stream
 from pipegraph.device.loans import Loans
+
+if TYPE_CHECKING:
+    from pipegraph.device.backend import Event, Stream
 
 ALIGNMENT = 64
 """Bytes: a cache line, and what vector instructions and the copy engines like best."""

@@ -10,14 +10,14 @@ from typing import Any
 from pipegraph.capabilities import BundleRegroup, Interchangeable
 from pipegraph.contracts import Context
 from pipegraph.engine.remote.contract import Host
-from pipegraph.engine.remote.deadline_host import ThreadHost
-from pipegraph.engine.remote.fused_proxies import RemoteRun, SourceRun
 from pipegraph.engine.remote.proxies import remote
 from pipegraph.planning.plan import Plan, StagePlan
 
 
 def under_deadline(stage: StagePlan, context: Context) -> Any:
     """A proxy for the operator of a thread worker whose items have a deadline."""
+    from pipegraph.engine.remote.deadline_host import ThreadHost
+
     timeout_s = stage.spec.timeout
     assert timeout_s is not None
     host = ThreadHost(stage.operator, context, timeout_s)
@@ -46,6 +46,8 @@ class Pool(ABC):
         host = self._host(stage, contexts, self._sent[name])
         if alone:
             return remote(copy.copy(operator), host, stage.name, stage.spec.timeout)
+        from pipegraph.engine.remote.fused_proxies import RemoteRun, SourceRun
+
         kind = SourceRun if stage.source is not None else RemoteRun
         return kind(host, copy.copy(operator), stage.name, stage.spec.timeout)
 
