@@ -35,7 +35,6 @@ from pipegraph.operators.images.image_batch import FIELDS, ImageBatch, ImagePart
 from pipegraph.operators.images.normalize_tables import bits_of, row_filler
 from pipegraph.operators.load import Load, no_path, read_file
 from pipegraph.operators.normalize import Normalize
-from pipegraph.randomness import uniforms
 
 _pixels = Scratch()
 
@@ -331,6 +330,8 @@ class DecodeImage(RowOperator, Fuses, Planned):
         """The random numbers of each row."""
         if not self.random:
             return [()] * len(chunk.row_lineages)
+        from pipegraph.randomness import uniforms  # NumPy's generators: images that are cut alike do without
+
         return uniforms(self._context.seed, chunk.epoch, chunk.row_lineages, self._context.stage, DRAWS)
 
     def _part(self, encoded: Any, numbers: Sequence[float]) -> ImagePart:

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 
@@ -17,19 +17,19 @@ from pipegraph.capabilities import BundleMap, Fuses, Planned, ReadsStorage
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact, Operator, Source
 from pipegraph.errors import DataError, GraphError
-from pipegraph.loader.ranks import resolve
+from pipegraph.once import Once
 from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
-from pipegraph.operators.shard_rows import ShardRows, readable_in_place
-from pipegraph.operators.shards import ShardFeed, ShardPart, ShardSample, ShardSelect
+from pipegraph.operators.shard_samples import ShardFeed, ShardPart, ShardSample
 from pipegraph.operators.shared_reader import Reading, blocks_nbytes, check_memory, holds_blocks
-from pipegraph.order import LaneOrder, Order, PartOrder, StridedOrder
-from pipegraph.order.lane_plan import lane_plan
-from pipegraph.reader.block_reader import BlockReader
+from pipegraph.order import Order, StridedOrder
 from pipegraph.reader.columns_filter import Choice, chosen_columns
-from pipegraph.reader.manifests import Once
-from pipegraph.storage import NodeCache, ShardFile
 from pipegraph.storage.folders import FileList, list_files
-from pipegraph.storage.formats import Format
+
+if TYPE_CHECKING:
+    from pipegraph.operators.shards import ShardSelect
+    from pipegraph.reader.block_reader import BlockReader
+    from pipegraph.storage import NodeCache, ShardFile
+    from pipegraph.storage.formats import Format
 
 
 @final
@@ -181,13 +181,16 @@ class Load(_Reads, BundleMap, Fuses, Planned):
     ) -> None:
         if fill is not None and not isinstance(fill, Mapping):
             raise GraphError(f"Load: fill must be a mapping from column to value, got {fill!r}")
-        if cache is not None and not isinstance(cache, NodeCache):
-            raise GraphError(f"Load: cache must be a pg.NodeCache(folder, limit), got {cache!r}")
+        if cache is not None:
+            from pipegraph.storage import NodeCache
+
+            if not isinstance(cache, NodeCache):
+                raise GraphError(f"Load: cache must be a pg.NodeCache(folder, limit), got {cache!r}")
         super().__init__(cache, preload, Choice(chosen_columns(columns, "Load"), filter, fill))
 
     def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
-        source = upstream[0]
-        if not isinstance(source, ShardSelect):
+        source = _shards(upstream[0])
+        if source is None:
             return self
         if source.whole_parts:
             return LoadParts(source, self.cache, self.preload, self.choice)
@@ -199,9 +202,11 @@ class Load(_Reads, BundleMap, Fuses, Planned):
         return bound
 
     def read_remotely(self, source: Source) -> Source | None:
-        if self.cache is not None or self.choice or not isinstance(source, ShardSelect):
+        if self.cache is not None or self.choice or (select := _shards(source)) is None:
             return None
-        return ShardRows(source) if readable_in_place(source) else None
+        from pipegraph.operators.shard_rows import ShardRows, readable_in_place
+
+        return ShardRows(select) if readable_in_place(select) else None
 
     def config(self) -> dict[str, Any]:
         return self.choice.config()
@@ -215,6 +220,10 @@ class Load(_Reads, BundleMap, Fuses, Planned):
         select = self._select
         if select is None:
             return []
+        from pipegraph.loader.ranks import resolve
+        from pipegraph.order import LaneOrder
+        from pipegraph.order.lane_plan import lane_plan
+
         skipped = [text for text in [select.skipped()] if text]
         manifest = select.known_manifest()
         if not isinstance(select.order, LaneOrder) or manifest is None or not manifest.blocks:
@@ -230,9 +239,12 @@ class Load(_Reads, BundleMap, Fuses, Planned):
 
     def open(self, context: Context) -> None:
         select = self._select
-        if select is not None and self.cache is None and isinstance(select.order, LaneOrder):
-            select.find(context.stopping)
-            check_memory(select.order, select, context)
+        if select is not None and self.cache is None:
+            from pipegraph.order import LaneOrder
+
+            if isinstance(select.order, LaneOrder):
+                select.find(context.stopping)
+                check_memory(select.order, select, context)
         super().open(context)
 
     def process(self, chunk: Chunk) -> Chunk | None:
@@ -251,6 +263,15 @@ class Load(_Reads, BundleMap, Fuses, Planned):
 
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
         made.extend(map(_with_bytes, islice(bundle.data, start, None)))
+
+
+def _shards(source: Operator | Source) -> ShardSelect | None:
+    """The source, if it is a ``ShardSelect``, which only those of parts can be: others need none of its modules."""
+    if source.gives != "part":
+        return None
+    from pipegraph.operators.shards import ShardSelect
+
+    return source if isinstance(source, ShardSelect) else None
 
 
 def _opened_at_once(path: str, flags: int) -> int:
@@ -301,6 +322,8 @@ class LoadParts(_Reads):
         return {**self._order.config(), **self.choice.config()}
 
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
+        from pipegraph.order import PartOrder
+
         given: ShardPart = chunk.data
         form = self.choice.form(given.part)
         reader = self._reader(given.feed)
@@ -325,6 +348,8 @@ class LoadParts(_Reads):
 
     def _permuted(self, form: Format, file: ShardFile, part: int, epoch: int) -> Iterator[tuple[int, Any]]:
         """The part's samples by a permutation keyed by seed, epoch and part."""
+        from pipegraph.order import PartOrder
+
         assert isinstance(self._order, PartOrder)
         blocks = list(form.index(file))
         starts = np.concatenate([[0], np.cumsum([block.samples for block in blocks])])

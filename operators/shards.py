@@ -1,97 +1,31 @@
-"""``ShardSelect``: which sample of which shard comes next, and what it hands to ``Load``."""
+"""``ShardSelect``: which sample of which shard comes next."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 
-from pipegraph import concurrency
 from pipegraph.capabilities import Grouped
 from pipegraph.contracts import Context, Drawn, Fact, History
 from pipegraph.errors import GraphError, StateError
+from pipegraph.once import Once
 from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
+from pipegraph.operators.shard_samples import ShardFeed, ShardPart, ShardSample
 from pipegraph.order import LaneOrder, Order, PartOrder
 from pipegraph.order.layout import Int64Array
-from pipegraph.reader.manifests import Found, Listed, Once, find_manifest, list_parts
+from pipegraph.reader.manifests import Found, Listed, find_manifest, list_parts
 from pipegraph.reader.uses import RankSteps
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part
 from pipegraph.storage.beside import few
 from pipegraph.storage.parts import Missing
 
-if TYPE_CHECKING:
-    from pipegraph.reader.block_reader import BlockReader
-
 DEALT_AT_ONCE = 64
 """Positions looked up in one call: drawing one sample of a ``LaneOrder`` alone costs as much as drawing them all."""
-
-
-class ShardFeed:
-    """What one loader's ``ShardSelect`` deals, epoch by epoch. It travels with the samples to their ``Load``.
-
-    Thread-safe.
-    """
-
-    def __init__(self, select: ShardSelect, context: Context) -> None:
-        self.select = select
-        self.seed, self.rank, self.world_size = context.seed, context.rank, context.world_size
-        self._lock = concurrency.Lock()
-        self._deals: list[RankSteps] = []
-        self._listeners: list[BlockReader] = []
-
-    def new_run(self) -> None:
-        """What was dealt does not hold any more."""
-        with self._lock:
-            self._deals = []
-            for listener in self._listeners:
-                listener.new_run()
-
-    def deal(self, deal: RankSteps) -> None:
-        """The steps of another epoch begin to be dealt."""
-        with self._lock:
-            self._deals = [*self._deals[-1:], deal]
-            for listener in self._listeners:
-                listener.dealt(deal)
-
-    def subscribe(self, listener: BlockReader) -> None:
-        """Notify this one too, at once of what is being dealt."""
-        with self._lock:
-            if listener not in self._listeners:
-                self._listeners.append(listener)
-                for deal in self._deals:
-                    listener.dealt(deal)
-
-
-class ShardSample:
-    """Sample ``index`` of block ``number``; ``Load`` reads it."""
-
-    __slots__ = ("feed", "index", "number")
-
-    def __init__(self, feed: ShardFeed, number: int, index: int) -> None:
-        self.feed = feed
-        self.number = number
-        self.index = index
-
-    def __repr__(self) -> str:
-        return f"<ShardSample {self.index} of block {self.number}>"
-
-
-class ShardPart:
-    """A whole part, by its number in the list of parts; ``Load`` reads its samples."""
-
-    __slots__ = ("feed", "number", "part")
-
-    def __init__(self, feed: ShardFeed, number: int, part: Part) -> None:
-        self.feed = feed
-        self.number = number
-        self.part = part
-
-    def __repr__(self) -> str:
-        return f"<ShardPart {self.number}: {self.part.name}>"
 
 
 @final

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from pipegraph import concurrency
 from pipegraph.contracts import Context
 from pipegraph.errors import MemoryLimitError
 from pipegraph.machine import available_memory
-from pipegraph.operators.shards import ShardFeed, ShardSelect
-from pipegraph.order import LaneOrder, PartOrder
-from pipegraph.order.lane_plan import require_memory
-from pipegraph.reader.block_reader import BlockReader
-from pipegraph.reader.block_sources import SHARE, ManifestSource, PartSource, is_decoded
-from pipegraph.reader.columns_filter import Choice
-from pipegraph.reader.fetcher import Fetcher
-from pipegraph.reader.late_blocks import LateBlocks
-from pipegraph.storage import NodeCache
+from pipegraph.reader.prefetch_policy import SHARE
+
+if TYPE_CHECKING:
+    from pipegraph.operators.shard_samples import ShardFeed
+    from pipegraph.operators.shards import ShardSelect
+    from pipegraph.order import LaneOrder
+    from pipegraph.reader.block_reader import BlockReader
+    from pipegraph.reader.columns_filter import Choice
+    from pipegraph.storage import NodeCache
 
 
 @final
@@ -57,6 +57,12 @@ class Reading:
             return self.reader
 
     def _make(self, feed: ShardFeed) -> BlockReader:
+        from pipegraph.order import PartOrder
+        from pipegraph.reader.block_reader import BlockReader
+        from pipegraph.reader.block_sources import ManifestSource, PartSource
+        from pipegraph.reader.fetcher import Fetcher
+        from pipegraph.reader.late_blocks import LateBlocks
+
         select, context = feed.select, self._context
         memory = memory_of(context)
         fetcher = Fetcher(
@@ -75,7 +81,7 @@ class Reading:
 
     def hold(self, part: int, nbytes: int) -> None:
         """Record how many bytes of decoded blocks a part that is read out of order holds."""
-        limit = int(memory_of(self._context) * SHARE)
+        limit = share_of(memory_of(self._context))
         with self._lock:
             self._decoded[part] = nbytes
             total = sum(self._decoded.values())
@@ -107,13 +113,18 @@ def memory_of(context: Context) -> int:
     return context.memory_limit or max(1, available_memory() // 2)
 
 
+def share_of(memory_limit: int) -> int:
+    """Bytes of ``memory_limit`` that blocks held in memory may take."""
+    return int(memory_limit * SHARE)
+
+
 def blocks_nbytes(select: ShardSelect, memory_limit: int) -> int:
     """Bytes of ``memory_limit`` that blocks held in memory may take: half of it, less if there is less data.
 
     Where a node cache is used, or parts are read in place, nothing is held but what is decoded; what a full cache
     has no room for goes to memory all the same, up to this. How large decoded blocks are is known once they are read.
     """
-    limit = int(memory_limit * SHARE)
+    limit = share_of(memory_limit)
     if _decodes(select):
         return limit
     if select.whole_parts:
@@ -123,12 +134,16 @@ def blocks_nbytes(select: ShardSelect, memory_limit: int) -> int:
 
 
 def _decodes(select: ShardSelect) -> bool:
+    from pipegraph.reader.block_sources import is_decoded
+
     return any(map(is_decoded, select.part_list() if select.whole_parts else select.manifest().parts))
 
 
 def holds_blocks(select: ShardSelect, cache: NodeCache | None) -> bool:
     """Whether blocks are held in memory: remote ones without a cache, and decoded ones."""
     if select.whole_parts:
+        from pipegraph.order import PartOrder
+
         assert isinstance(select.order, PartOrder)
         if not select.order.shuffle:
             return False  # parts are read as streams
@@ -137,7 +152,9 @@ def holds_blocks(select: ShardSelect, cache: NodeCache | None) -> bool:
 
 def check_memory(order: LaneOrder, select: ShardSelect, context: Context) -> None:
     """Raise MemoryLimitError, before anything is read, if a rank's remote blocks cannot be held in memory."""
-    manifest, limit = select.manifest(), int(memory_of(context) * SHARE)
+    from pipegraph.order.lane_plan import require_memory
+
+    manifest, limit = select.manifest(), share_of(memory_of(context))
     if int(manifest.block_nbytes.sum()) <= limit:
         return
     largest, ranks = int(manifest.block_nbytes.max()), context.world_size

@@ -13,6 +13,7 @@ from pipegraph.order.lane_plan import largest_lanes
 from pipegraph.reader.columns_filter import Choice, SameFields
 from pipegraph.reader.fetcher import Fetcher
 from pipegraph.reader.next_use import NextUseIndex
+from pipegraph.reader.prefetch_policy import SHARE
 from pipegraph.reader.uses import RankSteps
 from pipegraph.storage import LocalParts, Manifest, Part, ShardFile, open_block, open_part
 from pipegraph.storage.formats import Block, Format, format_of
@@ -22,10 +23,6 @@ _log = logging.getLogger("pipegraph")
 
 MANY_REPEATS: Final = 16
 """Blocks decoded a second time in an epoch from which on that is said, and as many as there are blocks."""
-
-SHARE: Final = 0.5
-"""Of ``memory_limit``, what blocks held in memory may take; chunks in flight have the rest."""
-
 
 ALL: Final = Choice()
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency
 from pipegraph.errors import DataError, GraphError, ShardError
-from pipegraph.storage import Part, ShardFile, StoreClient, open_part
-from pipegraph.storage.formats import Format, format_of
+
+if TYPE_CHECKING:
+    from pipegraph.storage import Part, ShardFile, StoreClient
+    from pipegraph.storage.formats import Format
 
 
 def chosen_columns(columns: Any, operator: str) -> tuple[str, ...] | None:
@@ -46,6 +48,8 @@ class Choice:
 
     def form(self, part: Part) -> Format:
         """A part's format, reading what was chosen."""
+        from pipegraph.storage.formats import format_of
+
         form = format_of(part)
         return form.choosing(self.columns, self.filter, self.fill) if self else form
 
@@ -80,6 +84,8 @@ class SameFields:
             self._first = first
 
     def _find_first(self, number: int, fields: Mapping[str, str]) -> tuple[Part, Mapping[str, str]]:
+        from pipegraph.storage import open_part
+
         # Not whichever is opened first: then timing would decide which parts are the odd ones.
         for part in self._parts[:number]:
             try:

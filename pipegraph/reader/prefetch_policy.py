@@ -15,6 +15,9 @@ from __future__ import annotations
 import math
 from collections import deque
 
+# Of ``memory_limit``, what blocks held in memory may take; chunks in flight have the rest.
+SHARE = 0.5
+
 # The margin: a tenth of the 95th percentile, and three times its distance from the mean.
 # A load that comes late stops every rank of a collective, and of a thousand ranks one is
 # nearly always beyond its 95th percentile; one that comes early holds a little memory a

@@ -6,12 +6,14 @@ import fnmatch
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from pipegraph.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 BESIDES = ("readme*", "license*", "licence*", "thumbs.db", "desktop.ini", "md5sum*", "sha256sum*")
 """Files that people and systems leave beside the samples; where no pattern is given they are none."""

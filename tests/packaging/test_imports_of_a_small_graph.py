@@ -6,6 +6,7 @@ A module that fails here belongs to the line below if every small graph needs it
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 DESCRIBED = """
@@ -33,6 +34,15 @@ RUN = """
     loader loader.delivered loader.epoch_pass loader.given_data loader.lengths loader.loader loader.options
     loader.position loader.ranks loader.runs machine totals
 """
+IMAGES = """
+    numpy.typing numpy._typing._add_docstring engine.kinds.rows
+    device device.loans device.packed_copy device.slabs once operators.batch_slabs operators.decode operators.images
+    operators.images.choice operators.images.companions operators.images.crop operators.images.decoder
+    operators.images.header operators.images.image_batch operators.images.normalize_tables operators.images.nvimgcodec
+    operators.images.opencv operators.images.orientation operators.images.pillow operators.images.regions
+    operators.images.simplejpeg operators.load operators.normalize operators.shard_samples operators.shared_reader
+    reader reader.columns_filter reader.prefetch_policy storage storage.folders
+"""
 INLINE_DATALOADER = """
     pipegraph errors importing installing integers lazy_names loader loader.ranks loader.torch_dataloader
     loader.torch_dataloader.batch_progress loader.torch_dataloader.dataloader loader.torch_dataloader.fetching
@@ -46,12 +56,20 @@ graph.add(ops.FromSequence(range(64))).then(lambda x: x, workers=2).then(ops.Bat
 next(iter(graph.loader()))
 """
 PROCESSES = GRAPH.replace("workers=2", "workers=2, backend='process'")
+PHOTOGRAPHS = """
+import pipegraph as pg
+from pipegraph import operators as ops
+graph = pg.Graph("photographs")
+samples = graph.add(ops.ListFiles({folder!r})).then(ops.Load()).then(ops.Batch(2))
+samples.then(ops.DecodeImage(8, backend="opencv"), workers=2)
+assert next(iter(graph.loader()))["image"].shape == (2, 8, 8, 3)
+"""
 DATALOADER = "import pipegraph as pg; next(iter(pg.DataLoader(range(64), batch_size=16)))"
 
 
-def imported_by(program):
+def imported_by(program, beside="torch"):
     """What a program imports on top of torch, in a process of its own."""
-    lines = ["import sys, numpy, torch, torch.utils.data", "before = set(sys.modules)", program]
+    lines = [f"import sys, numpy, torch, torch.utils.data, {beside}", "before = set(sys.modules)", program]
     lines.append("print('\\n'.join(sorted(set(sys.modules) - before)), flush=True)")
     command = [sys.executable, "-c", "\n".join(lines)]
     return subprocess.run(
@@ -68,6 +86,17 @@ def test_nothing_is_imported_before_the_first_batch_that_it_does_not_need(progra
     names = {name.removeprefix("pipegraph.") for name in imported_by(program)}
     ours = {name for name in names if not name.startswith(("torch.", "__editable__"))}
     assert ours - set(allowed.split()) == set()
+
+
+def test_photographs_need_no_shards_no_stores_and_no_generators(tmp_path):
+    cv2 = pytest.importorskip("cv2")
+    for name in "ab":
+        cv2.imwrite(str(tmp_path / f"{name}.png"), np.zeros((9, 9, 3), np.uint8))
+    names = imported_by(PHOTOGRAPHS.format(folder=str(tmp_path)), "cv2")
+    ours = {
+        name.removeprefix("pipegraph.") for name in names if not name.startswith(("torch.", "__editable__"))
+    }
+    assert ours - set((DESCRIBED + OPERATORS + PLANNED + RUN + IMAGES).split()) == set()
 
 
 BRINK = """

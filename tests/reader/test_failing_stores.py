@@ -15,8 +15,8 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import ChecksumError, LoaderClosedError
+from pipegraph.once import Once
 from pipegraph.reader import fetcher
-from pipegraph.reader.manifests import Once
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Backoff, Manifest, StoreClient, StoreError
 from pipegraph.testing import Resources
