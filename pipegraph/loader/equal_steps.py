@@ -19,7 +19,8 @@ Numbers = Sequence[int]
 OTHER_EPOCHS = (
     "equal_steps=True: the ranks are in different epochs, and would end one of them before all of it was delivered: "
     "rank {} of {} is in epoch {}, all are in epochs {} to {}. Load on all ranks states that were saved at the same "
-    "point of the loop (all inside it, or all after it), or call set_epoch() with the same number on every rank"
+    "point of the loop (all inside it, or all after it), leave passes at the same step on all ranks, or call "
+    "set_epoch() with the same number on every rank"
 )
 
 

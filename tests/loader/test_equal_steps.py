@@ -107,6 +107,23 @@ def test_a_pass_that_is_broken_off_is_noticed_at_once(monkeypatch):
         gc.enable()
 
 
+def test_ranks_that_leave_a_pass_at_different_steps_are_an_error(monkeypatch):
+    def job(steps):
+        def run(rank):
+            with loader_of(lambda epoch: range(400), rank, []) as loader:
+                try:
+                    assert len(list(itertools.islice(loader, steps))) == steps
+                    list(loader)
+                except pg.errors.DataError as error:
+                    return str(error)
+
+        return run
+
+    for rank, text in enumerate(Ranks(2, monkeypatch).run(job(1), job(380))):
+        assert f"rank {rank} of 2 is in epoch {1 - rank}, all are in epochs 0 to 1." in text
+        assert "leave passes at the same step on all ranks" in text
+
+
 def test_a_pass_that_delivered_nothing_takes_part_in_no_agreement(monkeypatch):
     def run(times):
         def job(rank):
@@ -227,5 +244,5 @@ def test_ranks_in_different_epochs_lose_none_in_silence(programs, tmp_path, mode
             "equal_steps=True: the ranks are in different epochs, and would end one of them before all of it was "
             f"delivered: rank {rank} of 2 is in epoch {rank}, all are in epochs 0 to 1. Load on all ranks states "
         )
-        assert error.endswith("or call set_epoch() with the same number on every rank")
+        assert error.endswith("call set_epoch() with the same number on every rank")
         assert sorted(map(len, found)) == [4, 4]
