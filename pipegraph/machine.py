@@ -73,4 +73,4 @@ def open_files_limit() -> int:
 
 def lacking_for_processes() -> list[str]:
     """What worker processes need of the system and this one does not offer; empty on Linux 5.4 and later."""
-    return [name for name in ("fork", "pidfd_open", "eventfd") if not hasattr(os, name)]
+    return [name for name in ("fork", "pidfd_open") if not hasattr(os, name)]

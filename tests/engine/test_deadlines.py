@@ -9,8 +9,8 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import concurrency, operators as ops
-from pipegraph.engine.process import process_host
 from pipegraph.engine.remote import deadline_host
+from pipegraph.engine.remote.child_host import ChildHost
 from pipegraph.engine.remote.contract import Overdue
 from pipegraph.engine.remote.deadline_host import _Progress
 from pipegraph.errors import GraphError, StageTimeoutError, StuckWorker
@@ -269,16 +269,12 @@ def test_the_time_in_which_the_whole_job_is_stopped_counts_for_no_row(monkeypatc
     slept.clear()
     overdue = []
     host = SimpleNamespace(
-        _process=SimpleNamespace(
-            child=SimpleNamespace(sock=SimpleNamespace(fileno=lambda: 1), sentinel=2),
-            page=SimpleNamespace(look=lambda: (7, 0, 0)),
-            poll=SimpleNamespace(poll=lambda ms: sleep(ms / 1000) or []),
-        ),
-        _wake=3,
+        _link=SimpleNamespace(look=lambda: (7, now[0], 0), gone=()),
+        _ready=sleep,
         _overdue=lambda row, member: overdue.append(row) or Overdue(row, ""),
     )
     with pytest.raises(Overdue):
-        process_host.ProcessHost._await(host, 0.5)
+        ChildHost._await(host, 0.5)
     assert overdue == [7]
     assert slept == pytest.approx([0.5, 0.5])
 

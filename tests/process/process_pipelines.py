@@ -9,6 +9,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.engine.process import process_host
+from pipegraph.engine.remote.child_host import ChildHost
 from pipegraph.engine.remote.worker import Page
 
 
@@ -33,7 +34,7 @@ def tell_that_it_hangs(tmp_path, monkeypatch):
     """What a function calls before it hangs. Only its row is overdue: on a busy machine any row may take long."""
     hanging = tmp_path / "hanging"
     hanging.mkdir()
-    awaits, look, asking = process_host.ProcessHost._await, Page.look, threading.local()
+    awaits, look, asking = ChildHost._await, Page.look, threading.local()
 
     def noted(host, timeout_s):
         asking.pid = host.pid
@@ -44,6 +45,6 @@ def tell_that_it_hangs(tmp_path, monkeypatch):
         return row, since_ns if (hanging / str(asking.pid)).exists() else time.monotonic_ns(), member
 
     monkeypatch.setattr(process_host, "STACK_S", 60)
-    monkeypatch.setattr(process_host.ProcessHost, "_await", noted)
+    monkeypatch.setattr(ChildHost, "_await", noted)
     monkeypatch.setattr(Page, "look", looks)
     return lambda: (hanging / str(os.getpid())).touch()

@@ -459,7 +459,7 @@ def test_the_two_processes_share_one_memory_limit(tail, here):
     with graph.loader(isolate=True, memory_limit="8 MiB") as loader:
         assert sum(1 for _ in loader) == 10
         runtime = loader._runtime
-        there = runtime.sidecar._host._given[0]
+        there = runtime.sidecar._host._opening[1][0]
         assert (runtime.run.account.limit, there) == (here, (8 << 20) - here)
 
 

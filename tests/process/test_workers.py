@@ -507,8 +507,8 @@ def test_the_plan_says_what_crosses():
 
 
 def test_a_system_without_what_processes_need_is_told_of(monkeypatch):
-    monkeypatch.delattr(os, "eventfd")
-    with pytest.raises(GraphError, match="needs Linux: this Python has no eventfd; use backend='thread'"):
+    monkeypatch.delattr(os, "pidfd_open")
+    with pytest.raises(GraphError, match="needs Linux: this Python has no pidfd_open; use backend='thread'"):
         delivered(pipeline(lambda x: x))
 
 

@@ -14,8 +14,10 @@ from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.actors import actor_host
 from pipegraph.engine.actors.actor_host import ActorHost
-from pipegraph.engine.actors.parcel import Received
-from pipegraph.engine.remote.contract import Died, HostState, Overdue
+from pipegraph.engine.actors.parcel import Parcel, Received
+from pipegraph.engine.remote import child_host
+from pipegraph.engine.remote.child_host import ChildHost
+from pipegraph.engine.remote.contract import Died, Overdue
 from pipegraph.engine.stage import ahead
 
 
@@ -23,7 +25,7 @@ from pipegraph.engine.stage import ahead
 def seen(monkeypatch):
     """Counts calls sent ahead and those that were the right ones, with the next one taken however long items take."""
     counts = {"sent": 0, "right": 0}
-    look, same = ActorHost._look_ahead, actor_host.same_call
+    look, same = ChildHost._look_ahead, child_host.same_call
 
     def looking(host):
         before = host._next
@@ -34,8 +36,8 @@ def seen(monkeypatch):
         counts["right"] += same(sent, called)
         return same(sent, called)
 
-    monkeypatch.setattr(ActorHost, "_look_ahead", looking)
-    monkeypatch.setattr(actor_host, "same_call", compared)
+    monkeypatch.setattr(ChildHost, "_look_ahead", looking)
+    monkeypatch.setattr(child_host, "same_call", compared)
     monkeypatch.setattr(ahead, "QUICK_NS", 1 << 62)
     return counts
 
@@ -127,14 +129,24 @@ class Reference:
         return self._answer
 
 
+def received(value):
+    return Received(bytes(Parcel((value, {}))._stream), (), ())
+
+
 class Answers:
     """An actor whose answers are given by hand."""
 
     def __init__(self, looks=()):
         self.calls = []
         self.look = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._look))
+        self.start = SimpleNamespace(remote=self._start)
         self.call = SimpleNamespace(remote=self._call)
         self._looks = list(looks)
+
+    def _start(self, *opening):
+        opened = Future()
+        opened.set_result(received(None))
+        return Reference(opened)
 
     def _call(self, noting, parcel):
         self.calls.append(Future())
@@ -148,28 +160,40 @@ class Answers:
         return Reference(answer)
 
     def give(self, number, value):
-        parcel = actor_host.Parcel((value, {}))
-        self.calls[number - 1].set_result(Received(bytes(parcel._stream), (), ()))
+        self.calls[number - 1].set_result(received(value))
 
 
-def host_of(actor, *following, timeout_s=0.01):
-    host = ActorHost({}, None, [Context("work")], (None, False), timeout_s, SimpleNamespace(alive=True))
-    host._actor, host._state = actor, HostState.SERVING
-    queue = list(following)
-    host.ahead = lambda: queue.pop(0) if queue else None
-    return host
+@pytest.fixture
+def host_of(monkeypatch):
+    """A host of actors that answer by hand, with the calls that follow; it is closed at the end."""
+    made = []
+
+    def host_of(*actors, following=(), timeout_s=0.01):
+        there, queue = iter(actors), list(following)
+        monkeypatch.setattr(
+            actor_host.ray, "remote", lambda **_: lambda kind: SimpleNamespace(remote=lambda key: next(there))
+        )
+        host = ActorHost({}, [Context("work")], (), timeout_s, SimpleNamespace(alive=True))
+        host.ahead = lambda: queue.pop(0) if queue else None
+        made.append(host)
+        host.start()
+        return host
+
+    yield host_of
+    for host in made:
+        host.close(0)
 
 
 FIRST, SECOND = ("work", ["a"], 0, 1), ("work", ["b"], 0, 1)
 
 
-def test_an_answer_on_its_way_is_waited_for_while_the_next_call_is_overdue():
+def test_an_answer_on_its_way_is_waited_for_while_the_next_call_is_overdue(host_of):
     def then_it_comes(actor):
         actor.give(1, "first")
         return 2, 0, 9.0, 0, "in hang"
 
     actor = Answers([(2, 0, 9.0, 0, "in hang"), then_it_comes, (2, 3, 9.0, 0, "in hang")])
-    host = host_of(actor, SECOND)
+    host = host_of(actor, following=[SECOND])
     assert host.call(*FIRST) == "first"
     assert len(actor.calls) == 2
     with pytest.raises(Overdue) as late:
@@ -178,7 +202,7 @@ def test_an_answer_on_its_way_is_waited_for_while_the_next_call_is_overdue():
     assert len(actor.calls) == 2
 
 
-def test_a_call_that_has_not_begun_is_not_overdue():
+def test_a_call_that_has_not_begun_is_not_overdue(host_of):
     def then_it_comes(actor):
         actor.give(1, "first")
         return 1, -1, 9.0, 0, ""
@@ -187,10 +211,9 @@ def test_a_call_that_has_not_begun_is_not_overdue():
     assert host_of(actor).call(*FIRST) == "first"
 
 
-def test_a_call_behind_one_that_hangs_is_not_blamed():
+def test_a_call_behind_one_that_hangs_is_not_blamed(host_of):
     actor = Answers([(2, 0, 9.0, 0, "in hang")])
-    host = host_of(actor, SECOND)
-    actor._call = None
+    host = host_of(actor, following=[SECOND])
     calls = iter(["first"])
 
     def answered(noting, parcel):
@@ -202,24 +225,27 @@ def test_a_call_behind_one_that_hangs_is_not_blamed():
 
     actor.call = SimpleNamespace(remote=answered)
     assert host.call(*FIRST) == "first"
-    with pytest.raises(Died, match="had in work before took longer than it may") as died:
+    with pytest.raises(Died, match="at hand took longer than it may") as died:
         host.call("process", "a row of the first again")
     assert died.value.row < 0
     assert len(actor.calls) == 3
 
 
-def test_a_cancelled_call_and_the_one_ahead_of_it_are_waited_for_before_the_next(monkeypatch):
+def test_a_cancelled_call_and_the_one_ahead_of_it_are_waited_for_before_the_next(host_of):
     actor, another = Answers(), Answers()
-    host = host_of(actor, SECOND, timeout_s=None)
+    host = host_of(actor, another, following=[SECOND], timeout_s=None)
     host.cancel()
     with pytest.raises(Cancelled):
         host.call(*FIRST)
     host.uncancel()
     actor.give(1, "first")
     actor.calls[1].set_exception(ActorDiedError())
-    monkeypatch.setattr(host, "start", lambda: setattr(host, "_actor", another))
-    monkeypatch.setattr(
-        host, "_await", lambda answer, timeout_s: answer.done() or another.give(1, "again") or True
-    )
+
+    def answered(noting, parcel):
+        another.calls.append(Future())
+        another.give(1, "again")
+        return Reference(another.calls[-1])
+
+    another.call = SimpleNamespace(remote=answered)
     assert host.call(*FIRST) == "again"
     assert (len(actor.calls), len(another.calls), host.deaths) == (2, 1, 1)

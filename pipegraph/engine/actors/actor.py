@@ -14,10 +14,9 @@ from pipegraph import concurrency
 from pipegraph.contracts import Context
 from pipegraph.engine.actors.notes import note
 from pipegraph.engine.actors.parcel import Parcel, Received
-from pipegraph.engine.process.worker_life import opened_worker
+from pipegraph.engine.remote.child import opened_worker
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.remote.worker import NOTHING, OperatorCounts, ProcessWorker
-from pipegraph.global_generators import enter_worker, own_process
 
 
 class ActorProgress:
@@ -64,12 +63,9 @@ class StageActor:
         torch.set_num_threads(1)
         if "cv2" in sys.modules:
             sys.modules["cv2"].setNumThreads(0)
-        own_process()
-        enter_worker(contexts[0].seed, contexts[0].stage)
         self._thread = concurrency.get_ident()
         try:
-            operators = sealed.shared()
-            self._worker = opened_worker(self._progress, operators, contexts, pack, single, self._counts)
+            self._worker = opened_worker(self._progress, sealed.shared, contexts, pack, single, self._counts)
         except BaseException as error:
             if isinstance(error, ModuleNotFoundError):
                 error.add_note(

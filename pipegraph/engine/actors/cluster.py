@@ -56,28 +56,24 @@ class Cluster(Pool):
         )
         self._connection = Connection(lambda: fail(lost))
 
-    def _send(self, run: Sequence[StagePlan]) -> Any:
+    def _seal(self, operators: Sequence[Any], stage: str) -> Any:
         import ray
 
         from pipegraph.engine.actors.parcel import Parcel
 
         try:
-            return ray.put(Parcel([each.operator for each in run]))
-        except Exception:
-            for each in run:  # which of them it is
-                try:
-                    Parcel(each.operator)
-                except Exception as error:
-                    raise cannot_be_sent(each.operator, each.name, error) from error
-            raise
+            return ray.put(Parcel(operators))
+        except Exception as error:
+            raise cannot_be_sent(operators, stage, error) from error
 
-    def _host(self, stage: StagePlan, contexts: Sequence[Context], sent: Any) -> Host:
+    def _host(
+        self, stage: StagePlan, contexts: Sequence[Context], sealed: Any, opening: tuple[Any, ...]
+    ) -> Host:
         from pipegraph.engine.actors.actor_host import ActorHost
 
         spec = stage.spec
         options = actor_options(spec.resources or {}, spec.runtime_env, spec.timeout is not None)
-        given = self._packing(stage), stage.spec.on_error != "raise"
-        return ActorHost(options, sent, contexts, given, spec.timeout, self._connection)
+        return ActorHost(options, contexts, (sealed, *opening), spec.timeout, self._connection)
 
     def close(self) -> None:
         """Called after every worker has closed its own actor."""

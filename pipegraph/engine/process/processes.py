@@ -39,20 +39,13 @@ class Processes(Pool):
             self._borrowed = zygote.borrow()
         return self._borrowed
 
-    def _send(self, run: Sequence[StagePlan]) -> Sealed:
-        try:
-            return Sealed([each.operator for each in run], run[0].name)
-        except GraphError:
-            for each in run:  # find the one that cannot be pickled
-                Sealed([each.operator], each.name).close()
-            raise
+    def _seal(self, operators: Sequence[Any], stage: str) -> Sealed:
+        return Sealed(operators, stage)
 
-    def _host(self, stage: StagePlan, contexts: Sequence[Context], sent: Sealed) -> Host:
-        def count(member: int, name: str, n: int) -> None:
-            contexts[member].count(name, n)
-
-        given = contexts[0], self._packing(stage), contexts[1:], stage.spec.on_error != "raise"
-        return ProcessHost(self.parent, sent, contexts[0], given, stage.spec.timeout, count)
+    def _host(
+        self, stage: StagePlan, contexts: Sequence[Context], sealed: Any, opening: tuple[Any, ...]
+    ) -> Host:
+        return ProcessHost(self.parent, sealed, contexts, opening, stage.spec.timeout)
 
     def seal(self, value: Any, operators: Sequence[tuple[str, Any]], instead: str) -> Sealed:
         """Pickle a whole plan for a process.

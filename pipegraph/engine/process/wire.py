@@ -28,6 +28,7 @@ import torch
 from pipegraph.device.loans import Loans
 from pipegraph.device.slabs import aligned
 from pipegraph.engine.process.segments import Arena, Segment
+from pipegraph.engine.remote.link import Unreadable
 
 APART = 1 << 12
 """Buffers from this many bytes on are kept out of the pickle: below, a copy costs less than the bookkeeping."""
@@ -42,18 +43,6 @@ DESCRIPTORS = 253
 """Maximum number of descriptors per message (Linux's ``SCM_MAX_FD``): the kernel silently drops more."""
 
 _HEADER = struct.Struct("<III")
-
-
-class Unreadable(Exception):
-    """A complete message that cannot be unpickled here; the connection is still usable.
-
-    Attributes:
-        error: the exception raised by unpickling.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
 
 
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}

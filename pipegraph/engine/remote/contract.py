@@ -2,26 +2,19 @@
 
 In the stage's thread a proxy (``base_proxy``) takes the operator's place and calls its host; on the other side a
 ``ProcessWorker`` has the operator and serves the calls. Everything else (tickets, order, memory account, policies,
-ledger, cursors, states) stays in the trainer and is not affected. Hosts are a process (``process_host``), a Ray actor
-(``actors.actor_host``) and a thread under a deadline (``deadline_host``).
+ledger, cursors, states) stays in the trainer and is not affected. Hosts are a child that may die
+(``child_host``: processes, Ray actors, the sidecar) and a thread under a deadline (``deadline_host``).
 """
 
 from __future__ import annotations
 
 import signal
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Any, Protocol, TypeVar
-
-from pipegraph.contracts import Context
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 GRACE_S = 3.0
 """Seconds for a worker to close its operator; less than the grace of the loader's own ``close``."""
-
-STARTS = 3
-"""How often to start a worker that dies before it has opened the operator."""
 
 NOTHING = -1
 """The number of the row in work while there is none."""
@@ -122,89 +115,6 @@ class Host(Protocol):
         Raises:
             Exception: the operator's ``close`` raised it there.
         """
-
-
-class HostState(Enum):
-    """The worker of a host that starts workers anew."""
-
-    CLOSED = "never started, or closed"
-    ABSENT = "there is no worker: the next call starts one"
-    SERVING = "there is a worker"
-
-
-class AheadState(Enum):
-    """The call sent ahead of its turn."""
-
-    NONE = "there is none"
-    SENT = "it is not answered yet"
-    ANSWERED = "it was answered before its turn"
-
-
-ALLOWED: Mapping[Enum, tuple[Enum, ...]] = {
-    HostState.CLOSED: (HostState.ABSENT,),
-    HostState.ABSENT: (HostState.SERVING, HostState.CLOSED),
-    HostState.SERVING: (HostState.ABSENT,),
-    AheadState.NONE: (AheadState.SENT,),
-    AheadState.SENT: (
-        AheadState.ANSWERED,
-        AheadState.NONE,
-    ),  # NONE: called, cancelled, or lost with the worker
-    AheadState.ANSWERED: (AheadState.NONE,),
-}
-"""From each state, those that may follow."""
-
-_State = TypeVar("_State", bound=Enum)
-
-
-def moved(state: _State, to: _State) -> _State:
-    """``to``, which must be allowed to follow ``state``, unless it is the same."""
-    assert to is state or to in ALLOWED[state], f"{state} cannot become {to}"
-    return to
-
-
-class WorkerHost(ABC):
-    """Base class of hosts whose workers may die and are started anew; one thread changes its states.
-
-    Args:
-        context: its ``stopping`` cancels a start.
-    """
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._state = HostState.CLOSED
-        self._ahead = AheadState.NONE
-        self.ahead: Callable[[], Call | None] | None = None
-        self.deaths = 0
-
-    def start(self) -> None:
-        """See :class:`Host`."""
-        if self._state is HostState.CLOSED:
-            self._prepare()
-            self._state = HostState.ABSENT
-        ends = 0
-        while ends < STARTS:
-            try:
-                with self._context.stopping.ending(self.cancel):
-                    return self._start()
-            except Died as died:
-                last = died
-                ends += self._is_own(died)
-        raise replace(last, reason=f"{last.reason}, each time that it was started", row=NOTHING, member=0)
-
-    def _prepare(self) -> None:  # noqa: B027
-        """Make what lives until the host is closed."""
-
-    def _is_own(self, died: Died) -> bool:
-        """Whether an end during a start counts as the worker's own."""
-        return True
-
-    @abstractmethod
-    def _start(self) -> None:
-        """Start a worker and open the operator in it."""
-
-    @abstractmethod
-    def cancel(self) -> None:
-        """See :class:`Host`."""
 
 
 def exit_reason(status: int | None) -> str:

@@ -11,6 +11,7 @@ from pipegraph.capabilities import BundleRegroup, Interchangeable
 from pipegraph.contracts import Context
 from pipegraph.engine.remote.contract import Host
 from pipegraph.engine.remote.proxies import remote
+from pipegraph.errors import GraphError
 from pipegraph.planning.plan import Plan, StagePlan
 
 
@@ -42,8 +43,9 @@ class Pool(ABC):
         like = operator.can(Interchangeable)
         name = f"={like.sent_as}" if like is not None and alone else stage.name
         if name not in self._sent:
-            self._sent[name] = self._send((stage, *stage.followers))
-        host = self._host(stage, contexts, self._sent[name])
+            self._sent[name] = self._sealed((stage, *stage.followers))
+        opening = contexts, self._packing(stage), stage.spec.on_error != "raise"
+        host = self._host(stage, contexts, self._sent[name], opening)
         if alone:
             return remote(copy.copy(operator), host, stage.name, stage.spec.timeout)
         from pipegraph.engine.remote.fused_proxies import RemoteRun, SourceRun
@@ -51,17 +53,31 @@ class Pool(ABC):
         kind = SourceRun if stage.source is not None else RemoteRun
         return kind(host, copy.copy(operator), stage.name, stage.spec.timeout)
 
+    def _sealed(self, run: Sequence[StagePlan]) -> Any:
+        try:
+            return self._seal([each.operator for each in run], run[0].name)
+        except GraphError:
+            for each in run:  # find the one that cannot be pickled
+                self._sent[each.name] = self._seal([each.operator], each.name)
+            raise
+
     @abstractmethod
     def close(self) -> None:
         """Called after every worker has closed its own host."""
 
     @abstractmethod
-    def _send(self, run: Sequence[StagePlan]) -> Any:
-        """The pickled operators of fused stages, once for all workers; raises GraphError if they cannot be pickled."""
+    def _seal(self, operators: Sequence[Any], stage: str) -> Any:
+        """The pickled operators of fused stages, once for all workers.
+
+        Raises:
+            NotPicklableError: they cannot be pickled.
+        """
 
     @abstractmethod
-    def _host(self, stage: StagePlan, contexts: Sequence[Context], sent: Any) -> Host:
-        """The host of one worker's operators."""
+    def _host(
+        self, stage: StagePlan, contexts: Sequence[Context], sealed: Any, opening: tuple[Any, ...]
+    ) -> Host:
+        """The host of one worker's operators; ``opening`` is what ``child.opened_worker`` needs besides these."""
 
     def _packing(self, stage: StagePlan) -> Callable[[list[Any]], Any] | None:
         """The function with which the ``Batch`` right after a stage packs rows; None if there is none."""

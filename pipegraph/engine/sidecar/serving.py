@@ -26,7 +26,7 @@ from pipegraph.engine.channel import Channel
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.sealed import unseal
 from pipegraph.engine.process.wire import Port, TreePickler
-from pipegraph.engine.process.worker_life import serve, write_stacks
+from pipegraph.engine.remote.child import serve, write_stacks
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.remote.worker import OperatorCounts, Page
 from pipegraph.engine.run import Run
@@ -299,7 +299,7 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, contr
         spans, facts = port.receive()
         try:
             plan: Plan = unseal(sealed_fd, spans)
-            if any(stage.backend.pool for stage in plan.running):
+            if any(stage.backend.forked for stage in plan.running):
                 borrowed = zygote.borrow()  # before any thread starts
             serving = Serving(SidecarRuntime(plan, facts, port.slab))
             control = Connection(control_fd)

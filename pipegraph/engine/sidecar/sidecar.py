@@ -47,7 +47,7 @@ class SidecarHost(ProcessHost):
     def __init__(self, processes: Processes, plan: Plan, facts: tuple[int, ...], context: Context) -> None:
         operators = [(stage.name, stage.operator) for stage in plan.running]
         sealed = processes.seal(plan, operators, "leave out isolate=True")
-        super().__init__(processes.parent, sealed, context, facts, None, lambda member, name, n: None)
+        super().__init__(processes.parent, sealed, [context], [facts], None)
         self._control: Connection | None = None
         self._telling = concurrency.Lock()  # for whole messages; not held for answers
         self._asking = concurrency.Lock()  # one question at a time
@@ -60,7 +60,7 @@ class SidecarHost(ProcessHost):
         self._control = Connection(ours.detach())
         self.extra = (theirs.fileno(),)
         try:
-            with self._context.stopping.ending(self._tell_stop):
+            with self._contexts[0].stopping.ending(self._tell_stop):
                 super()._start()
         finally:
             theirs.close()

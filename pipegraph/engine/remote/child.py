@@ -1,0 +1,133 @@
+"""The life of a child: it opens the operators of its stage, or fused stages, and serves the trainer's calls."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import resource
+import signal
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from pipegraph.contracts import Context
+from pipegraph.engine.remote.composed import Composed
+from pipegraph.engine.remote.exceptions import Carried
+from pipegraph.engine.remote.link import Unreadable
+from pipegraph.engine.remote.worker import ANSWERED, NOTHING, OperatorCounts, Page, ProcessWorker
+from pipegraph.forks import end_stray
+from pipegraph.global_generators import enter_worker, own_process
+
+
+def _share(shared: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
+    """As ``Context.share``."""
+    return shared[name] if name in shared else shared.setdefault(name, make())
+
+
+def opened_worker(
+    page: Any,
+    unsealed: Callable[[], Sequence[Any]],
+    contexts: Sequence[Context],
+    pack: Any,
+    single: bool,
+    counts: OperatorCounts,
+    allocate: Callable[[int], Any] | None = None,
+) -> ProcessWorker:
+    """A worker for one stage or for several fused ones, opened; see ``ProcessWorker`` and ``Composed``.
+
+    Args:
+        page: records which row is in work.
+        unsealed: unpickles the operators.
+        allocate: makes memory that is sent without a copy.
+    """
+    own_process()
+    enter_worker(contexts[0].seed, contexts[0].stage)
+    operators = unsealed()
+    for member, each in enumerate(contexts):
+        each.count, each.allocate = partial(counts.add, member), allocate
+        each.share = partial(_share, {})
+    operator = operators[0] if len(operators) == 1 else Composed(operators, contexts, page, single)
+    return ProcessWorker(page, operator, contexts[0], Carried, pack)
+
+
+def live(
+    port: Any, page: Page, unseal: Callable[[Any], Sequence[Any]], allocate: Callable[[int], Any] | None
+) -> None:
+    """The life of a process: opens what the first message says, and serves the calls that follow.
+
+    Args:
+        port: its ``send`` and ``receive`` carry messages from and to the trainer.
+        unseal: the operators, of what the first message has of them.
+    """
+    sealed, contexts, pack, single = port.receive()
+    counts = OperatorCounts()
+    try:
+        worker = opened_worker(page, lambda: unseal(sealed), contexts, pack, single, counts, allocate)
+    except BaseException as error:
+        answer(port, Carried(error), {})
+        return
+    answer(port, None, counts.take())
+    worker.send = lambda made: answer(port, made, {})
+    signal.signal(signal.SIGURG, worker.hurry)  # which does nothing where nobody handles it
+    serve(port, page, worker, counts, contexts[0].stage)
+
+
+def write_stacks(fd: int) -> None:
+    """Write Python's stack to a file, instead of a core dump, in a fault or when the trainer ends a hanging process."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.enable(fd)
+
+
+def _cannot_be_sent(result: Any, error: Exception) -> Carried:
+    error.add_note("pipegraph: what the function returned cannot be sent from its process")
+    return Carried(error)
+
+
+def serve(
+    port: Any,
+    page: Page,
+    worker: Any,
+    counts: OperatorCounts,
+    stage: str,
+    instead: Callable[[Any, Exception], Any] = _cannot_be_sent,
+) -> None:
+    """Serve the trainer's calls of ``worker``'s methods, until ``close``.
+
+    Args:
+        instead: what to answer in place of a result that cannot be sent, and the error.
+    """
+    name, process = "", os.getpid()
+    while name != "close":
+        page.enter(0, NOTHING)
+        try:
+            name, args = port.receive()
+        except Unreadable as bad:
+            bad.error.add_note("pipegraph: what the stage was given cannot be read in its process")
+            answer(port, Carried(bad.error), {})
+            continue
+        page.begin(0)
+        call: Callable[..., Any] = getattr(worker, name)
+        try:
+            result = call(*args)
+        except BaseException as error:
+            result = Carried(error)
+        del args
+        end_stray(process, stage)
+        if result is not ANSWERED:
+            answer(port, result, counts.take(), instead)
+        del result
+
+
+def answer(
+    port: Any,
+    result: Any,
+    counts: dict[Any, int],
+    instead: Callable[[Any, Exception], Any] = _cannot_be_sent,
+) -> None:
+    """Answer a message, or say why the result cannot be sent."""
+    try:
+        port.send((result, counts))
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception as error:
+        port.send((instead(result, error), counts))
