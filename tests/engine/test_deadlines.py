@@ -9,10 +9,9 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import concurrency, operators as ops
-from pipegraph.engine.remote import deadline_host
-from pipegraph.engine.remote.child_host import ChildHost
 from pipegraph.engine.remote.contract import Overdue
 from pipegraph.engine.remote.deadline_host import _Progress
+from pipegraph.engine.remote.host import Host
 from pipegraph.errors import GraphError, StageTimeoutError, StuckWorker
 from pipegraph.testing.outcome import fingerprint
 
@@ -27,19 +26,20 @@ class Stuck:
         self.hanging = []
 
     def wait(self):
-        self.hanging.append(threading.current_thread()._target.__self__.progress)
+        self.hanging.append(threading.current_thread()._target.__self__._progress)
         self.inside.set()
         self.over.wait()
 
 
 @pytest.fixture(autouse=True)
 def stuck(no_leaks, monkeypatch):
-    gate, left_s = Stuck(), _Progress.left_s
-    monkeypatch.setattr(
-        _Progress,
-        "left_s",
-        lambda progress, timeout_s: left_s(progress, timeout_s) if progress in gate.hanging else timeout_s,
-    )
+    gate, look = Stuck(), _Progress.look
+
+    def looks(progress):
+        row, spent_s, member = look(progress)
+        return row, spent_s if progress in gate.hanging else 0.0, member
+
+    monkeypatch.setattr(_Progress, "look", looks)
     before = set(threading.enumerate())
     yield gate
     gate.over.set()
@@ -254,19 +254,6 @@ def test_the_time_in_which_the_whole_job_is_stopped_counts_for_no_row(monkeypatc
         now[0] += 100 if len(slept) == 1 else seconds
         return False
 
-    class Stopped(threading.Condition):
-        def wait(self, timeout=None):
-            return sleep(timeout)
-
-    helper = deadline_host._Helper(None, SimpleNamespace(stage="work", worker=0))
-    helper._condition = Stopped()
-    monkeypatch.setattr(_Progress, "left_s", lambda progress, timeout_s: timeout_s - now[0])
-    with pytest.raises(TimeoutError):
-        helper.answer(0.5)
-    assert slept == pytest.approx([0.5, 0.5])  # overdue after as long with the job running
-
-    now[0] = 0.0
-    slept.clear()
     overdue = []
     host = SimpleNamespace(
         _link=SimpleNamespace(look=lambda: (7, now[0], 0), gone=()),
@@ -274,7 +261,7 @@ def test_the_time_in_which_the_whole_job_is_stopped_counts_for_no_row(monkeypatc
         _overdue=lambda row, member: overdue.append(row) or Overdue(row, ""),
     )
     with pytest.raises(Overdue):
-        ChildHost._await(host, 0.5)
+        Host._await(host, 0.5)
     assert overdue == [7]
     assert slept == pytest.approx([0.5, 0.5])
 

@@ -9,7 +9,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.engine.process import process_host
-from pipegraph.engine.remote.child_host import ChildHost
+from pipegraph.engine.remote.host import Host
 from pipegraph.engine.remote.worker import Page
 
 
@@ -34,7 +34,7 @@ def tell_that_it_hangs(tmp_path, monkeypatch):
     """What a function calls before it hangs. Only its row is overdue: on a busy machine any row may take long."""
     hanging = tmp_path / "hanging"
     hanging.mkdir()
-    awaits, look, asking = ChildHost._await, Page.look, threading.local()
+    awaits, look, asking = Host._await, Page.look, threading.local()
 
     def noted(host, timeout_s):
         asking.pid = host.pid
@@ -45,6 +45,6 @@ def tell_that_it_hangs(tmp_path, monkeypatch):
         return row, since_ns if (hanging / str(asking.pid)).exists() else time.monotonic_ns(), member
 
     monkeypatch.setattr(process_host, "STACK_S", 60)
-    monkeypatch.setattr(ChildHost, "_await", noted)
+    monkeypatch.setattr(Host, "_await", noted)
     monkeypatch.setattr(Page, "look", looks)
     return lambda: (hanging / str(os.getpid())).touch()

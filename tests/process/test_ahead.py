@@ -13,8 +13,8 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.engine.process.wire import Port
-from pipegraph.engine.remote import child_host
-from pipegraph.engine.remote.child_host import ChildHost
+from pipegraph.engine.remote import host as remote_host
+from pipegraph.engine.remote.host import Host
 from pipegraph.engine.stage import ahead
 from tests.process.process_pipelines import pipeline
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 def seen(monkeypatch):
     """Counts calls sent ahead, those that were the right ones, and those answered before another."""
     counts = {"sent": 0, "right": 0, "early": 0}
-    look, same, early = ChildHost._look_ahead, child_host.same_call, ChildHost._answer_early
+    look, same, early = Host._look_ahead, remote_host.same_call, Host._answer_early
 
     def looking(host):
         before = host._next
@@ -40,9 +40,9 @@ def seen(monkeypatch):
         counts["early"] += 1
         early(host)
 
-    monkeypatch.setattr(ChildHost, "_look_ahead", looking)
-    monkeypatch.setattr(ChildHost, "_answer_early", answered)
-    monkeypatch.setattr(child_host, "same_call", compared)
+    monkeypatch.setattr(Host, "_look_ahead", looking)
+    monkeypatch.setattr(Host, "_answer_early", answered)
+    monkeypatch.setattr(remote_host, "same_call", compared)
     monkeypatch.setattr(ahead, "QUICK_NS", 1 << 62)  # however long items take here
     return counts
 

@@ -15,9 +15,9 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.actors import actor_host
 from pipegraph.engine.actors.actor_host import ActorHost
 from pipegraph.engine.actors.parcel import Parcel, Received
-from pipegraph.engine.remote import child_host
-from pipegraph.engine.remote.child_host import ChildHost
+from pipegraph.engine.remote import host as remote_host
 from pipegraph.engine.remote.contract import Died, Overdue
+from pipegraph.engine.remote.host import Host
 from pipegraph.engine.stage import ahead
 
 
@@ -25,7 +25,7 @@ from pipegraph.engine.stage import ahead
 def seen(monkeypatch):
     """Counts calls sent ahead and those that were the right ones, with the next one taken however long items take."""
     counts = {"sent": 0, "right": 0}
-    look, same = ChildHost._look_ahead, child_host.same_call
+    look, same = Host._look_ahead, remote_host.same_call
 
     def looking(host):
         before = host._next
@@ -36,8 +36,8 @@ def seen(monkeypatch):
         counts["right"] += same(sent, called)
         return same(sent, called)
 
-    monkeypatch.setattr(ChildHost, "_look_ahead", looking)
-    monkeypatch.setattr(child_host, "same_call", compared)
+    monkeypatch.setattr(Host, "_look_ahead", looking)
+    monkeypatch.setattr(remote_host, "same_call", compared)
     monkeypatch.setattr(ahead, "QUICK_NS", 1 << 62)
     return counts
 

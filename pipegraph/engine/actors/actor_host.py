@@ -1,6 +1,6 @@
 """The host of one Ray actor, in the trainer: calls with deadlines, deaths, restarts and shutdown.
 
-The behaviour contract is that of ``child_host``, with these differences (what differs from both is a bug):
+The behaviour contract is that of ``host``, with these differences (what differs from both is a bug):
 
 * Ray reports the end of an actor, or of its node; an answer that was lost with the node's memory counts as its end.
 * The row in work is not known when the process is gone, and its memory too. So the next actor records each row that it
@@ -35,9 +35,8 @@ from pipegraph.engine.actors.connection import Connection
 from pipegraph.engine.actors.notes import forget, noted
 from pipegraph.engine.actors.parcel import Parcel, Received
 from pipegraph.engine.actors.room import needs, why_it_waits
-from pipegraph.engine.remote.child_host import ChildHost
-from pipegraph.engine.remote.contract import GRACE_S, NOTHING, Died
-from pipegraph.engine.remote.link import Flag, Link, Unreadable
+from pipegraph.engine.remote.contract import GRACE_S, NOTHING, Died, Flag, Link, Overdue, Unreadable
+from pipegraph.engine.remote.host import Host
 
 log = logging.getLogger("pipegraph")
 
@@ -148,8 +147,9 @@ class ActorLink(Link):
             return nothing
         return row, spent_s, member
 
-    def stack(self) -> str:
-        return self._stack
+    def overdue(self, row: int, member: int) -> Overdue:
+        self.kill()
+        return Overdue(row, self._stack, member=member)
 
     def died(self, why: Exception | None) -> Died:
         self._check_connected()
@@ -169,7 +169,7 @@ class ActorLink(Link):
         self._first.forked()
 
 
-class ActorHost(ChildHost):
+class ActorHost(Host):
     """Starts actors; see the module docstring.
 
     Args:

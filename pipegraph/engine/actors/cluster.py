@@ -8,7 +8,7 @@ from typing import Any
 from pipegraph.contracts import Context
 from pipegraph.engine.actors.room import NAMED, unknown
 from pipegraph.engine.process.sealed import cannot_be_sent
-from pipegraph.engine.remote.contract import Host
+from pipegraph.engine.remote.host import Host
 from pipegraph.engine.remote.pool import Pool
 from pipegraph.errors import GraphError, MissingExtraError, WorkerDiedError
 from pipegraph.planning.plan import Plan, StagePlan

@@ -1,4 +1,4 @@
-"""The host of one worker process: how it is started, its end and its stack. See ``child_host`` for the contract."""
+"""The host of one worker process: how it is started, its end and its stack. See ``host`` for the contract."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from pipegraph.engine.process import zygote
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.segments import anonymous_file
 from pipegraph.engine.process.wire import Port
-from pipegraph.engine.remote.child_host import ChildHost
-from pipegraph.engine.remote.contract import NOTHING, Died, exit_reason
-from pipegraph.engine.remote.link import Link, Unreadable
+from pipegraph.engine.remote.contract import NOTHING, Died, Link, Overdue, Unreadable, exit_reason
+from pipegraph.engine.remote.host import Host
 from pipegraph.engine.remote.worker import PAGE, Page
 
 END_S = 1.0
@@ -70,11 +69,12 @@ class ProcessLink(Link):
         row, since_ns, member = self._page.look()
         return row, (concurrency.monotonic_ns() - since_ns) / 1e9, member
 
-    def stack(self) -> str:
-        """As a handler writes it, which runs whatever the process does."""
-        self._child.interrupt(signal.SIGABRT)
+    def overdue(self, row: int, member: int) -> Overdue:
+        self._child.interrupt(signal.SIGABRT)  # a handler writes the stack, whatever the process does
         self._child.ends_within(STACK_S)
-        return self._written()
+        stack = self._written()
+        self.kill()
+        return Overdue(row, stack, member=member)
 
     def _written(self) -> str:
         nbytes = os.fstat(self._stack).st_size
@@ -110,7 +110,7 @@ class ProcessLink(Link):
         self._child.close()
 
 
-class ProcessHost(ChildHost):
+class ProcessHost(Host):
     """Starts processes by the zygote ``parent``, which get the descriptor of ``sealed`` and then ``opening``."""
 
     place = "process"

@@ -9,7 +9,7 @@ from pipegraph.contracts import Context
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.process_host import ProcessHost
 from pipegraph.engine.process.sealed import Sealed
-from pipegraph.engine.remote.contract import Host
+from pipegraph.engine.remote.host import Host
 from pipegraph.engine.remote.pool import Pool
 from pipegraph.errors import GraphError, WorkerDiedError
 from pipegraph.machine import lacking_for_processes

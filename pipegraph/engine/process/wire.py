@@ -28,7 +28,7 @@ import torch
 from pipegraph.device.loans import Loans
 from pipegraph.device.slabs import aligned
 from pipegraph.engine.process.segments import Arena, Segment
-from pipegraph.engine.remote.link import Unreadable
+from pipegraph.engine.remote.contract import Unreadable
 
 APART = 1 << 12
 """Buffers from this many bytes on are kept out of the pickle: below, a copy costs less than the bookkeeping."""

@@ -15,7 +15,8 @@ from typing import Any
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
-from pipegraph.engine.remote.contract import Call, Died, Host, Overdue
+from pipegraph.engine.remote.contract import Call, Died, Overdue
+from pipegraph.engine.remote.host import Host
 from pipegraph.engine.remote.worker import NOTHING
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from pipegraph.contracts import Context
 from pipegraph.engine.remote.composed import Composed
+from pipegraph.engine.remote.contract import Unreadable
 from pipegraph.engine.remote.exceptions import Carried
-from pipegraph.engine.remote.link import Unreadable
 from pipegraph.engine.remote.worker import ANSWERED, NOTHING, OperatorCounts, Page, ProcessWorker
 from pipegraph.forks import end_stray
 from pipegraph.global_generators import enter_worker, own_process

@@ -1,17 +1,22 @@
-"""The interface of a host: one per worker of a remote stage; and the two ways in which it can fail.
+"""The contract of backends: the link to a running child, and the two ways in which a child can fail.
 
-In the stage's thread a proxy (``base_proxy``) takes the operator's place and calls its host; on the other side a
-``ProcessWorker`` has the operator and serves the calls. Everything else (tickets, order, memory account, policies,
-ledger, cursors, states) stays in the trainer and is not affected. Hosts are a child that may die
-(``child_host``: processes, Ray actors, the sidecar) and a thread under a deadline (``deadline_host``).
+In the stage's thread a proxy (``base_proxy``) takes the operator's place and calls its ``host``, which starts children
+and ends them; in the child a ``ProcessWorker`` has the operator and serves the calls. Everything else (tickets, order,
+memory account, policies, ledger, cursors, states) stays in the trainer and is not affected. A child is a process, a Ray
+actor, the sidecar, or a thread under a deadline.
 """
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from collections.abc import Callable, Sequence
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+from pipegraph import concurrency
 
 GRACE_S = 3.0
 """Seconds for a worker to close its operator; less than the grace of the loader's own ``close``."""
@@ -69,52 +74,106 @@ class Overdue(Exception):
     member: int = 0
 
 
-class Host(Protocol):
-    """The trainer's side of one worker. One thread calls; ``cancel`` may come from any thread at any moment."""
+class Unreadable(Exception):
+    """A complete message that cannot be unpickled here; the connection is still usable.
 
-    place: str
-    """Where the operator is, for messages: ``"process"``."""
-    gave_up: str
-    """What was done with a worker that hangs, for messages: ``"its process was ended"``."""
-    ahead: Callable[[], Call | None] | None
-    """Called after a call was sent; returns the call that will follow, so that the worker has it queued. Optional:
-    neither answers nor blame depend on it."""
+    Attributes:
+        error: the exception raised by unpickling.
+    """
 
-    @property
-    def pid(self) -> int | None:
-        """The process id, if the worker is a process of this machine."""
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
-    def start(self) -> None:
-        """Start the worker and open the operator in it.
 
-        Raises:
-            Exception: ``open`` raised it there.
-            Died: it ended during its start.
-            Cancelled: the trainer stops.
-        """
+class Link(ABC):
+    """A running child, as its host sees it: it does one message after another, and gives each one answer.
 
-    def call(self, name: str, *args: Any) -> Any:
-        """Call a method of the ``ProcessWorker``. The first call after a death or an overdue row starts a new worker,
-        which opens the operator again.
+    Attributes:
+        pid: of a process of this machine.
+        answers: a descriptor that is readable while there is an answer.
+        ended: one that is readable once the child has ended; None if ``receive`` says so.
+        gone: the exceptions by which ``send``, ``receive`` and ``look`` say that it has ended.
+        alone: whether the next call must wait for the answer to this one.
+    """
 
-        Raises:
-            Exception: the method raised it, or the arguments or the result could not be sent.
-            Died, Overdue: see there; no answer is lost or doubled: the caller sends the rows again.
-            Cancelled: :meth:`cancel` was called; the answer is dropped whenever it comes.
-        """
+    pid: int | None = None
+    answers: int
+    ended: int | None = None
+    gone: tuple[type[Exception], ...] = (EOFError, BrokenPipeError, ConnectionResetError)
+    alone = False
 
-    def cancel(self) -> None:
-        """End a waiting call, and later ones until :meth:`uncancel`. Thread-safe."""
+    @abstractmethod
+    def send(self, message: Any, wait: bool = True) -> object:
+        """Send a message; without ``wait`` its rest may be sent by ``receive``."""
 
-    def uncancel(self) -> None:
-        """Calls may wait again."""
-
-    def close(self, grace_s: float = ...) -> None:
-        """Close the operator there and end the worker, by force after ``grace_s``; idempotent.
+    @abstractmethod
+    def receive(self) -> Any:
+        """The next answer: the result, and what the operators have counted by member and name.
 
         Raises:
-            Exception: the operator's ``close`` raised it there.
+            Unreadable: it cannot be unpickled.
         """
+
+    def hurry(self) -> None:  # noqa: B027
+        """Ask for the finished items now; only if there are ``hurried`` calls."""
+
+    @abstractmethod
+    def look(self) -> tuple[int, float, int]:
+        """``(row in work, seconds since its start, number of the fused stage)``."""
+
+    @abstractmethod
+    def overdue(self, row: int, member: int) -> Overdue:
+        """End a child whose row takes too long; it says where it stands."""
+
+    @abstractmethod
+    def died(self, why: Exception | None) -> Died:
+        """Clean up after a child that has ended; ``why`` is the exception that said so, if one did."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the child, whatever it does, and clean up."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Close what a fork has copied of the link; the child is the parent's."""
+
+
+class Flag:
+    """A flag whose descriptor is readable while it is set. Thread-safe; without effect while not open."""
+
+    def __init__(self) -> None:
+        self._lock = concurrency.Lock()  # keeps the sockets open during a write
+        self._ends: tuple[socket.socket, ...] = ()
+
+    def open(self) -> None:
+        self._ends = socket.socketpair()
+        for end in self._ends:
+            end.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._ends[0].fileno()
+
+    def set(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):
+            for end in self._ends[1:]:
+                end.send(b"x")
+
+    def clear(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):
+            for end in self._ends[:1]:
+                end.recv(1 << 16)
+
+    def close(self) -> None:
+        with self._lock:
+            ends, self._ends = self._ends, ()
+        for end in ends:
+            end.close()
+
+    def forked(self) -> None:
+        """In a forked child, where another thread may have held the lock."""
+        self._lock = concurrency.Lock()
+        self.close()
 
 
 def exit_reason(status: int | None) -> str:

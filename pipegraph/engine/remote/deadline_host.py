@@ -4,26 +4,24 @@ A thread cannot be killed. One that hangs is abandoned: its item fails with the 
 newly opened operator does the next item, and later results of the old thread are dropped. When its call returns, the
 old thread closes its operator and ends.
 
-The contract is that of ``contract.Host``, without deaths. Items done before the one that hangs are not repeated: they
+The contract is that of ``host``, without deaths. Items done before the one that hangs are not repeated: they
 are the trainer's own objects, and a function may have changed them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import math
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.contracts import Context
-from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.remote.contract import GRACE_S, Call, Overdue, stopped_s
-from pipegraph.engine.remote.worker import NOTHING, ProcessWorker
+from pipegraph.engine.remote.contract import GRACE_S, NOTHING, Died, Flag, Link, Overdue
+from pipegraph.engine.remote.exceptions import Carried
+from pipegraph.engine.remote.host import Host
+from pipegraph.engine.remote.worker import ProcessWorker
 from pipegraph.errors import StuckWorker
 from pipegraph.global_generators import enter_worker
 
@@ -32,8 +30,8 @@ class _Abandoned(BaseException):
     """Raised in an abandoned thread when it reaches its next row."""
 
 
-class Kept:
-    """An exception passed from one thread to another."""
+class Kept(Carried):
+    """An exception passed from one thread to another, itself."""
 
     __slots__ = ("_error",)
 
@@ -59,9 +57,9 @@ class _Progress:
                 raise _Abandoned
             self._row, self._since = row, concurrency.monotonic_ns()
 
-    def left_s(self, timeout_s: float) -> float:
-        """Seconds until the row's deadline."""
-        return timeout_s - (concurrency.monotonic_ns() - self._since) / 1e9
+    def look(self) -> tuple[int, float, int]:
+        """As ``Link.look``."""
+        return self._row, (concurrency.monotonic_ns() - self._since) / 1e9, 0
 
     def abandon(self) -> int:
         """Abandon the thread; returns the row in work."""
@@ -70,199 +68,124 @@ class _Progress:
             return self._row
 
 
-class _Helper:
+class ThreadLink(Link):
     """A thread with its own opened operator."""
 
+    alone = True  # it does not wait for its next call
+    gone = ()
+
     def __init__(self, operator: Any, context: Context) -> None:
-        self.progress = _Progress()
-        self.worker: ProcessWorker | None = None
-        self._condition = concurrency.Condition()
-        self._request: tuple[str, tuple[Any, ...]] | None = None
-        self._answer: list[Any] = []
-        self._cancelled = False
         self._operator = operator
         self._context = context
+        self._progress = _Progress()
+        self._worker: ProcessWorker | None = None
+        self._over = False  # it has nothing more to do than to return
+        self._messages: Any = concurrency.SimpleQueue()
+        self._replies: list[Any] = []
+        self._said = Flag()
+        self._said.open()
+        self.answers = self._said.fileno()
         name = f"pipegraph-deadline-{context.stage}-{context.worker}"
         self.thread = concurrency.Thread(target=self._run, name=name, daemon=True)
-        self.busy = True  # it opens the operator
+        self.thread.start()
 
-    def ask(self, name: str, args: tuple[Any, ...]) -> None:
-        """Begin a call."""
-        self.progress.begin(0)
-        with self._condition:
-            self._request, self.busy = (name, args), True
-            self._condition.notify_all()
+    def send(self, message: Any, wait: bool = True) -> None:
+        self._progress.begin(0)
+        self._messages.put(message)
 
-    def answer(self, timeout_s: float) -> Any:
-        """The result of the call, or its exception as :class:`Kept`.
+    def receive(self) -> Any:
+        self._said.clear()
+        return self._replies.pop(), {}
 
-        Raises:
-            Cancelled: the wait was cancelled; the call continues.
-            TimeoutError: the row in work takes longer than ``timeout_s``.
-        """
-        without_s = 0.0
-        with self._condition:
-            while not self._answer:
-                if self._cancelled:
-                    raise Cancelled
-                left_s = self.progress.left_s(timeout_s) + without_s
-                if left_s <= 0:
-                    raise TimeoutError
-                asked_s = concurrency.monotonic()
-                self._condition.wait(None if left_s == math.inf else left_s)
-                without_s += stopped_s(concurrency.monotonic() - asked_s, left_s)
-            self.busy = False
-            return self._answer.pop()
+    def look(self) -> tuple[int, float, int]:
+        return self._progress.look()
 
-    def set_cancelled(self, cancelled: bool) -> None:
-        """Set whether waits end at once."""
-        with self._condition:
-            self._cancelled = cancelled
-            self._condition.notify_all()
+    def overdue(self, row: int, member: int) -> Overdue:
+        stack = self.where()
+        row = self._progress.abandon()  # which it may have begun since
+        self.kill()
+        assert self._worker is not None
+        return Overdue(row, stack, self._worker.done(row))
 
-    def stack(self) -> str:
+    def died(self, why: Exception | None) -> Died:
+        raise AssertionError("a thread cannot die")
+
+    def kill(self) -> None:
+        self._progress.abandon()
+        self._messages.put(None)
+        self._said.close()
+        if self._over:
+            self.thread.join()
+
+    def forget(self) -> None:
+        self._said.forked()
+
+    def where(self) -> str:
         """The thread's current stack."""
         frame = sys._current_frames().get(self.thread.ident or 0)
         return "" if frame is None else "".join(traceback.format_stack(frame))
 
     def _run(self) -> None:
+        self._messages.get()
         enter_worker(self._context.seed, self._context.stage)
         try:
-            self.worker = ProcessWorker(self.progress, self._operator, self._context, Kept)
+            self._worker = ProcessWorker(self._progress, self._operator, self._context, Kept)
         except BaseException as error:
+            self._over = True
             self._reply(Kept(error))
             return
         self._reply(None)
-        name = ""
-        while name != "close":
-            with self._condition:
-                while self._request is None:
-                    self._condition.wait()
-                (name, args), self._request = self._request, None
+        while (message := self._messages.get()) is not None:
+            name, args = message
             try:
-                result = getattr(self.worker, name)(*args)
-                self.progress.begin(NOTHING)
+                result = getattr(self._worker, name)(*args)
+                self._progress.begin(NOTHING)
             except _Abandoned:
-                self._operator.close()
-                return
+                break
             except BaseException as error:
                 result = Kept(error)
-            del args
+            self._over = name == "close"
             self._reply(result)
-            del result
+            if self._over:
+                return
+            del message, args, result
+        self._operator.close()
 
     def _reply(self, result: Any) -> None:
-        with self._condition:
-            self._answer.append(result)
-            self._condition.notify_all()
+        self._replies.append(result)
+        self._said.set()
 
 
-class ThreadHost:
-    """See the module docstring; ``timeout_s`` is for one row."""
+class ThreadHost(Host):
+    """Starts threads; see the module docstring."""
 
-    pid: int | None = None
-    """It has no process."""
     place = "thread"
     gave_up = "its thread was left alone"
-    ahead: Callable[[], Call | None] | None = None  # not used: a thread does not wait for its next call
 
     def __init__(self, operator: Any, context: Context, timeout_s: float) -> None:
+        super().__init__([context], None, timeout_s)
         self._plain = operator
-        self._context = context
-        self._timeout_s = timeout_s
-        self._lock = concurrency.Lock()  # guards the next two, so that ``cancel`` finds the current helper
-        self._helper: _Helper | None = None
-        self._cancelled = False
-        self._left: list[_Helper] = []
+        self._links: list[ThreadLink] = []
 
-    def start(self) -> None:
-        helper = _Helper(copy.copy(self._plain), self._context)
-        with self._lock:
-            self._helper = helper
-            helper.set_cancelled(self._cancelled)
-        helper.thread.start()
-        with self._context.stopping.ending(self.cancel):
-            self._result(math.inf)
-
-    def call(self, name: str, *args: Any) -> Any:
-        if self._helper is not None and self._helper.busy:  # still in a cancelled call
-            with contextlib.suppress(Exception):
-                self._result(self._timeout_s)
-        if self._helper is None:
-            self.start()
-        assert self._helper is not None
-        self._helper.ask(name, args)
-        return self._result(self._timeout_s)
-
-    def _result(self, timeout_s: float) -> Any:
-        helper = self._helper
-        assert helper is not None
-        try:
-            result = helper.answer(timeout_s)
-        except TimeoutError:
-            raise self._overdue(helper) from None
-        if result.__class__ is Kept:
-            raise result.error()
-        return result
-
-    def _overdue(self, helper: _Helper) -> Overdue:
-        stack = helper.stack()
-        row = helper.progress.abandon()
-        assert helper.worker is not None
-        done = helper.worker.done(row)
-        with self._lock:
-            self._helper = None
-        self._left = [each for each in (*self._left, helper) if each.thread.is_alive()]
-        return Overdue(row, stack, done)
-
-    def cancel(self) -> None:
-        self._set_cancelled(True)
-
-    def uncancel(self) -> None:
-        self._set_cancelled(False)
-
-    def _set_cancelled(self, cancelled: bool) -> None:
-        with self._lock:
-            self._cancelled = cancelled
-            helper = self._helper
-        if helper is not None:
-            helper.set_cancelled(cancelled)
+    def _live(self, wake: int) -> ThreadLink:
+        link = ThreadLink(copy.copy(self._plain), self._contexts[0])
+        self._links = [link, *(each for each in self._links if each.thread.is_alive())]
+        return link
 
     def close(self, grace_s: float = GRACE_S) -> None:
-        """End the thread; idempotent. Warns with :class:`~pipegraph.StuckWorker` of threads that do not return.
+        """As the base class; warns with :class:`~pipegraph.StuckWorker` of threads that do not return."""
+        try:
+            super().close(grace_s)
+        finally:
+            self._warn()
 
-        Raises:
-            Exception: the operator's ``close`` raised it.
-        """
-        self.uncancel()
-        with self._lock:
-            helper, self._helper = self._helper, None
-        error = None
-        if helper is not None and helper.thread.ident is not None:
-            error = self._close(helper, grace_s)
-        left, self._left = [each for each in self._left if each.thread.is_alive()], []
+    def _warn(self) -> None:
+        left, self._links = [each for each in self._links if each.thread.is_alive()], []
+        stage = self._contexts[0].stage
         for each in left:
             warnings.warn(
-                f"stage {self._context.stage!r}: a thread whose item took longer than timeout={self._timeout_s:g} s "
-                f"has not returned; it stands at:\n{each.stack()}",
+                f"stage {stage!r}: a thread whose item took longer than timeout={self._timeout_s:g} s "
+                f"has not returned; it stands at:\n{each.where()}",
                 StuckWorker,
-                stacklevel=2,
+                stacklevel=3,
             )
-        if error is not None:
-            raise error
-
-    def _close(self, helper: _Helper, grace_s: float) -> BaseException | None:
-        deadline = concurrency.monotonic() + grace_s
-        try:
-            if helper.busy:
-                helper.answer(grace_s)
-            if helper.worker is None:  # ``open`` failed
-                return None
-            helper.ask("close", ())
-            result = helper.answer(max(0.0, deadline - concurrency.monotonic()))
-            helper.thread.join()
-        except TimeoutError:
-            helper.progress.abandon()
-            self._left.append(helper)
-            return None
-        return result.error() if isinstance(result, Kept) else None

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipegraph.capabilities import BundleRegroup, Interchangeable
 from pipegraph.contracts import Context
-from pipegraph.engine.remote.contract import Host
+from pipegraph.engine.remote.host import Host
 from pipegraph.engine.remote.proxies import remote
 from pipegraph.errors import GraphError
 from pipegraph.planning.plan import Plan, StagePlan

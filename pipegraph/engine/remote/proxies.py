@@ -11,8 +11,9 @@ from pipegraph.capabilities import BundleSource, Neighbours, RowOperator
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.engine.remote.base_proxy import Deaths, Remote
-from pipegraph.engine.remote.contract import Call, Died, Host, Overdue
+from pipegraph.engine.remote.contract import Call, Died, Overdue
 from pipegraph.engine.remote.exceptions import Carried
+from pipegraph.engine.remote.host import Host
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 
 

@@ -1,13 +1,13 @@
-"""The host of a child: a worker outside the trainer, which may die and is then started anew.
+"""The host of one worker of a remote stage, in the trainer: starts a child, calls it, restarts it, ends it.
 
-A backend says what is its own by two things: :meth:`ChildHost._live` starts a child, and its :class:`Link` carries
-messages to it. Behaviour contract (what differs from this is a bug):
+What is a backend's own: :meth:`Host._live` starts a child, and its :class:`~.contract.Link` carries messages to it.
+Behaviour contract (what differs from this is a bug):
 
 * One thread calls; ``cancel`` may be called by any thread at any moment, and ends a waiting call with ``Cancelled``.
   The answer to such a call is dropped: before the next call, or never read.
 * A death is noticed as it happens, not by a timeout: the call raises :class:`Died`, with the reason and the row in
   work. The next call starts a new child, which opens the operator again.
-* When a row passes its deadline the child is asked for its stack and ended, and the call raises :class:`Overdue`.
+* When a row passes its deadline the child is asked where it stands and ended; the call raises :class:`Overdue`.
 * One more call may be sent ``ahead``, before the one in work is answered. It belongs to the caller's next ``call`` with
   the identical first argument and equal others; answers to calls in between are not mistaken for its answer.
   If the child ends before the call's turn, the call is sent again and nothing of it is blamed.
@@ -22,31 +22,35 @@ from __future__ import annotations
 
 import contextlib
 import math
-import select
+import selectors
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from pipegraph import concurrency, forks
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.remote.contract import GRACE_S, NOTHING, Call, Died, Overdue, same_call, stopped_s
+from pipegraph.engine.remote.contract import (
+    GRACE_S,
+    NOTHING,
+    Call,
+    Died,
+    Flag,
+    Link,
+    Overdue,
+    Unreadable,
+    same_call,
+    stopped_s,
+)
 from pipegraph.engine.remote.exceptions import Carried
-from pipegraph.engine.remote.link import Flag, Link, Unreadable
 from pipegraph.engine.remote.worker import HURRY_MS
 
 STARTS = 3
 """How often to start a child that dies before it has opened the operator."""
 
-
-class HostState(Enum):
-    """The child of a host."""
-
-    CLOSED = "never started, or closed"
-    ABSENT = "there is no child: the next call starts one"
-    SERVING = "there is a child"
+SELECTOR: Any = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
 class AheadState(Enum):
@@ -57,11 +61,8 @@ class AheadState(Enum):
     ANSWERED = "it was answered before its turn"
 
 
-ALLOWED: Mapping[Enum, tuple[Enum, ...]] = {
-    HostState.CLOSED: (HostState.ABSENT,),
-    HostState.ABSENT: (HostState.SERVING, HostState.CLOSED),
-    HostState.SERVING: (HostState.ABSENT,),
-    AheadState.NONE: (AheadState.SENT,),
+ALLOWED: Mapping[AheadState, tuple[AheadState, ...]] = {
+    AheadState.NONE: (AheadState.NONE, AheadState.SENT),
     AheadState.SENT: (
         AheadState.ANSWERED,
         AheadState.NONE,
@@ -70,35 +71,34 @@ ALLOWED: Mapping[Enum, tuple[Enum, ...]] = {
 }
 """From each state, those that may follow."""
 
-_State = TypeVar("_State", bound=Enum)
 
-
-def moved(state: _State, to: _State) -> _State:
-    """``to``, which must be allowed to follow ``state``, unless it is the same."""
-    assert to is state or to in ALLOWED[state], f"{state} cannot become {to}"
-    return to
-
-
-class ChildHost(ABC):
-    """A :class:`~.contract.Host`; see the module docstring.
+class Host(ABC):
+    """See the module docstring.
 
     Args:
         contexts: of the fused stages, notified of what their operators count; a stop cancels a start.
         opening: the first message to each child, which it answers when it has opened the operators.
         timeout_s: limit for one row; None: no limit.
+
+    Attributes:
+        place: where the operator is, for messages: ``"process"``.
+        gave_up: what was done with a child that hangs, for messages: ``"its process was ended"``.
+        hurried: calls that may be answered with the items that are finished.
+        ahead: called after a call was sent; returns the call that will follow, so that the child has it queued.
+            Optional: neither answers nor blame depend on it.
+        deaths: children that died.
     """
 
     place: str
     gave_up: str
     hurried: frozenset[str] = frozenset()
-    """Calls that may be answered with the items that are finished."""
 
     def __init__(self, contexts: Sequence[Context], opening: Any, timeout_s: float | None) -> None:
         self._contexts = contexts
         self._opening = opening
         self._timeout_s = timeout_s
-        self._state = HostState.CLOSED
-        self._running: Link | None = None
+        self._running: Link | None = None  # none: the next call starts a child
+        self._started = False  # and not closed since
         self._unanswered = 0
         self._wake = Flag()  # open from the first start to the end
         self._ahead = AheadState.NONE
@@ -128,9 +128,16 @@ class ChildHost(ABC):
         """
 
     def start(self) -> None:
-        if self._state is HostState.CLOSED:
+        """Start a child and open the operators in it.
+
+        Raises:
+            Exception: ``open`` raised it there.
+            Died: it ended during its start, each time.
+            Cancelled: the trainer stops.
+        """
+        if not self._started:
             self._wake.open()
-            self._state = moved(self._state, HostState.ABSENT)
+            self._started = True
         ends = 0
         while ends < STARTS:
             try:
@@ -146,13 +153,11 @@ class ChildHost(ABC):
         return True
 
     def _start(self) -> None:
-        """Start a child and open the operators in it."""
         self._running = self._live(self._wake.fileno())
-        self._state = moved(self._state, HostState.SERVING)
-        self._poll = select.poll()
+        self._selector = SELECTOR()
         for fd in (self._running.answers, self._running.ended, self._wake.fileno()):
             if fd is not None:
-                self._poll.register(fd, select.POLLIN)
+                self._selector.register(fd, selectors.EVENT_READ)
         try:
             self._send(self._opening)
             self._opened()
@@ -167,6 +172,13 @@ class ChildHost(ABC):
     # -- calls ---------------------------------------------------------------------------------
 
     def call(self, name: str, *args: Any) -> Any:
+        """Call a method of the ``ProcessWorker``; starts a child if there is none.
+
+        Raises:
+            Exception: the method raised it, or the arguments or the result could not be sent.
+            Died, Overdue: no answer is lost or doubled: the caller sends the rows again.
+            Cancelled: :meth:`cancel` was called; the answer is dropped whenever it comes.
+        """
         called = (name, *args)
         if self._ahead is not AheadState.NONE and same_call(self._next, called):
             answered = self._ahead is AheadState.ANSWERED
@@ -178,13 +190,13 @@ class ChildHost(ABC):
                 return result
             self._look_ahead()
             return self._result(self._timeout_s)
-        if self._state is not HostState.SERVING:
+        if self._running is None:
             self.start()
         expected = self._ahead is AheadState.SENT
         while self._unanswered > expected:  # answers to cancelled calls
             with contextlib.suppress(Exception):
                 self._result(self._timeout_s)
-        if self._state is not HostState.SERVING:  # the child died
+        if self._running is None:  # the child died
             self.start()
             expected = False
         self._send((name, args))
@@ -208,12 +220,13 @@ class ChildHost(ABC):
             self._link.send((found[0], found[1:]), wait=False)
         except Exception:  # the call itself will raise it
             return
-        self._next, self._ahead = found, moved(self._ahead, AheadState.SENT)
+        self._next = found
+        self._move(AheadState.SENT)
         self._unanswered += 1
 
     def _forget_ahead(self) -> None:
         """The call sent ahead is called now, or never."""
-        self._ahead = moved(self._ahead, AheadState.NONE)
+        self._move(AheadState.NONE)
         self._next, self._outcome = (), (None, None)
 
     def _answer_early(self) -> None:
@@ -232,29 +245,40 @@ class ChildHost(ABC):
             ) from None
         except Exception as error:
             self._outcome = None, error
-        self._ahead = moved(self._ahead, AheadState.ANSWERED)
+        self._move(AheadState.ANSWERED)
+
+    def _move(self, to: AheadState) -> None:
+        assert to in ALLOWED[self._ahead], f"{self._ahead} cannot become {to}"
+        self._ahead = to
 
     def _result(self, timeout_s: float | None, hurry: bool = False) -> Any:
-        if hurry and not self._poll.poll(HURRY_MS):
+        if hurry and not self._selector.select(HURRY_MS / 1000):
             self._link.hurry()
         self._await(timeout_s)
         try:
-            self._unanswered -= 1
+            result = self._receive()
+        except Unreadable as bad:
+            error = bad.error
+            error.add_note("pipegraph: what the function returned cannot be read in the trainer's process")
+            raise error from None
+        if isinstance(result, Carried):
+            raise result.error()
+        return result
+
+    def _receive(self) -> Any:
+        """The next answer, which is there."""
+        self._unanswered -= 1
+        try:
             result, counts = self._link.receive()
         except self._link.gone as why:
             raise self._died(why) from None
-        except Unreadable as bad:
-            bad.error.add_note(
-                "pipegraph: what the function returned cannot be read in the trainer's process"
-            )
-            raise bad.error from None
+        except Unreadable:
+            raise
         except BaseException:  # Ctrl-C inside a message: its rest would be taken for the next one
             self._kill()
             raise
         for (member, name), n in counts.items():
             self._contexts[member].count(name, n)
-        if result.__class__ is Carried:
-            raise result.error()
         return result
 
     def _await(self, timeout_s: float | None) -> None:
@@ -278,7 +302,7 @@ class ChildHost(ABC):
 
     def _ready(self, left_s: float) -> bool:
         """Wait until there is an answer; returns whether it came in time."""
-        found = {fd for fd, _ in self._poll.poll(None if left_s == math.inf else left_s * 1000)}
+        found = [key.fd for key, _ in self._selector.select(None if left_s == math.inf else left_s)]
         if self._wake.fileno() in found:
             self._forget_ahead()
             raise Cancelled
@@ -299,9 +323,10 @@ class ChildHost(ABC):
         return died
 
     def _overdue(self, row: int, member: int) -> Overdue:
-        stack = self._link.stack()
-        self._kill()
-        return Overdue(row, stack, member=member)
+        try:
+            return self._link.overdue(row, member)
+        finally:
+            self._forget()
 
     def _kill(self) -> None:
         if self._running is not None:
@@ -312,8 +337,6 @@ class ChildHost(ABC):
 
     def _forget(self) -> None:
         """There is no child any more; a later call starts another."""
-        if self._running is not None:
-            self._state = moved(self._state, HostState.ABSENT)
         self._running = None
         self._unanswered = 0
         if self._ahead is AheadState.SENT:  # lost with the child
@@ -325,44 +348,49 @@ class ChildHost(ABC):
         if self._running is not None:
             self._running.forget()
         self._forget()
-        self._state = HostState.CLOSED
+        self._started = False
 
     def cancel(self) -> None:
+        """End a waiting call, and later ones until :meth:`uncancel`. Thread-safe."""
         self._wake.set()
 
     def uncancel(self) -> None:
+        """Calls may wait again."""
         self._wake.clear()
 
     def close(self, grace_s: float = GRACE_S) -> None:
-        if self._state is HostState.CLOSED:
+        """Close the operator there and end the child, by force after ``grace_s``; idempotent.
+
+        Raises:
+            Exception: the operator's ``close`` raised it there.
+        """
+        if not self._started:
             return
         error: BaseException | None = None
         try:
             if self._running is not None and grace_s:
-                error = self._close_operator(self._running, grace_s)
+                error = self._close_operator(grace_s)
         finally:
             self._kill()
             self._wake.close()
-            self._state = moved(self._state, HostState.CLOSED)
+            self._started = False
         if error is not None:
             raise error
 
-    def _close_operator(self, link: Link, grace_s: float) -> BaseException | None:
-        self._poll.unregister(self._wake.fileno())
+    def _close_operator(self, grace_s: float) -> BaseException | None:
+        self._selector.unregister(self._wake.fileno())
         deadline = concurrency.monotonic() + grace_s
         result: Any = None
         try:
             closing = False
             while self._unanswered or not closing:
                 if not self._unanswered:
-                    link.send(("close", ()))
-                    self._unanswered, closing = 1, True
-                ready = self._poll.poll(max(0.0, deadline - concurrency.monotonic()) * 1000)
-                if link.answers not in [fd for fd, _ in ready]:
-                    return None  # it has died, or is in the middle of a long item, which is not needed
-                self._unanswered -= 1
+                    self._send(("close", ()))
+                    closing = True
+                if not self._ready(max(0.0, deadline - concurrency.monotonic())):
+                    return None  # it is in the middle of a long item, which is not needed: it is killed
                 with contextlib.suppress(Unreadable):
-                    result, _ = link.receive()
-        except link.gone:
+                    result = self._receive()
+        except Died:
             return None  # it had died already
         return result.error() if isinstance(result, Carried) else None
