@@ -6,7 +6,7 @@ Nothing compares a backend with a name: what differs between backends is a fact 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from pipegraph.errors import GraphError
 
@@ -86,6 +86,8 @@ INLINE, THREAD, PROCESS, RAY = (
     _ProcessBackend("process"),
     _RayBackend("ray"),
 )
+
+BackendName = Literal["inline", "thread", "process", "ray"]
 
 BACKENDS: dict[str, StageBackend] = {each: each for each in (INLINE, THREAD, PROCESS, RAY)}
 """All backends by name; pools are made in this order."""

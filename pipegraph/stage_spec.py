@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pipegraph.backends import BACKENDS, THREAD, StageBackend, backend_of
 from pipegraph.contracts import FanOut, Operator, Source
@@ -12,7 +12,6 @@ from pipegraph.error_policy import ErrorPolicy, Policy, check_policy, policy
 from pipegraph.errors import GraphError
 from pipegraph.integers import integer
 
-BackendName = Literal["inline", "thread", "process", "ray"]
 RESERVED = ("(output)", "consumer")
 """What states and profiles name beside stages."""
 

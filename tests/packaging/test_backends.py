@@ -4,8 +4,7 @@ import ast
 from pathlib import Path
 from typing import get_args
 
-from pipegraph.backends import BACKENDS
-from pipegraph.stage_spec import BackendName
+from pipegraph.backends import BACKENDS, BackendName
 
 ROOT = Path(__file__).parents[2]
 

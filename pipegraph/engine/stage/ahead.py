@@ -62,7 +62,7 @@ class Ahead:
         return taken
 
     def __call__(self) -> Call | None:
-        """Take an item, if there is one to spare; see ``contract.Host.ahead``."""
+        """Take an item, if there is one to spare; see ``Host.ahead``."""
         if self._taken is not None:
             return None
         now, last = perf_counter_ns(), self._asked_ns

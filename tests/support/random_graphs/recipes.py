@@ -18,7 +18,7 @@ from pipegraph.error_policy import Policy
 from pipegraph.graph import Graph, Node
 from pipegraph.order import StridedOrder
 from pipegraph.policies import Retry, Skip
-from pipegraph.stage_spec import BackendName
+from pipegraph.backends import BackendName
 from random_graphs.own_operators import ROUTES, Backwards, Counted, InSequence, InTurn, Shuffled
 from random_graphs.stage_functions import (
     Flaky,
