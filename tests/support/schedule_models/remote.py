@@ -256,11 +256,11 @@ class FakeProcesses(Pool):
     def __init__(self, plan: Any, fail: Any) -> None:
         super().__init__(plan)
 
-    def _send(self, run: Sequence[Any]) -> bytes:
-        return pickle.dumps([each.operator for each in run])
+    def _seal(self, operators: Sequence[Any], stage: str) -> bytes:
+        return pickle.dumps(operators)
 
-    def _host(self, stage: Any, contexts: Sequence[Context], sent: bytes) -> Any:
-        return FakeHost(sent, contexts[0], self._packing(stage), self._dies)
+    def _host(self, stage: Any, contexts: Sequence[Context], sealed: bytes, opening: Any) -> Any:
+        return FakeHost(sealed, contexts[0], self._packing(stage), self._dies)
 
     @classmethod
     def _dies(cls) -> bool:
