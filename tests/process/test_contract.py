@@ -31,7 +31,7 @@ def pipeline(backend, fn, items=20, workers=2, **options):
     graph = pg.Graph("contract", seed=3)
     numbers = graph.add(ops.FromSequence(range(items)), name="numbers")
     operator = fn if isinstance(fn, pg.Operator) else ops.Map(fn)
-    numbers.then(operator, name="work", backend=backend, workers=workers, **options)
+    graph.tail = numbers.then(operator, name="work", backend=backend, workers=workers, **options)
     return graph
 
 
@@ -222,14 +222,13 @@ def test_sources_and_operators_of_every_kind(backend):
     assert delivered(counted) == [*range(150)]
 
 
-def test_fused_stages_keep_their_own_policies(backend):
+def test_a_fused_stage_keeps_its_own_policy(backend):
     def fails(x):
         raise ValueError(x)
 
-    options = {"backend": backend, "on_error": pg.Skip(1)}
-    graph = pg.Graph("fused")
-    work = graph.add(ops.FromSequence(range(20))).then(lambda x: x + 1, name="work", **options)
-    work.then(lambda x: fails(x) if x == 4 else 2 * x, name="then", **options)
+    graph = pipeline(backend, lambda x: x + 1, workers=1)
+    second = ops.Map(lambda x: fails(x) if x == 4 else 2 * x)
+    graph.tail.then(second, name="then", backend=backend, workers=1, on_error=pg.Skip(1))
     assert graph.plan().stages["then"].within == "work"
     found, lost = left_out(graph)
     assert found == [2 * (x + 1) for x in range(20) if x != 3]
