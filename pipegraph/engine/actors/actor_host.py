@@ -18,8 +18,9 @@ import contextlib
 import logging
 import math
 import uuid
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import wait
 from typing import Any
@@ -27,12 +28,11 @@ from typing import Any
 import ray
 from ray import exceptions as lost
 from ray._private import state
+from ray._private.worker import global_worker
 
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.actors.actor import StageActor
-from pipegraph.engine.actors.connection import Connection
-from pipegraph.engine.actors.notes import forget, noted
+from pipegraph.engine.actors.actor import StageActor, forget, noted
 from pipegraph.engine.actors.parcel import Parcel, Received
 from pipegraph.engine.actors.room import needs, why_it_waits
 from pipegraph.engine.remote.contract import GRACE_S, NOTHING, Died, Flag, Link, Overdue, Unreadable
@@ -60,6 +60,30 @@ _LOST = (
     lost.OutOfMemoryError,
     lost.NodeDiedError,
 )
+
+
+class Connection:
+    """This process's connection to its cluster, whose end no actor can report: ``ray.shutdown()`` drops all answers.
+
+    Args:
+        lost: called once, when ``ray.shutdown()`` has ended it, by the thread that does so or by the one that notices.
+    """
+
+    def __init__(self, lost: Callable[[], None]) -> None:
+        # Ray has no hook for its end, but drops this object at that moment.
+        self._end = weakref.finalize(global_worker.function_actor_manager, lost)
+        self._end.atexit = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether Ray can be called; if not, it would start another cluster."""
+        if not ray.is_initialized():
+            self._end()
+        return self._end.alive
+
+    def leave(self) -> None:
+        """Notice its end no more."""
+        self._end.detach()
 
 
 class _SilentError(Exception):

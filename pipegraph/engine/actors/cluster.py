@@ -41,7 +41,7 @@ class Cluster(Pool):
                 "backend='ray' needs the trainer on a node of the cluster: through Ray Client (ray://) every batch "
                 "would cross a proxy. Submit the trainer as a job, or start it on a node"
             )
-        from pipegraph.engine.actors.connection import Connection
+        from pipegraph.engine.actors.actor_host import Connection
 
         stages = [stage for stage in plan.running if stage.backend.on_nodes]
         later = ray._private.state.state.get_max_resources_from_cluster_config()  # of nodes that may be added
