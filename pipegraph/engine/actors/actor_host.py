@@ -189,9 +189,6 @@ class ActorLink(Link):
             if self._noting:
                 forget(self._key)
 
-    def forget(self) -> None:
-        self._first.forked()
-
 
 class ActorHost(Host):
     """Starts actors; see the module docstring.

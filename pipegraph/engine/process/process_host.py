@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipegraph import concurrency
+from pipegraph import concurrency, forks
 from pipegraph.contracts import Context
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.sealed import Sealed
@@ -132,6 +132,15 @@ class ProcessHost(Host):
         super().__init__(contexts, (sealed.spans, *opening), timeout_s)
         self._zygote = parent
         self._sealed = sealed
+        forks.notify(self)
+
+    def _forked(self) -> None:
+        """In a forked child: close our copy of the parent's socket, so that the process sees the parent end."""
+        self._wake.forked()
+        if isinstance(self._running, ProcessLink):
+            self._running.forget()
+        self._forget()
+        self._started = False
 
     def _live(self, wake: int) -> ProcessLink:
         with contextlib.ExitStack() as undo:

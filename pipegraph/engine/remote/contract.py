@@ -134,10 +134,6 @@ class Link(ABC):
     def kill(self) -> None:
         """End the child, whatever it does, and clean up."""
 
-    @abstractmethod
-    def forget(self) -> None:
-        """Close what a fork has copied of the link; the child is the parent's."""
-
 
 class Flag:
     """A flag whose descriptor is readable while it is set. Thread-safe; without effect while not open."""

@@ -117,9 +117,6 @@ class ThreadLink(Link):
         if self._over:
             self.thread.join()
 
-    def forget(self) -> None:
-        self._said.forked()
-
     def where(self) -> str:
         """The thread's current stack."""
         frame = sys._current_frames().get(self.thread.ident or 0)

@@ -29,7 +29,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from pipegraph import concurrency, forks
+from pipegraph import concurrency
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.remote.contract import (
@@ -106,7 +106,6 @@ class Host(ABC):
         self._outcome: tuple[Any, Exception | None] = None, None  # its result, once it was answered
         self.ahead: Callable[[], Call | None] | None = None
         self.deaths = 0
-        forks.notify(self)
 
     @property
     def pid(self) -> int | None:
@@ -341,14 +340,6 @@ class Host(ABC):
         self._unanswered = 0
         if self._ahead is AheadState.SENT:  # lost with the child
             self._forget_ahead()
-
-    def _forked(self) -> None:
-        """In a forked child: close our copies of what the parent's child would wait for."""
-        self._wake.forked()
-        if self._running is not None:
-            self._running.forget()
-        self._forget()
-        self._started = False
 
     def cancel(self) -> None:
         """End a waiting call, and later ones until :meth:`uncancel`. Thread-safe."""
