@@ -225,7 +225,7 @@ def test_a_call_behind_one_that_hangs_is_not_blamed(host_of):
 
     actor.call = SimpleNamespace(remote=answered)
     assert host.call(*FIRST) == "first"
-    with pytest.raises(Died, match="at hand took longer than it may") as died:
+    with pytest.raises(Died, match="queued there took longer than it may") as died:
         host.call("process", "a row of the first again")
     assert died.value.row < 0
     assert len(actor.calls) == 3

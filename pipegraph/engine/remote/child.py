@@ -1,4 +1,4 @@
-"""The life of a child: it opens the operators of its stage, or fused stages, and serves the trainer's calls."""
+"""The body of a child: it opens the operators of its stage, or fused stages, and serves the trainer's calls."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def opened_worker(
 def live(
     port: Any, page: Page, unseal: Callable[[Any], Sequence[Any]], allocate: Callable[[int], Any] | None
 ) -> None:
-    """The life of a process: opens what the first message says, and serves the calls that follow.
+    """Main function of a process: opens what the first message says, and serves the calls that follow.
 
     Args:
         port: its ``send`` and ``receive`` carry messages from and to the trainer.

@@ -240,7 +240,7 @@ class Host(ABC):
             raise replace(died, row=NOTHING, member=0) from None
         except Overdue as late:  # its item's turn, and deadline, come later
             raise Died(
-                "was ended: the item it had at hand took longer than it may", NOTHING, late.stack
+                "was ended: the item queued there took longer than it may", NOTHING, late.stack
             ) from None
         except Exception as error:
             self._outcome = None, error
