@@ -13,7 +13,8 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
-from types import FrameType
+from functools import cache
+from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from scheduler.lines import LineTracer
@@ -103,6 +104,7 @@ class Scheduler:
     Attributes:
         choices: of each switch the step and the number of the task that was chosen, one after the other.
         steps: switch points so far.
+        look_at: the step of the next switch point that does more than count.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class Scheduler:
         strategy: Strategy,
         max_steps: int = 50_000,
         tick_s: float = 1e-6,
-        seen: set[tuple[Any, int]] | None = None,
+        seen: set[tuple[CodeType, int]] | None = None,
         lines: tuple[str, ...] = (),
         vehicle: type[Vehicle] = Greenlet,
     ) -> None:
@@ -126,7 +128,7 @@ class Scheduler:
         self.steps = 0
         self.failure: BaseException | None = None
         self._vehicle = vehicle
-        self._look_at = 0  # the step of the next switch point that does more than count
+        self.look_at = 0
         self._alarm_at = NEVER
         self._alarm: Callable[[], None] = lambda: None
         self._trace = LineTracer(lines, self._line).trace if lines else None
@@ -216,10 +218,11 @@ class Scheduler:
         Once the schedule is over it does nothing: objects that were made in it can still be used.
         """
         self.steps += 1
-        if self.steps >= self._look_at:
-            self._look()
+        if self.steps >= self.look_at:
+            self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """The rest of a switch point, at step ``look_at``."""
         task = self.current
         if task is None:
             return
@@ -227,24 +230,26 @@ class Scheduler:
             if not task.guarded:
                 raise Abandoned
             return
-        step = self.steps
+        step, strategy = self.steps, self.strategy
         if self.seen is not None:
-            self._note_place()
+            self._note_place(self.seen)
         if step > self.max_steps:
             self._note_failure(Hung(f"more than {self.max_steps} switch points"))
             raise Abandoned
         if step >= self._alarm_at:
             self._alarm_at = NEVER
             self._alarm()
-        if step >= self.strategy.at:
-            chosen = self.strategy.choose(self.ready, task, step)
+        if step >= strategy.at:
+            chosen = strategy.choose(self.ready, task, step)
             if chosen is not task:
                 self.choices += step, chosen.number
                 self._switch(task, chosen)
-        self._look_at = (
-            0 if self.seen is not None else min(self.strategy.at, self._alarm_at, self.max_steps + 1)
-        )
-        self._resumed(task)
+        at = strategy.at
+        if at > self._alarm_at:
+            at = self._alarm_at
+        self.look_at = 0 if self.seen is not None else at if at <= self.max_steps else self.max_steps + 1
+        if task.pending is not None:
+            self._resumed(task)
 
     def _line(self, faults: bool) -> None:
         """A line of a traced module."""
@@ -262,7 +267,8 @@ class Scheduler:
         task = self.require()
         if self.failure is not None:
             raise Abandoned
-        self._resumed(task)
+        if task.pending is not None:
+            self._resumed(task)
         task.blocked_on = on
         task.timed_out = False
         task.deadline_s = None if timeout_s is None else self.now_s + max(0.0, timeout_s)
@@ -272,7 +278,8 @@ class Scheduler:
             self._switch(task, chosen)
         elif self.failure is not None:
             raise Abandoned
-        self._resumed(task)
+        if task.pending is not None:
+            self._resumed(task)
         return not task.timed_out
 
     def wake(self, task: Task) -> None:
@@ -284,13 +291,13 @@ class Scheduler:
     def _is_ready(self, task: Task) -> None:
         self.ready.append(task)
         if self.strategy.follows_ready:
-            self.strategy.at = self._look_at = 0
+            self.strategy.at = self.look_at = 0
 
     def alarm(self, after: int | None, alarm: Callable[[], None] = lambda: None) -> None:
         """Call ``alarm`` at a switch point of any task after so many others; None: not any more."""
         self._alarm_at = NEVER if after is None else self.steps + after + 1
         self._alarm = alarm
-        self._look_at = 0
+        self.look_at = 0
 
     def interrupt(self, task: Task, error: BaseException) -> None:
         """Raise ``error`` in a task at its next step; a wait ends for it, as a signal ends one in the main thread."""
@@ -299,10 +306,8 @@ class Scheduler:
 
     def _resumed(self, task: Task) -> None:
         """Raise the fault that was laid for a task which runs; where it is guarded, as soon as it is not."""
-        if task.pending is None:
-            return
         if task.guarded:
-            self._look_at = 0
+            self.look_at = 0
             return
         error, task.pending = task.pending, None
         try:
@@ -341,7 +346,7 @@ class Scheduler:
     def _failed(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
-        self._look_at = 0
+        self.look_at = 0
 
     def _note_failure(self, error: BaseException) -> None:
         if self.failure is None:
@@ -364,7 +369,7 @@ class Scheduler:
                 task.blocked_on = None
                 task.vehicle.switch()
         self.current = None
-        self._look_at = 0
+        self.look_at = 0
         self._vehicle.ended([task.vehicle for task in self.tasks])
 
     def dump(self) -> str:
@@ -377,12 +382,17 @@ class Scheduler:
                 lines.append(f"-- {task}: {state}\n{_stack(frame)}")
         return "\n".join(lines)
 
-    def _note_place(self) -> None:
-        frame: FrameType | None = sys._getframe(3)
-        while frame is not None and "/support/scheduler/" in frame.f_code.co_filename:
+    def _note_place(self, seen: set[tuple[CodeType, int]]) -> None:
+        frame = sys._getframe(2)
+        while _is_ours(frame.f_code):
+            assert frame.f_back is not None
             frame = frame.f_back
-        if frame is not None and self.seen is not None:
-            self.seen.add((frame.f_code, frame.f_lasti))
+        seen.add((frame.f_code, frame.f_lasti))
+
+
+@cache
+def _is_ours(code: CodeType) -> bool:
+    return "/support/scheduler/" in code.co_filename
 
 
 def _stack(frame: FrameType | None) -> str:

@@ -35,13 +35,24 @@ class Lock:
     """``threading.Lock``."""
 
     def __init__(self) -> None:
-        self._scheduler = _scheduler()
+        self._scheduler: Scheduler = _active  # type: ignore[assignment]
         self._held = False
         self._waiting: list[Task] = []
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         scheduler = self._scheduler
-        scheduler.point()
+        scheduler.steps = step = scheduler.steps + 1  # a switch point, without the call: half of all are here
+        if step >= scheduler.look_at:
+            scheduler.look()
+        if self._held:
+            return self._wait(blocking, timeout)
+        self._held = True
+        return True
+
+    __enter__ = acquire
+
+    def _wait(self, blocking: bool, timeout: float) -> bool:
+        scheduler = self._scheduler
         while self._held:
             if not blocking:
                 return False
@@ -57,24 +68,23 @@ class Lock:
         self._held = True
         return True
 
-    def release(self) -> None:
+    def release(self, *error: object) -> None:
         if not self._held:
             raise RuntimeError("release unlocked lock")
         self._held = False
+        scheduler = self._scheduler
         if self._waiting:
             for task in self._waiting:
-                self._scheduler.wake(task)
+                scheduler.wake(task)
             self._waiting.clear()
-        if self._scheduler.failure is None:
-            self._scheduler.point()
+        scheduler.steps = step = scheduler.steps + 1
+        if step >= scheduler.look_at and scheduler.failure is None:
+            scheduler.look()
+
+    __exit__ = release
 
     def locked(self) -> bool:
         return self._held
-
-    __enter__ = acquire
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
 
     def _at_fork_reinit(self) -> None:
         self._held = False
@@ -83,55 +93,52 @@ class Lock:
         return f"<{'held' if self._held else 'free'} lock>"
 
 
-class RLock:
+class RLock(Lock):
     """``threading.RLock``."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        super().__init__()
         self._owner: Task | None = None
         self._count = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        me = self._lock._scheduler.current
-        if self._count and self._owner is me:
+        if self._count and self._owner is self._scheduler.current:
             self._count += 1
             return True
-        if not self._lock.acquire(blocking, timeout):
+        if not Lock.acquire(self, blocking, timeout):
             return False
-        self._owner, self._count = me, 1
+        self._owner, self._count = self._scheduler.current, 1
         return True
 
-    def release(self) -> None:
+    __enter__ = acquire
+
+    def release(self, *error: object) -> None:
         if not self._is_owned():
             raise RuntimeError("cannot release un-acquired lock")
         self._count -= 1
         if not self._count:
             self._owner = None
-            self._lock.release()
+            Lock.release(self)
 
-    __enter__ = acquire
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
+    __exit__ = release
 
     def _is_owned(self) -> bool:
-        return self._count > 0 and self._owner is self._lock._scheduler.current
+        return self._count > 0 and self._owner is self._scheduler.current
 
     def _release_save(self) -> int:
         count, self._count, self._owner = self._count, 0, None
-        self._lock.release()
+        Lock.release(self)
         return count
 
     def _acquire_restore(self, count: int) -> None:
-        self._lock.acquire()
-        self._owner, self._count = self._lock._scheduler.current, count
+        Lock.acquire(self)
+        self._owner, self._count = self._scheduler.current, count
 
     def _at_fork_reinit(self) -> None:
-        self._lock._at_fork_reinit()
-        self._owner, self._count = None, 0
+        self._held, self._owner, self._count = False, None, 0
 
     def __repr__(self) -> str:
-        return f"<R{self._lock!r} {self._count}>"
+        return f"<R{super().__repr__()[1:-1]} {self._count}>"
 
 
 class Condition:
@@ -189,9 +196,7 @@ class Condition:
         """The schedule has failed: whoever unwinds must be able to release."""
         if isinstance(self._lock, RLock):
             self._lock._owner, self._lock._count = self._scheduler.current, saved
-            self._lock._lock._held = True
-        else:
-            self._lock._held = True
+        self._lock._held = True
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
         scheduler = self._scheduler
@@ -422,13 +427,15 @@ def start_new_thread(function: Callable[..., Any], args: tuple[Any, ...], kwargs
 def monotonic() -> float:
     """The virtual clock, in seconds."""
     scheduler = _scheduler()
-    scheduler.now_s += scheduler.tick_s
-    return scheduler.now_s
+    scheduler.now_s = now = scheduler.now_s + scheduler.tick_s
+    return now
 
 
 def monotonic_ns() -> int:
     """The virtual clock, in nanoseconds."""
-    return int(monotonic() * 1e9)
+    scheduler = _scheduler()
+    scheduler.now_s = now = scheduler.now_s + scheduler.tick_s
+    return int(now * 1e9)
 
 
 class _VirtualTime:

@@ -28,14 +28,11 @@ class Random:
         self.name = f"random:{seed}"
         self._draw = random.Random(seed).random
         self._scale = 1 / math.log(1 - switch)
-        self.at = self._gap()
-
-    def _gap(self) -> int:
-        return 1 + int(math.log(1 - self._draw()) * self._scale)
+        self.at = 1 + int(math.log(1 - self._draw()) * self._scale)
 
     def choose(self, ready: list[Task], current: Task | None, step: int) -> Task:
         if current is not None:
-            self.at = step + self._gap()
+            self.at = step + 1 + int(math.log(1 - self._draw()) * self._scale)  # geometric
         return ready[int(self._draw() * len(ready))]
 
 
@@ -51,7 +48,7 @@ class Pct:
     def __init__(self, seed: int, depth: int, steps: int) -> None:
         self.name = f"pct{depth}:{seed}"
         self._draw = random.Random(seed)
-        self._priority: dict[int, float] = {}
+        self._priority: dict[Task, float] = {}
         self._lowest = 0.0
         self._changes = sorted((self._draw.randrange(max(1, steps)) for _ in range(depth - 1)), reverse=True)
         self.at = 0
@@ -59,14 +56,16 @@ class Pct:
     def choose(self, ready: list[Task], current: Task | None, step: int) -> Task:
         priority = self._priority
         for task in ready:
-            if task.number not in priority:
-                priority[task.number] = 1.0 + self._draw.random()
+            if task not in priority:
+                priority[task] = 1.0 + self._draw.random()
+        first = max(ready, key=priority.__getitem__)
         while self._changes and step >= self._changes[-1]:
             self._changes.pop()
             self._lowest -= 1.0
-            priority[max(ready, key=lambda task: priority[task.number]).number] = self._lowest
+            priority[first] = self._lowest
+            first = max(ready, key=priority.__getitem__)
         self.at = self._changes[-1] if self._changes else sys.maxsize
-        return max(ready, key=lambda task: priority[task.number])
+        return first
 
 
 class Replay:
