@@ -4,7 +4,7 @@ python tests/schedules/run.py                      for ten minutes, on all cores
 python tests/schedules/run.py --total 1000000      so many schedules over all models
 python tests/schedules/run.py --model Diamond --seconds 60
 python tests/schedules/run.py --places             with the lines of the engine that were switch points
-python tests/schedules/run.py --lines              every line of engine and reader is one; without Ctrl-C
+python tests/schedules/run.py --lines              every line of engine and reader is one
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ def one_round(name: str, first_seed: int, schedules: int, places: bool, lines: b
     model = MODELS[name]
     if not lines:
         return explore(model, schedules, first_seed=first_seed, places=places)
-    # CPython delivers signals at few lines only, and never between the end of a `with` block and its `__exit__`.
-    model.interrupts = False
     folders = ("engine", "reader", "loader", "replicas")
     files = [path for folder in folders for path in (ROOT / "pipegraph" / folder).rglob("*.py")]
     traced = tuple(str(path.relative_to(ROOT)) for path in files if path.name != "__init__.py")
@@ -68,7 +66,7 @@ def main() -> int:
     names = given.model or list(MODELS)
     weights = sum(MODELS[name].weight for name in names)
     size = ROUND if given.total is None else min(ROUND, max(1, given.total // weights))
-    size = 10 if given.lines else size
+    size = max(1, size // 10) if given.lines else size
     begun = time.monotonic()
     reports = {name: Report(name) for name in names}
 

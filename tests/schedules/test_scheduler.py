@@ -1,6 +1,10 @@
 """The scheduler itself: what it finds, replays, and leaves behind."""
 
+import ast
+import contextlib
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 from schedule_models import ThreeStages
@@ -18,6 +22,7 @@ from scheduler import (
     replay,
     run_once,
 )
+from scheduler.lines import POINT, with_points
 from scheduler.model import Model
 
 from pipegraph import concurrency
@@ -47,6 +52,15 @@ class Guarded(Counter):
     def add(self):
         with self.lock:
             self.number += 1
+
+
+class Unguarded(Counter):
+    """Nothing here is a switch point, but for the lines."""
+
+    def add(self):
+        for _ in range(1):
+            before = self.number
+            self.number = before + 1
 
 
 class OppositeLocks(Model):
@@ -113,6 +127,46 @@ def test_a_deadlock_names_every_thread_with_its_stack():
     assert "<0 main>: waits for <held lock>" in str(deadlock)
     assert "<1 other>: waits for <held lock>" in str(deadlock)
     assert "with one, other" in str(deadlock)
+
+
+def test_every_line_can_be_a_switch_point():
+    explore(Unguarded, schedules=300)
+    with pytest.raises(Found, match="Unguarded fails"):
+        explore(Unguarded, schedules=300, lines=(Path(__file__).name,))
+    explore(Unguarded, schedules=300)
+
+
+def test_switch_points_at_lines_change_no_result():
+    source = """
+def result():
+    "Docstring."
+    total, found = 0, []
+    with closing(found):
+        for number in range(5):
+            if number == 1:
+                continue
+            elif number == 4:
+                break
+            else:
+                found += [(lambda x: x + total)(number)]
+        while (total := total + 1) < 4:
+            try:
+                found.append({key: key for key in "ab"}[total])
+            except KeyError as error:
+                match error.args:
+                    case (value,):
+                        found.append(value)
+            finally:
+                found.append([each for each in range(total) if each])
+    return found, sum(each for each in range(total)), 1 if total else 2
+"""
+    lines, results = [], []
+    for tree in (ast.parse(source), with_points(ast.parse(source))):
+        names = {POINT: lambda: lines.append(sys._getframe(1).f_lineno), "closing": contextlib.nullcontext}
+        exec(compile(tree, "source", "exec"), names)
+        results.append(names["result"]())
+    assert results[0] == results[1]
+    assert set(lines) >= {3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 17, 19, 21, 22}
 
 
 @pytest.mark.parametrize("model", [Waits, Interrupted])

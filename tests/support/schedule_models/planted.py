@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import textwrap
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from scheduler.lines import with_points
 from scheduler.model import Model
 
 from pipegraph.engine import activity, channel, contents, memory, reorder, worker_threads
@@ -158,7 +160,10 @@ def planted(fault: Fault) -> Iterator[None]:
         f"{fault.name}: the code has changed, {old!r} is there {source.count(old)} times"
     )
     made: dict[str, Any] = {}
-    exec(compile(source.replace(old, new), inspect.getfile(function), "exec"), function.__globals__, made)
+    tree = ast.parse(source.replace(old, new))
+    if fault.lines:
+        tree = with_points(tree)
+    exec(compile(tree, inspect.getfile(function), "exec"), function.__globals__, made)
     before = function.__code__
     function.__code__ = made[function.__name__].__code__
     try:

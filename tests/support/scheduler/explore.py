@@ -15,9 +15,9 @@ from typing import Any
 
 from scheduler import primitives
 from scheduler.kernel import Abandoned, CtrlC, Scheduler
+from scheduler.lines import switch_points
 from scheduler.model import Model
 from scheduler.strategies import Pct, Random, Replay, read, written
-from scheduler.vehicles import RealThread
 
 NAMES = (
     "Condition Event Future Lock RLock SimpleQueue Thread current_thread get_ident get_native_id local monotonic "
@@ -80,8 +80,9 @@ def explore(
     seen: set[int] = set()
     offsets: set[tuple[CodeType, int]] = set()
     model.prepare()
+    collect_at = 0
     begun = time.perf_counter()
-    with _quiet():
+    with _quiet(), switch_points(lines):
         chosen = _drawn(first_seed, report) if strategies is None else iter(strategies)
         for number, strategy in enumerate(chosen):
             if schedules is not None and number >= schedules:
@@ -93,8 +94,7 @@ def explore(
                 strategy,
                 max_steps,
                 seen=offsets if places else None,
-                lines=lines,
-                vehicle=RealThread if lines else model.vehicle,
+                vehicle=model.vehicle,
             )
             try:
                 run_once(model, scheduler, seed)
@@ -107,8 +107,11 @@ def explore(
             report.schedules += 1
             report.steps += scheduler.steps
             seen.add(hash(tuple(scheduler.choices)))
-            if number % 500 == 499:
-                gc.collect()
+            if (
+                report.steps >= collect_at
+            ):  # often: memory that is used again is still in the processor's cache
+                gc.collect(0 if number % 500 < 499 else 2)
+                collect_at = report.steps + 1000
     report.distinct = len(seen)
     report.places = {(code.co_filename, _line_of(code, offset)) for code, offset in offsets}
     report.seconds = time.perf_counter() - begun

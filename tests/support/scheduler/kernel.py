@@ -17,7 +17,6 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
-from scheduler.lines import LineTracer
 from scheduler.vehicles import Greenlet, Vehicle
 
 NEVER = sys.maxsize
@@ -99,7 +98,6 @@ class Scheduler:
         max_steps: switch points after which the schedule counts as hung.
         tick_s: virtual seconds that each look at the clock takes.
         seen: gets the place of every switch point, if given: ``(code, offset)``.
-        lines: ends of the paths of files of which every line is a switch point; such schedules take far longer.
 
     Attributes:
         choices: of each switch the step and the number of the task that was chosen, one after the other.
@@ -113,7 +111,6 @@ class Scheduler:
         max_steps: int = 50_000,
         tick_s: float = 1e-6,
         seen: set[tuple[CodeType, int]] | None = None,
-        lines: tuple[str, ...] = (),
         vehicle: type[Vehicle] = Greenlet,
     ) -> None:
         self.strategy = strategy
@@ -131,7 +128,6 @@ class Scheduler:
         self.look_at = 0
         self._alarm_at = NEVER
         self._alarm: Callable[[], None] = lambda: None
-        self._trace = LineTracer(lines, self._line).trace if lines else None
 
     # -- tasks ---------------------------------------------------------------------------------
 
@@ -148,7 +144,6 @@ class Scheduler:
         self.ready.append(main)
         result = None
         try:
-            sys.settrace(self._trace) if self._trace is not None else None
             result = model()
             self.join_all()
         except Abandoned:
@@ -156,7 +151,6 @@ class Scheduler:
         except BaseException as error:
             self._failed(error)
         finally:
-            sys.settrace(None) if self._trace is not None else None
             self._abandon()
         if self.failure is not None:
             raise self.failure
@@ -185,15 +179,11 @@ class Scheduler:
         """The life of a task."""
         try:
             if self.failure is None:
-                if self._trace is not None:
-                    sys.settrace(self._trace)
                 body()
         except Abandoned:
             pass
         except BaseException as error:
             self._failed(error)
-        finally:
-            sys.settrace(None) if self._trace is not None else None
         task.done = True
         task.locals.clear()
         if task in self.ready:
@@ -250,17 +240,6 @@ class Scheduler:
         self.look_at = 0 if self.seen is not None else at if at <= self.max_steps else self.max_steps + 1
         if task.pending is not None:
             self._resumed(task)
-
-    def _line(self, faults: bool) -> None:
-        """A line of a traced module."""
-        task = self.current
-        if task is None or self.failure is not None:
-            return
-        task.guarded += not faults
-        try:
-            self.point()
-        finally:
-            task.guarded -= not faults
 
     def block(self, on: Any, timeout_s: float | None = None) -> bool:
         """Wait until :meth:`wake`, at most for ``timeout_s`` virtual seconds. False if they are over."""

@@ -26,6 +26,11 @@ def activate(scheduler: Scheduler | None) -> None:
     _active = scheduler
 
 
+def active() -> Scheduler | None:
+    """That scheduler."""
+    return _active
+
+
 def _scheduler() -> Scheduler:
     assert _active is not None
     return _active
