@@ -252,12 +252,25 @@ def interpolations() -> str:
     return markdown(heads, rows)
 
 
+def schedules() -> str:
+    """What the newest run of the models explored, and the newest in which every line was a switch point."""
+    names = ("schedules", "schedules_lines")
+    found = [results_of(name)["models"] for name in names]
+    keys = ("schedules", "distinct", "lines")
+    rows = [
+        [name, *(f"{models[name][key]:,}" if name in models else "-" for models in found for key in keys)]
+        for name in found[0]
+    ]
+    return markdown(["model", *keys, *(f"{key}, at lines" for key in keys)], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "first": lambda: against_peers(FIRST),
     "losses": losses,
     "decode": lambda: ranking("image_decode", "Photographs decoded and resized", "ms", 1e3),
     "large": lambda: against_peers(LARGE),
     "jobs": jobs,
+    "schedules": schedules,
     "interpolations": interpolations,
     "hops": lambda: ranking("hop_cost", "A chain of trivial functions", "us", 1e6, "4", " at 4 stages"),
 }

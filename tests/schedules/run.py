@@ -3,8 +3,8 @@
 python tests/schedules/run.py                      for ten minutes, on all cores
 python tests/schedules/run.py --total 1000000      so many schedules over all models
 python tests/schedules/run.py --model Diamond --seconds 60
-python tests/schedules/run.py --places             with the lines of the engine that were switch points
-python tests/schedules/run.py --lines              every line of engine and reader is one
+python tests/schedules/run.py --lines              every line of engine and reader is a switch point
+python tests/schedules/run.py --record             the table is kept, and shown in docs/schedules.md
 """
 
 from __future__ import annotations
@@ -23,26 +23,20 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from schedule_models import MODELS  # noqa: E402  the paths come first
+from schedule_models import LINES, MODELS  # noqa: E402  the paths come first
 from scheduler import Report, explore  # noqa: E402
 
-ROUND = 500
+ROUND = 100
 """Schedules of a whole loader that a process runs at a time."""
 
 
-MOST_STEPS = 500_000
-"""Switch points of one schedule, where each line is one."""
+SAY_S = 10.0
+"""Between two lines about the progress."""
 
 
-def one_round(name: str, first_seed: int, schedules: int, places: bool, lines: bool) -> Report:
+def one_round(name: str, first_seed: int, schedules: int, lines: bool) -> Report:
     logging.disable(logging.CRITICAL)
-    model = MODELS[name]
-    if not lines:
-        return explore(model, schedules, first_seed=first_seed, places=places)
-    folders = ("engine", "reader", "loader", "replicas")
-    files = [path for folder in folders for path in (ROOT / "pipegraph" / folder).rglob("*.py")]
-    traced = tuple(str(path.relative_to(ROOT)) for path in files if path.name != "__init__.py")
-    return explore(model, schedules, first_seed=first_seed, places=places, lines=traced, max_steps=MOST_STEPS)
+    return explore(MODELS[name], schedules, first_seed=first_seed, lines=LINES if lines else ())
 
 
 def main() -> int:
@@ -57,17 +51,15 @@ def main() -> int:
         "--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)"
     )
     parser.add_argument(
-        "--places", action="store_true", help="count the lines that were switch points; slower"
-    )
-    parser.add_argument(
         "--lines", action="store_true", help="every line of engine and reader is a switch point"
     )
+    parser.add_argument("--record", action="store_true", help="keep the table in benchmarks/results")
     given = parser.parse_args()
     names = given.model or list(MODELS)
     weights = sum(MODELS[name].weight for name in names)
     size = ROUND if given.total is None else min(ROUND, max(1, given.total // weights))
-    size = max(1, size // 10) if given.lines else size
-    begun = time.monotonic()
+    size = max(1, size // 5) if given.lines else size
+    begun = said = time.monotonic()
     reports = {name: Report(name) for name in names}
 
     def order() -> Any:
@@ -87,7 +79,7 @@ def main() -> int:
         while running or more():
             while more() and len(running) < given.jobs:
                 name, seed, count = next(orders)
-                running[pool.submit(one_round, name, seed, count, given.places, given.lines)] = name
+                running[pool.submit(one_round, name, seed, count, given.lines)] = name
                 ordered += count
             done = next(as_completed(running))
             name = running.pop(done)
@@ -98,38 +90,51 @@ def main() -> int:
                 for each in running:
                     each.cancel()
                 return 1
-            _add(reports[name], report)
-            total = sum(each.schedules for each in reports.values())
-            print(
-                f"\r{total:,} schedules, {time.monotonic() - begun:.0f} s ",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
-    print(file=sys.stderr)
-    _table(list(reports.values()), given.places)
+            reports[name].add(report)
+            if time.monotonic() - said > SAY_S:
+                said = time.monotonic()
+                total = sum(each.schedules for each in reports.values())
+                print(
+                    f"{total:,} schedules over all models, {said - begun:.0f} s", file=sys.stderr, flush=True
+                )
+    _table(list(reports.values()))
+    if given.record:
+        _record(list(reports.values()), given.lines)
     return 0
 
 
-def _add(whole: Report, part: Report) -> None:
-    whole.schedules += part.schedules
-    whole.distinct += part.distinct
-    whole.steps += part.steps
-    whole.seconds += part.seconds
-    whole.places |= part.places
+def _table(reports: list[Report]) -> None:
+    print(f"{'model':24}{'schedules':>11}{'distinct':>11}{'points each':>13}{'lines':>7}{'a second':>10}")
+    for each in [*reports, _all(reports)]:
+        row = f"{each.model:24}{each.schedules:>11,}{each.distinct:>11,}"
+        row += f"{each.steps / max(1, each.schedules):>13.0f}{len(each.places):>7,}"
+        print(f"{row}{each.schedules / max(each.seconds, 1e-9):>10.0f}")
 
 
-def _table(reports: list[Report], places: bool) -> None:
-    print(
-        f"{'model':24}{'schedules':>11}{'distinct':>11}{'points each':>13}{'a second':>10}"
-        + "  lines" * places
-    )
+def _all(reports: list[Report]) -> Report:
+    whole = Report("all")
     for each in reports:
-        count = max(1, each.schedules)
-        row = f"{each.model:24}{each.schedules:>11,}{each.distinct:>11,}{each.steps / count:>13.0f}"
-        row += f"{each.schedules / max(each.seconds, 1e-9):>10.0f}"
-        print(row + (f"{len(each.places):>7}" if places else ""))
-    print(f"{'all':24}{sum(r.schedules for r in reports):>11,}{sum(r.distinct for r in reports):>11,}")
+        whole.add(each)
+    return whole
+
+
+def _record(reports: list[Report], lines: bool) -> None:
+    """Keep the table as a record; ``benchmarks/figures.py`` shows it."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from records import record
+
+    models = {
+        each.model: {
+            "schedules": each.schedules,
+            "distinct": each.distinct,
+            "switch_points": each.steps,
+            "lines": len(each.places),
+            "seconds": round(each.seconds, 1),
+        }
+        for each in [*reports, _all(reports)]
+    }
+    claim = "no schedule fails, and nearly all differ"
+    print(record("schedules_lines" if lines else "schedules", claim, {"lines": lines}, {"models": models}))
 
 
 if __name__ == "__main__":

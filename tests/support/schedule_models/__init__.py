@@ -1,7 +1,10 @@
 """The models of the engine that ``make schedules`` and the tests explore; ``docs/schedules.md`` says how to write one."""
 
+from pathlib import Path
+
 from scheduler.model import Model
 
+import pipegraph
 from schedule_models.pipelines import (
     Completion,
     CompletionBelow,
@@ -47,3 +50,13 @@ MODELS: dict[str, type[Model]] = {
         ReducerModel,
     )
 }
+
+_PACKAGE = Path(pipegraph.__file__).parent
+
+LINES = tuple(
+    str(path.relative_to(_PACKAGE.parent))
+    for folder in ("engine", "reader", "loader", "replicas")
+    for path in (_PACKAGE / folder).rglob("*.py")
+    if path.name != "__init__.py"
+)
+"""Files of which every line can be a switch point."""

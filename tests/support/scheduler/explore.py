@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
@@ -31,16 +32,30 @@ class Report:
     """What an exploration did.
 
     Attributes:
-        schedules: how many were run; ``distinct``: how many differ in a choice.
-        places: ``(file, line)`` of switch points, if they were asked for.
+        schedules: how many were run; ``different``: a hash of each one's choices.
+        steps: switch points of all of them.
+        places: ``(file, line)`` of the package where they lie, from each tenth schedule.
     """
 
     model: str
     schedules: int = 0
-    distinct: int = 0
+    different: set[int] = field(default_factory=set)
     steps: int = 0
     seconds: float = 0.0
     places: set[tuple[str, int]] = field(default_factory=set)
+
+    @property
+    def distinct(self) -> int:
+        """How many differ in a choice."""
+        return len(self.different)
+
+    def add(self, other: Report) -> None:
+        """What another exploration did."""
+        self.schedules += other.schedules
+        self.steps += other.steps
+        self.seconds += other.seconds
+        self.different |= other.different
+        self.places |= other.places
 
     def __str__(self) -> str:
         rate = self.schedules / self.seconds if self.seconds else 0.0
@@ -60,9 +75,7 @@ def explore(
     seconds: float | None = None,
     first_seed: int = 0,
     strategies: Iterable[Any] | None = None,
-    places: bool = False,
     lines: tuple[str, ...] = (),
-    max_steps: int = 50_000,
 ) -> Report:
     """Run a model under many schedules: random ones and PCT of depth 2 to 4 in turn.
 
@@ -70,16 +83,15 @@ def explore(
         schedules: how many; or
         seconds: for how long.
         strategies: in place of random and PCT, ``Exhaustive(2)`` say.
-        places: whether to note where switch points lie (slower).
         lines: files of which every line is a switch point, ``("engine/channel.py",)`` say (slower still).
 
     Raises:
         Found: with the failure, its seed and its schedule.
     """
     report = Report(model.__name__)
-    seen: set[int] = set()
     offsets: set[tuple[CodeType, int]] = set()
     model.prepare()
+    salt = zlib.crc32(model.__name__.encode())
     collect_at = 0
     begun = time.perf_counter()
     with _quiet(), switch_points(lines):
@@ -90,41 +102,47 @@ def explore(
             if seconds is not None and time.perf_counter() - begun > seconds:
                 break
             seed = first_seed + number if strategies is None else 0
-            scheduler = Scheduler(
-                strategy,
-                max_steps,
-                seen=offsets if places else None,
-                vehicle=model.vehicle,
-            )
+            scheduler = _scheduler(model, strategy, lines)
+            scheduler.seen = offsets if number % 10 == 0 else None
             try:
                 run_once(model, scheduler, seed)
             except (Exception, CtrlC) as error:
                 raise Found(
                     f"{model.__name__} fails in schedule {number} ({strategy.name}) after {scheduler.steps} steps.\n"
                     f"Again: pytest tests/schedules -k {model.__name__} "
-                    f"--schedule={seed}.{written(scheduler.choices)}"
+                    f"--schedule={'lines.' if lines else ''}{seed}.{written(scheduler.choices)}"
                 ) from error
             report.schedules += 1
             report.steps += scheduler.steps
-            seen.add(hash(tuple(scheduler.choices)))
-            if (
+            report.different.add(hash((salt, *scheduler.choices)))
+            if number % 500 == 499:
+                gc.collect()
+            elif (
                 report.steps >= collect_at
-            ):  # often: memory that is used again is still in the processor's cache
-                gc.collect(0 if number % 500 < 499 else 2)
+            ):  # so that memory is used again while the processor's cache has it
+                gc.collect(0)
                 collect_at = report.steps + 1000
-    report.distinct = len(seen)
-    report.places = {(code.co_filename, _line_of(code, offset)) for code, offset in offsets}
+    report.places = {
+        (code.co_filename, _line_of(code, offset))
+        for code, offset in offsets
+        if "/pipegraph/" in code.co_filename
+    }
     report.seconds = time.perf_counter() - begun
     return report
 
 
-def replay(model: type[Model], schedule: str) -> None:
+def replay(model: type[Model], schedule: str, lines: tuple[str, ...] = ()) -> None:
     """Run one schedule again: ``SEED.CHOICES`` as a failure prints it."""
     seed, choices = schedule.split(".", 1)
     strategy = Replay(read(choices))
     model.prepare()
-    run_once(model, Scheduler(strategy, vehicle=model.vehicle), int(seed))
+    with switch_points(lines):
+        run_once(model, _scheduler(model, strategy, lines), int(seed))
     assert not strategy.diverged, "the code has other switch points than when this schedule was written"
+
+
+def _scheduler(model: type[Model], strategy: Any, lines: tuple[str, ...]) -> Scheduler:
+    return Scheduler(strategy, 500_000 if lines else 50_000, vehicle=model.vehicle)
 
 
 def run_once(model: type[Model], scheduler: Scheduler, seed: int) -> None:

@@ -96,10 +96,9 @@ class Scheduler:
 
     Args:
         max_steps: switch points after which the schedule counts as hung.
-        tick_s: virtual seconds that each look at the clock takes.
-        seen: gets the place of every switch point, if given: ``(code, offset)``.
 
     Attributes:
+        seen: gets the place of every switch point, if it is a set: ``(code, offset)``.
         choices: of each switch the step and the number of the task that was chosen, one after the other.
         steps: switch points so far.
         look_at: the step of the next switch point that does more than count.
@@ -109,14 +108,11 @@ class Scheduler:
         self,
         strategy: Strategy,
         max_steps: int = 50_000,
-        tick_s: float = 1e-6,
-        seen: set[tuple[CodeType, int]] | None = None,
         vehicle: type[Vehicle] = Greenlet,
     ) -> None:
         self.strategy = strategy
         self.max_steps = max_steps
-        self.tick_s = tick_s
-        self.seen = seen
+        self.seen: set[tuple[CodeType, int]] | None = None
         self.now_s = 1000.0
         self.tasks: list[Task] = []
         self.ready: list[Task] = []

@@ -429,17 +429,21 @@ def start_new_thread(function: Callable[..., Any], args: tuple[Any, ...], kwargs
     return thread.ident or 0
 
 
+TICK_S = 1e-6
+"""Virtual seconds that each look at the clock takes."""
+
+
 def monotonic() -> float:
     """The virtual clock, in seconds."""
     scheduler = _scheduler()
-    scheduler.now_s = now = scheduler.now_s + scheduler.tick_s
+    scheduler.now_s = now = scheduler.now_s + TICK_S
     return now
 
 
 def monotonic_ns() -> int:
     """The virtual clock, in nanoseconds."""
     scheduler = _scheduler()
-    scheduler.now_s = now = scheduler.now_s + scheduler.tick_s
+    scheduler.now_s = now = scheduler.now_s + TICK_S
     return int(now * 1e9)
 
 
