@@ -12,7 +12,11 @@ imported before the clock starts.
     python benchmarks/start_up.py --processes --rounds 5
 
 With ``--processes`` the batch is of small rows from two worker processes, so that nothing but their start is timed:
-against DataLoader's by each start method, and from a trainer that has a thread, which must not be forked.
+against DataLoader's by each start method, from a trainer that has a thread, which must not be forked, and the second
+loader of a script, behind one that has ended.
+
+CPU time is that of the process and of those that it has started, up to the first batch. What scripts with several
+loaders save, and what is not on the way to the first batch, is seen there: on a loaded machine too.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,10 +39,14 @@ from images import BATCH, WORKERS, add_images_option, one_thread_each, photograp
 LONGEST_S = 60
 
 THREADED = "pipegraph, trainer with a thread"
+SECOND = ", second loader"
 IN_PROCESSES = (
     "pipegraph, processes",
+    "pg.DataLoader",
+    "pg.DataLoader" + SECOND,
     THREADED,
     "DataLoader, fork",
+    "DataLoader, fork" + SECOND,
     "DataLoader, forkserver",
     "DataLoader, spawn",
 )
@@ -53,6 +61,7 @@ MODULES = {
         "pipegraph.operators:Map",
         "pipegraph.operators:Batch",
     ),
+    "pg.DataLoader": ("pipegraph:DataLoader",),
     "DataLoader": ("torch.utils.data",),
     "torchdata.nodes": ("torchdata.nodes",),
     "SPDL": ("spdl.pipeline",),
@@ -88,6 +97,13 @@ class Rows:
 
 def in_processes(name: str) -> Iterator[Any]:
     """Batches of ``Rows`` from two processes."""
+    name = name.removesuffix(SECOND)
+    data: Any = Rows()
+    if name == "pg.DataLoader":
+        import pipegraph
+
+        yield from pipegraph.DataLoader(data, batch_size=BATCH, num_workers=WORKERS)
+        return
     if name.startswith("pipegraph"):
         import pipegraph as pg
         from pipegraph import operators as ops
@@ -95,13 +111,12 @@ def in_processes(name: str) -> Iterator[Any]:
         if name == THREADED:
             threading.Thread(target=threading.Event().wait, daemon=True).start()
         graph = pg.Graph("start")
-        graph.add(ops.FromSequence(Rows()), workers=WORKERS, backend="process").then(ops.Batch(BATCH))
+        graph.add(ops.FromSequence(data), workers=WORKERS, backend="process").then(ops.Batch(BATCH))
         with graph.loader() as loader:
             yield from loader
         return
     from torch.utils.data import DataLoader
 
-    data: Any = Rows()
     method = name.removeprefix("DataLoader, ")
     yield from DataLoader(data, batch_size=BATCH, num_workers=WORKERS, multiprocessing_context=method)
 
@@ -111,34 +126,45 @@ def process_child(name: str) -> None:
     import torch  # noqa: F401
 
     one_thread_each()
-    begin = time.perf_counter()
+    if name.endswith(SECOND):
+        import_what(name)
+        for _ in in_processes(name):
+            pass
+    cpu, begin = harness.cpu_seconds(), time.perf_counter()
     import_what(name)
     opened = time.perf_counter()
     batches = in_processes(name)
     next(batches)
-    first = time.perf_counter()
+    tell(begin, opened, cpu)
     batches.close()  # type: ignore[attr-defined]
-    print(json.dumps({"import_s": opened - begin, "first_batch_s": first - opened}))
+
+
+def tell(begin: float, opened: float, cpu: Mapping[tuple[int, float], float]) -> None:
+    """The measurement whose first batch has just come, as JSON."""
+    first = time.perf_counter()
+    cpu_s = harness.spent_s(cpu, harness.cpu_seconds())
+    print(
+        json.dumps({"import_s": opened - begin, "first_batch_s": first - opened, "cpu_s": cpu_s}), flush=True
+    )
 
 
 def child(name: str, folder: str) -> None:
-    """One measurement, in its own interpreter: prints the two times as JSON on the last line."""
+    """One measurement, in its own interpreter: prints the times as JSON on the last line."""
     import cv2  # noqa: F401
     import torch  # noqa: F401
 
     paths = photographs(folder)
     one_thread_each()
-    begin = time.perf_counter()
+    cpu, begin = harness.cpu_seconds(), time.perf_counter()
     import_what(name)
     imported = time.perf_counter()
     contestant = next(c for c in image_decode.contestants(paths) if c.name == name)
-    opened = time.perf_counter()
+    chosen_s = time.perf_counter() - imported
     with contestant.stream() as stream:
         iterator = iter(stream)
         next(iterator)
-        first = time.perf_counter()
+        tell(begin + chosen_s, imported + chosen_s, cpu)
         del iterator
-    print(json.dumps({"import_s": imported - begin, "first_batch_s": first - opened}))
 
 
 def measure(name: str, folder: str) -> dict[str, float]:
@@ -224,9 +250,11 @@ def main() -> None:
     for name, times in sorted(measured.items(), key=lambda entry: entry[1][0]["first_batch_s"]):
         imports = harness.spread(t["import_s"] for t in times)
         first = harness.spread(t["first_batch_s"] for t in times)
+        cpu = harness.spread(t["cpu_s"] for t in times)
         both = harness.spread(t["import_s"] + t["first_batch_s"] for t in times)
         results["contestants"][name] = {
             "import_s": imports.to_dict(), "first_batch_s": first.to_dict(), "both_s": both.to_dict(),
+            "cpu_s": cpu.to_dict(),
         }  # fmt: skip
         ratio = "-"
         if ours:
@@ -234,8 +262,15 @@ def main() -> None:
             over = harness.spread(t["first_batch_s"] / o["first_batch_s"] for t, o in pairs)
             results["contestants"][name]["first_batch_over_ours"] = over.to_dict()
             ratio = str(over)
-        rows.append([name, str(imports), str(first), str(both), ratio])
-    headers = ["", "import after torch, s", "first batch, s", "both, s", f"first batch x {yardstick}"]
+        rows.append([name, str(imports), str(first), str(both), str(cpu), ratio])
+    headers = [
+        "",
+        "import after torch, s",
+        "first batch, s",
+        "both, s",
+        "CPU of both, s",
+        f"first batch x {yardstick}",
+    ]
     print(harness.table(headers, rows))
     for name, reason in missing.items():
         print(f"not measured: {name}: {reason}")

@@ -492,6 +492,27 @@ def test_the_garbage_collector_is_on_in_workers_where_it_is_on_in_the_trainer(th
     assert (done.stdout, done.stderr) == ("{True} True\n{False} False\n", "")
 
 
+def test_the_first_threads_of_a_process_may_all_use_torch_at_a_time():
+    def work(x):
+        barrier, errors = threading.Barrier(6), []
+
+        def add():
+            barrier.wait()
+            try:
+                torch.ones(100_000).add_(1)
+            except RuntimeError as error:
+                errors.append(str(error))
+
+        threads = [threading.Thread(target=add) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return errors
+
+    assert delivered(pipeline(work, workers=8)) == [[]] * 20
+
+
 def test_the_plan_says_what_crosses():
     graph = pipeline(lambda x: x, workers=2)
     graph.add(ops.Batch(4), graph.tail).then(

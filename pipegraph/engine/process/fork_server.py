@@ -153,6 +153,8 @@ def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:
         surroundings.enter(fds[: surroundings.DESCRIPTORS])
         fds = fds[surroundings.DESCRIPTORS :]
         signal.signal(signal.SIGTERM, _caught)
+        # Torch renews its thread pool at its first use in a fork; of two threads that do so at a time one fails.
+        sys.modules["torch"].set_num_threads(1)
         # Processes forked by a user's function must end on SIGTERM: multiprocessing's pools wait for that.
         os.register_at_fork(after_in_child=_end_by_sigterm)
         module, _, name = entry.partition(":")
