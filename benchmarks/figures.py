@@ -22,7 +22,7 @@ from plot import races
 from report import peers
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / name for name in ("README.md", "docs/images.md", "docs/scale.md")]
+DOCUMENTS = [ROOT / name for name in ("README.md", "docs/images.md", "docs/scale.md", "docs/schedules.md")]
 MARKED = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.S)
 CLOSE = 0.99
 """A ratio to the best peer from which on nobody is called ahead: the spread of one run is wider."""

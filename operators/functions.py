@@ -32,14 +32,15 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
         return False
 
 
-def _cannot_take(function: Callable[..., Any]) -> TypeError | None:
-    """Why a call with one item would fail, as far as the signature of what is called shows it."""
+def _cannot_take(function: Callable[..., Any], takes_rng: bool) -> TypeError | None:
+    """Why a call with one item, and ``rng`` where it takes that, would fail, as far as the signature of what is called
+    shows it."""
     try:
         # Not that of what a decorator has wrapped: the decorator may pass other arguments on.
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # builtins without a signature
         return None
-    given = {"rng": None} if _takes_rng(function) else {}
+    given = {"rng": None} if takes_rng else {}
     try:
         signature.bind(None, **given)
     except TypeError as error:
@@ -165,7 +166,8 @@ class _Function(Operator, UserFunctions):
                 f"{type(self).__name__}: {_stem(function)} is a generator function, whose items would get lost; place "
                 "it as ops.FlatMap(function), or let it return a value"
             )
-        why = _cannot_take(function)
+        self.random = _takes_rng(function)
+        why = _cannot_take(function, self.random)
         if why is not None:
             raise GraphError(
                 f"{type(self).__name__}: {_stem(function)} cannot be called with one item ({why}): a stage gives its "
@@ -173,7 +175,6 @@ class _Function(Operator, UserFunctions):
                 "else it needs with functools.partial"
             )
         self.function = function
-        self.random = _takes_rng(function)
         self._generator: Any = None
         if self.random:
             from pipegraph.randomness import generator

@@ -450,7 +450,8 @@ def monotonic_ns() -> int:
 class _VirtualTime:
     """In place of the module ``time``, for modules that import it whole."""
 
-    pthread_getcpuclockid = staticmethod(lambda ident: time.CLOCK_THREAD_CPUTIME_ID)
+    pthread_getcpuclockid = staticmethod(lambda ident: ident)
+    clock_gettime_ns = staticmethod(lambda clock: monotonic_ns())
     monotonic = perf_counter = staticmethod(monotonic)
     monotonic_ns = perf_counter_ns = staticmethod(monotonic_ns)
 
