@@ -86,9 +86,15 @@ class LoaderModel(Model):
     def run(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            habits = [self.whole, self.breaks, self.resumes, self.closes, self.fails, self.hangs]
-            if self.interrupts:
-                habits.append(self.is_interrupted)
+            habits = [
+                self.whole,
+                self.breaks,
+                self.resumes,
+                self.closes,
+                self.fails,
+                self.hangs,
+                self.is_interrupted,
+            ]
             self.draw.choice(habits)()
 
     def loader(self, fails: bool = False) -> Any:

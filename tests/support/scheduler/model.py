@@ -16,12 +16,10 @@ class Model:
         scheduler: of this schedule.
         draw: random numbers of this schedule, for sizes and faults; a replay draws the same.
         weight: how many schedules of it are run for one of a whole loader, which takes about 10 ms.
-        interrupts: whether Ctrl-C is among its faults.
         vehicle: what carries its tasks.
     """
 
     weight = 1
-    interrupts = True
     vehicle: type[Vehicle] = Greenlet
 
     def __init__(self, scheduler: Scheduler, draw: random.Random) -> None:
@@ -39,4 +37,4 @@ class Model:
         """Raise KeyboardInterrupt in the main task at one of its next switch points, or in a wait that it is in; None:
         not any more."""
         interrupt = functools.partial(self.scheduler.interrupt, self.scheduler.tasks[0], CtrlC())
-        self.scheduler.alarm(steps if self.interrupts else None, interrupt)
+        self.scheduler.alarm(steps, interrupt)
