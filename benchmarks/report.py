@@ -32,6 +32,7 @@ TITLES = {
     "import_s": "import",
     "first_batch_s": "first batch",
     "both_s": "both",
+    "cpu_s": "CPU of both",
     "rss_mb": "peak RSS, MB",
     "pss_mb": "peak PSS, MB",
     "before_mb": "before, MB",

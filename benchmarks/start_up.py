@@ -39,11 +39,12 @@ from images import BATCH, WORKERS, add_images_option, one_thread_each, photograp
 LONGEST_S = 60
 
 THREADED = "pipegraph, trainer with a thread"
+OUR_DATALOADER = "pipegraph, DataLoader"
 SECOND = ", second loader"
 IN_PROCESSES = (
     "pipegraph, processes",
-    "pg.DataLoader",
-    "pg.DataLoader" + SECOND,
+    OUR_DATALOADER,
+    OUR_DATALOADER + SECOND,
     THREADED,
     "DataLoader, fork",
     "DataLoader, fork" + SECOND,
@@ -54,6 +55,7 @@ CLAIM = "import pipegraph adds <= 0.15 s to import torch; first batch no later t
 # What a user of each imports, modules or names of them; a contestant of image_decode is known by the start of its name.
 MODULES = {
     "hand-written": (),
+    OUR_DATALOADER: ("pipegraph:DataLoader",),
     # `import pipegraph.operators` by itself imports no operator: these are what a simple script uses.
     "pipegraph": (
         "pipegraph:Graph",
@@ -61,7 +63,6 @@ MODULES = {
         "pipegraph.operators:Map",
         "pipegraph.operators:Batch",
     ),
-    "pg.DataLoader": ("pipegraph:DataLoader",),
     "DataLoader": ("torch.utils.data",),
     "torchdata.nodes": ("torchdata.nodes",),
     "SPDL": ("spdl.pipeline",),
@@ -99,7 +100,7 @@ def in_processes(name: str) -> Iterator[Any]:
     """Batches of ``Rows`` from two processes."""
     name = name.removesuffix(SECOND)
     data: Any = Rows()
-    if name == "pg.DataLoader":
+    if name == OUR_DATALOADER:
         import pipegraph
 
         yield from pipegraph.DataLoader(data, batch_size=BATCH, num_workers=WORKERS)
