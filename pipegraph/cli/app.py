@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import rich  # noqa: F401  a missing one is reported before any command starts
 import typer
@@ -26,9 +26,10 @@ app = typer.Typer(
 Target = Annotated[
     str,
     typer.Argument(
-        metavar="FILE:GRAPH",
-        help="A Python file and the graph in it, or a function that returns one. The file is imported: what it does as "
-        "a program, such as training, belongs under if __name__ == '__main__'.",
+        metavar="FILE[:GRAPH]",
+        help="A Python file, and the name of the graph in it or of a function that returns one; a file with one graph "
+        "needs no name. The file is imported: what it does as a program, such as training, belongs under "
+        "if __name__ == '__main__'.",
     ),
 ]
 StepMs = Annotated[
@@ -45,6 +46,8 @@ def _file_to_write(path: str | None) -> str | None:
         raise typer.BadParameter(
             f"there is no folder {str(Path(path).parent)!r} to write {Path(path).name!r} to"
         )
+    if path is not None and Path(path).is_dir():
+        raise typer.BadParameter(f"{path!r} is a folder: name a file in it")
     return path
 
 
@@ -120,11 +123,20 @@ def profile(
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON only.")] = False,
     step_ms: StepMs = 0.0,
     report: Annotated[
-        str | None, typer.Option(help="Write the profile as a page of HTML that opens from disk.")
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            callback=_file_to_write,
+            help="Write the profile as a page of HTML that opens from disk.",
+        ),
     ] = None,
     trace: Annotated[
         str | None,
-        typer.Option(help="Write a trace for Perfetto: every worker's work, and samples followed."),
+        typer.Option(
+            metavar="FILE",
+            callback=_file_to_write,
+            help="Write a trace for Perfetto: every worker's work, and samples followed.",
+        ),
     ] = None,
 ) -> None:
     """Run a graph without training and print the throughput of every stage and the bottleneck."""
@@ -265,8 +277,14 @@ def run(arguments: Sequence[str]) -> int:
             message: str = error.format_message()  # type: ignore[attr-defined]
             if message.startswith("No such command") and message.endswith("'."):
                 message += f" There are {', '.join(command.list_commands(None))}."  # type: ignore[attr-defined]
-            return _fail(message, 2)
+            return _fail(message.rstrip(".") + _hint(arguments, command), 2)
         return _fail(f"{type(error).__name__} at {_place(error)}: {_line(error)}", 1)
+
+
+def _hint(arguments: Sequence[str], command: Any) -> str:
+    """Where a usage error is explained."""
+    name = arguments[0] if arguments else ""
+    return f"; see pipegraph {name} --help" if command.get_command(None, name) else "."
 
 
 def _place(error: BaseException) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pipegraph.cli.progress_bars import ProgressLine
 from pipegraph.errors import GraphError
+from pipegraph.storage.side_files import MANIFEST
 from pipegraph.storage.writing import PackProgress, pack_shards
 from pipegraph.units import counted, format_bytes
 
@@ -14,6 +16,7 @@ def run_pack(
     source: str, target: str, format: str, size: str, workers: int | None, shuffle: bool, seed: int
 ) -> None:
     """Pack ``source`` into the folder ``target``; a run that was stopped resumes."""
+    complete = Path(target, MANIFEST).is_file()  # written last: then nothing more is
     with ProgressLine("") as progress:
         started = False
 
@@ -42,7 +45,7 @@ def run_pack(
         )
     size_text = format_bytes(manifest.nbytes)
     samples, shards = counted(len(manifest), "sample"), counted(len(manifest.parts), "shard")
-    print(f"{samples} in {shards} ({size_text}): {target}")
+    print(f"{samples} in {shards} ({size_text}): {target}{' was complete, nothing was written' * complete}")
 
 
 def _source(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""``FILE:GRAPH`` on the command line: a Python file and the graph in it."""
+"""``FILE[:GRAPH]`` on the command line: a Python file and the graph in it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,37 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from pipegraph.errors import GraphError, described
-from pipegraph.graph import Graph
+from pipegraph.graph import Graph, Node
 
 
 def load_graph(target: str) -> Graph:
-    """The graph that ``train.py:graph`` names; a function without arguments is called for it."""
+    """The graph that ``train.py:graph`` names, or the only one in ``train.py``; a function without arguments is called
+    for it."""
+    if target.endswith(".py"):
+        return _only_graph(target)
     found = load_object(target, Graph)
+    if isinstance(found, Node):
+        raise GraphError(f"{target} is a node of graph {found.graph.name!r}: name the graph, not the node")
     if not isinstance(found, Graph):
         raise GraphError(
             f"{target} is of type {type(found).__name__}, no graph and no function that returns one"
         )
     return found
+
+
+def _only_graph(file: str) -> Graph:
+    module = _run(Path(file))
+    found = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, Graph)}
+    if len(found) == 1:
+        return next(iter(found.values()))[1]
+    if found:
+        names = [name for name, _ in found.values()]
+        raise GraphError(f"{file} has {len(names)} graphs: {', '.join(names)}; say which: {file}:{names[0]}")
+    functions = _names(module, FunctionType)
+    raise GraphError(
+        f"{file} has no graph: no name at its top level is a pipegraph.Graph. If a function returns it, name the "
+        f"function: {file}:FUNCTION (functions in it: {functions})"
+    )
 
 
 def load_object(target: str, kind: type | None = None) -> Any:
@@ -34,7 +54,7 @@ def load_object(target: str, kind: type | None = None) -> Any:
     """
     file, colon, name = target.rpartition(":")
     if not colon or not file or not name:
-        raise GraphError(f"expected FILE:GRAPH, such as train.py:graph, got {target!r}")
+        raise GraphError(f"expected a Python file and a name in it, such as train.py:graph, got {target!r}")
     module = _run(Path(file))
     if not hasattr(module, name):
         there = "" if kind is None else f"graphs in it: {_names(module, kind)}; "

@@ -19,6 +19,9 @@ WIDTH = 100
 NARROWEST = 60
 NAME_WIDTH = 22
 SHORTEST_NAME = 8
+SPARED = ("bytes/s", "items", "items/s")
+"""Columns that a narrow terminal is spared, in this order."""
+
 SHOWN_QUARANTINED = 5
 
 HAND_OVER = 0.2
@@ -35,14 +38,18 @@ KEEPS_UP = 0.05
 
 
 def render(profile: Profile) -> str:
-    """The table, as wide as the terminal at most: names are shortened, what else is too long is cut or wrapped."""
+    """The table, as wide as the terminal at most: names are shortened, columns left out, long texts cut or wrapped."""
     width = max(NARROWEST, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
     rows = [["stage", *(title for _, _, title in in_view(StageProfile, "table"))]]
     rows += [_row(name, stage) for name, stage in profile.stages.items()]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = list(zip(*rows, strict=True))
+    for spared in SPARED:
+        if SHORTEST_NAME + sum(max(map(len, column)) + 2 for column in columns[1:]) > width:
+            columns = [column for column in columns if column[0] != spared]
+    widths = [max(map(len, column)) for column in columns]
     widths[0] = min(widths[0], max(SHORTEST_NAME, width - sum(widths[1:]) - 2 * len(widths[1:])))
     lines = textwrap.wrap(_headline(profile), width)
-    for row in rows:
+    for row in zip(*columns, strict=True):
         cells = [f"{shorten(row[0], widths[0]):<{widths[0]}}"]
         cells += [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
         lines.append("  ".join(cells).rstrip())

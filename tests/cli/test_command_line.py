@@ -104,8 +104,9 @@ def test_plan_delivers_from_the_stage_that_is_named(pipeline, capsys):
     ("target", "said"),
     [
         ("nowhere.py:graph", "there is no file 'nowhere.py'"),
-        ("{file}", "expected FILE:GRAPH"),
-        ("{file}:", "expected FILE:GRAPH"),
+        ("{file}", "has 5 graphs: graph, two, failing, images, nothing; say which: {file}:graph"),
+        ("{file}:", "expected a Python file and a name in it, such as train.py:graph"),
+        ("train", "expected a Python file and a name in it, such as train.py:graph"),
         (
             "{file}:absent",
             "has no 'absent'; graphs in it: graph, two, failing, images, nothing; functions in it: build, takes",
@@ -118,9 +119,51 @@ def test_plan_delivers_from_the_stage_that_is_named(pipeline, capsys):
 def test_a_wrong_target_is_one_line_and_exit_code_2(pipeline, capsys, target, said):
     assert main(["plan", target.format(file=pipeline)]) == 2
     captured = printed(capsys)
-    assert said in captured.err
+    assert said.format(file=pipeline) in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+@pytest.mark.parametrize("command", ["plan", "profile", "tune", "quality"])
+def test_a_file_with_one_graph_needs_no_name(tmp_path, capsys, command):
+    path = tmp_path / "one_graph.py"
+    rows = "graph.add(ops.FromSequence(range(40))).then(ops.Batch(4))"
+    path.write_text(
+        f"import pipegraph as pg\nfrom pipegraph import operators as ops\ngraph = same = pg.Graph('only')\n{rows}\n"
+    )
+    assert main([command, str(path), *["--seconds", "0.1"] * (command in ("profile", "tune"))]) == 0
+    assert printed(capsys).out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 3\n", "has no graph: no name at its top level is a pipegraph.Graph"),
+        ("def make(): ...\n", "name the function: {file}:FUNCTION (functions in it: make)"),
+    ],
+)
+def test_a_file_without_a_graph_says_what_was_looked_for(tmp_path, capsys, text, said):
+    path = tmp_path / "no_graph.py"
+    path.write_text(text)
+    assert main(["plan", str(path)]) == 2
+    assert said.format(file=path) in printed(capsys).err
+
+
+def test_a_node_is_no_graph(tmp_path, capsys):
+    path = tmp_path / "a_node.py"
+    path.write_text(
+        "import pipegraph as pg\nrows = pg.Graph('squares').add(pg.operators.FromSequence(range(4)))\n"
+    )
+    assert main(["plan", f"{path}:rows"]) == 2
+    assert ":rows is a node of graph 'squares': name the graph, not the node" in printed(capsys).err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["plan"], ["plan", "x.py", "--svgs", "y"], ["profile", "x.py", "--seconds", "soon"]]
+)
+def test_a_wrong_use_names_the_help(capsys, arguments):
+    assert main(arguments) == 2
+    assert printed(capsys).err.endswith(f"; see pipegraph {arguments[0]} --help\n")
 
 
 def test_a_file_that_fails_names_its_line(tmp_path, capsys):
@@ -447,7 +490,7 @@ def test_a_file_of_a_package_may_import_its_neighbours_by_relative_names(tmp_pat
 @pytest.mark.parametrize("option", ["--report", "--trace"])
 def test_where_a_profile_cannot_be_written_is_said_before_it_runs(pipeline, capsys, tmp_path, option):
     (tmp_path / "folder").mkdir()
-    for where, said in (("folder", "is a folder"), ("none/x.html", "which is no folder")):
+    for where, said in (("folder", "is a folder"), ("none/x.html", "there is no folder")):
         target = str(tmp_path / where)
         assert main(["profile", f"{pipeline}:graph", "--seconds", "600", option, target]) == 2
         assert said in printed(capsys).err

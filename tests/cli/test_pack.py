@@ -27,13 +27,14 @@ def pack(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str,
     return code, told.out, told.err
 
 
-def test_a_folder_is_packed_and_a_second_run_says_the_same(
+def test_a_folder_is_packed_and_a_second_run_says_that_it_is_complete(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for _ in range(2):
+    for again in (False, True):
         code, out, err = pack("files", "out", "--size", "10kB", "--workers", "2", capsys=capsys)
         assert (code, err) == (0, "")
         assert re.search(r"20 samples in \d shards", out)
+        assert out.endswith(": out was complete, nothing was written\n" if again else ": out\n")
     assert len(Manifest.load("out/_manifest.json")) == 20
 
 
