@@ -2,8 +2,9 @@
 
 sdist and wheel are built into dist/ and checked by twine. Then, for each CPython from 3.11 and for the oldest and the
 newest versions that pyproject.toml admits, the wheel is installed into an environment of its own: first without
-extras, then with all of them. The first example of README.md, ``pipegraph demo``, ``pipegraph doctor`` and a part of
-the tests run there, in a folder without the project. The last lines are a table of what ran.
+extras, then with all of them (without the GIL: with those that have wheels). The first example of README.md,
+``pipegraph demo``, ``pipegraph doctor`` and a part of the tests run there, in a folder without the project. The last
+lines are a table of what ran.
 
     python .ci/release_check.py                        # everything (make release-check)
     python .ci/release_check.py --python 3.12 --bound oldest
@@ -37,6 +38,15 @@ BOUNDS = {"oldest": "lowest-direct", "newest": "highest"}
 """What uv calls the two ends of the admitted versions."""
 
 EXTRAS = ("images", "cloud", "shards", "cli", "report", "metrics")
+WITHOUT_GIL = ("cloud", "cli", "report", "metrics")
+"""Extras with wheels for free-threaded CPython: OpenCV, simplejpeg, zstandard and google-crc32c have none."""
+
+BESIDE = ("Pillow>=10.3", "pyarrow>=15")
+"""Of the others' packages, those that have."""
+
+NOT_WITHOUT_GIL = ("first example", "demo")
+"""OpenCV draws their images, and google-crc32c checks their shards."""
+
 SHOWN = ("torch", "numpy", "pyarrow", "obstore", "opencv-python-headless", "Pillow")
 TESTS = (
     "tests/engine/test_runtime.py",
@@ -56,6 +66,14 @@ TESTS = (
     "tests/storage/test_writing.py",
 )
 """What meets Python and the libraries most; `make test` runs all of them on one version."""
+
+TESTS_WITHOUT_GIL = (
+    "tests/engine",
+    "tests/operators/test_tables.py",
+    "tests/process/test_workers.py",
+    "tests/profile/test_report.py",
+)
+"""All of the engine's, which is what relies on it, and what needs no package that has no wheel."""
 
 PLAIN = """
 import pipegraph as pg
@@ -97,7 +115,7 @@ def main() -> int:
     )
     parser.add_argument("--python", action="append", choices=VERSIONS, help="only these; may be repeated")
     parser.add_argument("--bound", action="append", choices=BOUNDS, help="only this end of the versions")
-    parser.add_argument("--tests", nargs="+", default=TESTS, help="files of tests, instead of the usual ones")
+    parser.add_argument("--tests", nargs="+", help="files of tests, instead of the usual ones")
     parser.add_argument("--work", type=Path, help="folder for the environments, instead of a temporary one")
     options = parser.parse_args()
     wheel = build()
@@ -107,7 +125,8 @@ def main() -> int:
         for version in options.python or VERSIONS:
             for bound in options.bound or BOUNDS:
                 if version in found:
-                    row = check(version, found[version], bound, wheel, Path(work).resolve(), options.tests)
+                    tests = options.tests or (TESTS_WITHOUT_GIL if version.endswith("t") else TESTS)
+                    row = check(version, found[version], bound, wheel, Path(work).resolve(), tests)
                     print(table([row]), flush=True)
                     rows.append(row)
     print("\n" + table(rows))
@@ -165,17 +184,19 @@ def check(version: str, program: str, bound: str, wheel: Path, work: Path, tests
         "--only-binary",
         ":all:",
     ]
-    extras = [argument for extra in EXTRAS for argument in ("--extra", extra)]
+    chosen, beside = (WITHOUT_GIL, BESIDE) if version.endswith("t") else (EXTRAS, ())
+    extras = [argument for extra in chosen for argument in ("--extra", extra)]
+    (place / "beside.in").write_text("\n".join(beside))
     steps = {
         "install": [
             [*uv, "venv", "--python", program, "env"],
             [*uv, "pip", "compile", "--python", python, "--resolution", BOUNDS[bound], "--only-binary", ":all:",
-             *extras, str(ROOT / "pyproject.toml"), "--output-file", "versions.txt"],
+             *extras, str(ROOT / "pyproject.toml"), "beside.in", "--output-file", "versions.txt"],
             [*install, str(wheel)],
         ],
         "no extras": [[python, "-c", PLAIN]],
         "doctor": [
-            [*install, f"{wheel}[{','.join(EXTRAS)}]"],
+            [*install, f"{wheel}[{','.join(chosen)}]", *beside],
             [command, "doctor"],
         ],
         "first example": [[command, "demo", "--make", "."], [python, "first.py"]],
@@ -188,6 +209,8 @@ def check(version: str, program: str, bound: str, wheel: Path, work: Path, tests
     assert tuple(steps) == STEPS
     lay_out(place)
     for name, commands in steps.items():
+        if version.endswith("t") and name in NOT_WITHOUT_GIL:
+            continue
         row.ran[name] = step(name, commands, place)
         if name == "install" and row.failed:
             break
@@ -230,7 +253,8 @@ def step(name: str, commands: list[list[str]], place: Path) -> str:
 def surroundings(place: Path) -> dict[str, str]:
     """The environment without what would let the checkout in."""
     outside = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    return {**outside, "PIPEGRAPH_CACHE": str(place / "cache")}
+    # Without the GIL, pytest.warns would not see the warnings of other threads.
+    return {**outside, "PIPEGRAPH_CACHE": str(place / "cache"), "PYTHON_CONTEXT_AWARE_WARNINGS": "0"}
 
 
 def versions(uv: list[str], python: str) -> list[str]:

@@ -146,6 +146,7 @@ def test_all_fast_backends_give_the_same_bytes_on_photographs(fast, photographs)
         assert np.array_equal(decoded(opencv, data, window, 160, 160), decoded(fast, data, window, 160, 160))
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of the files, on Python 3.14
 @settings(max_examples=150)
 @given(data=st.data())
 def test_all_fast_backends_give_the_same_bytes_for_any_region_and_scale(odd_files, data):
