@@ -14,17 +14,20 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
-from scheduler import primitives
+from scheduler import primitives, threads
 from scheduler.kernel import Abandoned, CtrlC, Scheduler
 from scheduler.lines import switch_points
 from scheduler.model import Model
 from scheduler.strategies import Pct, Random, Replay, read, written
 
-NAMES = (
-    "Condition Event Future Lock RLock SimpleQueue Thread current_thread get_ident get_native_id local monotonic "
-    "monotonic_ns start_new_thread wait"
-).split()
-"""What is replaced in ``pipegraph.concurrency``; the rest serves as it is."""
+NAMES = {
+    primitives: ("Condition", "Event", "Future", "Lock", "RLock", "SimpleQueue", "wait"),
+    threads: (
+        *("Thread", "current_thread", "get_ident", "get_native_id", "local", "monotonic", "monotonic_ns"),
+        "start_new_thread",
+    ),
+}
+"""What is replaced in ``pipegraph.concurrency``, and by which module; the rest serves as it is."""
 
 
 @dataclass
@@ -188,7 +191,7 @@ def _module_locks() -> list[tuple[Any, str, type]]:
     kinds = {
         _thread.LockType: primitives.Lock,
         _thread.RLock: primitives.RLock,
-        threading.local: primitives.local,
+        threading.local: threads.local,
     }
     return [
         (module, name, kinds[type(value)])
@@ -212,8 +215,9 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         setattr(owner, name, value)
 
     try:
-        for name in NAMES:
-            put(concurrency, name, getattr(primitives, name))
+        for source, names in NAMES.items():
+            for name in names:
+                put(concurrency, name, getattr(source, name))
         for module, name, kind in _LOCKS or _find():
             put(module, name, kind())
         for module, name, value in _CLOCKS:
@@ -233,9 +237,9 @@ def _find() -> list[tuple[Any, str, type]]:
     """Modules' locks and clocks, looked up once: models import what they test before they run."""
     _LOCKS[:] = _module_locks()
     virtual = {
-        time.perf_counter_ns: primitives.monotonic_ns,
-        time.perf_counter: primitives.monotonic,
-        time: primitives.virtual_time,
+        time.perf_counter_ns: threads.monotonic_ns,
+        time.perf_counter: threads.monotonic,
+        time: threads.virtual_time,
     }
     _CLOCKS[:] = [
         (module, name, virtual[value])

@@ -1,7 +1,7 @@
 """The scheduler: of a schedule's tasks one runs at a time, and it says which. A task is a greenlet, which a switch to
 costs less than a microsecond; or a real thread, for models that need one (``vehicles``).
 
-Every operation of the controlled primitives (``primitives``) is a switch point: the strategy says which task runs on.
+Every operation of the controlled primitives (``primitives``, ``threads``) is a switch point: the strategy says which task runs on.
 A task that waits is blocked until another makes it ready; if all wait, the virtual clock moves to the earliest
 deadline; if there is none, that is a deadlock, which is a finding.
 
@@ -42,13 +42,13 @@ class Task:
     """What is a thread in production.
 
     Attributes:
-        thread: the ``primitives.Thread``; None for the first task.
+        thread: the ``threads.Thread``; None for the first task.
         blocked_on: what it waits for; None if it can run.
         deadline_s: the virtual time at which its wait ends by itself.
         timed_out: whether its last wait ended so.
         pending: an exception to raise in it at its next step.
         guarded: above 0, no fault is raised in it now.
-        locals: what it has in each ``primitives.local``.
+        locals: what it has in each ``threads.local``.
     """
 
     __slots__ = (
