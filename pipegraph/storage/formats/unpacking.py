@@ -21,7 +21,9 @@ _ZSTD_MAGIC: Final = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
 
 
 def unpacked(file: ShardFile) -> Iterator[bytes]:
-    """The bytes of a gz or zst stream; its first bytes say which it is."""
+    """The bytes of a gz or zst stream; its first bytes say which it is. Even a stream of nothing has a header."""
+    if not file.size:
+        raise ShardError(f"{file.name}: broken gz or zst stream: it has 0 bytes, so its writing did not end")
     if _ZSTD_MAGIC.match(file.read_at(0, min(4, file.size))):
         return _unzstd(file)
     return _gunzip(file)
