@@ -360,6 +360,7 @@ def test_a_writer_resumes_behind_its_last_whole_shard(tmp_path: Path) -> None:
         ("mds", [1, 2], None, "a sample is a dict of fields, got list"),
         ("tar", {"key": "a\ud800", "x": 1}, None, "a tar keeps keys in the names of files, as UTF-8"),
         ("tar", {"key": b"\xff", "x": 1}, None, "a tar keeps keys in the names of files, as UTF-8"),
+        ("tar", {"key": "b\0", "x": 1}, None, "which end at a null character"),
         ("mds", {"x": "\ud800"}, None, "field 'x': 'utf-8' codec can't encode"),
         (
             "mds",

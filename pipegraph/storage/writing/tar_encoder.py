@@ -46,10 +46,12 @@ def header(name: str, nbytes: int) -> bytes:
 
 
 def _text(key: Any) -> str:
-    """A key in a file's name; bytes as the text that they are."""
+    """A key in a file's name; bytes as the text that they are. A tar's names end at a null character."""
     try:
         text = key.decode() if isinstance(key, bytes) else str(key)
         text.encode("utf-8", "surrogateescape")
+        if "\0" in text:
+            raise DataError(f"a tar keeps keys in the names of files, which end at a null character, as in {key!r}")
     except UnicodeError as error:
         raise DataError(
             f"a tar keeps keys in the names of files, as UTF-8, and {key!r} is none: {error}"
