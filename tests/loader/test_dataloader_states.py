@@ -483,6 +483,33 @@ def test_a_state_of_the_middle_of_a_shuffled_epoch_is_for_a_dataset_of_the_same_
     assert torch.cat(list(grown)).tolist() == [*range(4, 26)]
 
 
+@pytest.mark.parametrize("place", PLACES[:2])
+@pytest.mark.parametrize("with_generator", [True, False])
+def test_a_state_of_the_middle_of_an_epoch_is_for_an_order_from_the_same_source(
+    with_generator: bool, place: Any
+) -> None:
+    def make(seeded: bool) -> Any:
+        generator = torch.Generator().manual_seed(3) if seeded else None
+        return pg.DataLoader(Squares(), 3, shuffle=True, generator=generator, **place)
+
+    loader = make(with_generator)
+    passing = iter(loader)
+    next(passing)
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = [batch.tolist() for batch in passing]
+    words = ["a generator=", "torch's global generator"]
+    before, now = words if with_generator else words[::-1]
+    other = make(not with_generator)
+    other.load_state_dict(state)
+    with pytest.raises(StateError, match=f"drawn from {before}, and this loader's would be drawn from {now}"):
+        list(other)
+    same = make(with_generator)
+    same.load_state_dict(state)
+    assert [batch.tolist() for batch in same] == rest
+    other.load_state_dict(loader.state_dict())  # between epochs it may change
+    assert sorted(flat(other)) == [*range(20)]
+
+
 class Held(Squares):
     """Index 0 waits until others have been delivered; every worker's copy shares the gate by its path."""
 

@@ -177,6 +177,8 @@ class Indices:
 
     def __iter__(self) -> Iterator[Any]:
         progress, sampler = self.progress, self.sampler
+        if progress.begun:
+            _check_source(sampler, progress.order)
         restore_epoch(sampler, progress.order)
         restore_random_state(sampler, progress.order)
         with global_generator(progress.order.get("global")):
@@ -192,6 +194,35 @@ class Indices:
                 progress.order = {**order, "first": _plain(first[0])}
         yield from first
         yield from drawn
+
+
+SOURCES = {
+    "sampler": "a sampler with a state of its own",
+    "generator": "a generator=",
+    "global": "torch's global generator",
+    "none": "a sampler that draws nothing",
+}
+"""Of what an order may be drawn, in words, by the name in :attr:`BatchProgress.order`."""
+
+
+def _check_source(sampler: Any, order: dict[str, Any]) -> None:
+    """A restored order must be drawn again from what it was drawn from.
+
+    Raises:
+        StateError: from another; other samples would remain. A sampler that knows the epoch needs nothing else.
+    """
+    if not order or "epoch" in order:
+        return
+    before, now = (
+        " and ".join(SOURCES[name] for name in SOURCES if name in each)
+        for each in (order, random_state(sampler))
+    )
+    if before != now:
+        raise StateError(
+            f"the state is of the middle of an epoch whose order was drawn from {before}, and this loader's would be "
+            f"drawn from {now}, so that other samples would remain: resume with the generator= and sampler that it was "
+            "saved with, and change them between epochs"
+        )
 
 
 def _put_back(sampler: Any, order: dict[str, Any], batches: int) -> Iterator[Any]:

@@ -51,7 +51,9 @@ def _text(key: Any) -> str:
         text = key.decode() if isinstance(key, bytes) else str(key)
         text.encode("utf-8", "surrogateescape")
         if "\0" in text:
-            raise DataError(f"a tar keeps keys in the names of files, which end at a null character, as in {key!r}")
+            raise DataError(
+                f"a tar keeps keys in the names of files, which end at a null character, as in {key!r}"
+            )
     except UnicodeError as error:
         raise DataError(
             f"a tar keeps keys in the names of files, as UTF-8, and {key!r} is none: {error}"
