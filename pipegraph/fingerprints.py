@@ -278,7 +278,7 @@ def _is_plain(array: Any) -> bool:
 
 
 def _bytes(array: Any) -> Any:
-    return array.reshape(-1).view(np.uint8).data
+    return np.asarray(array).reshape(-1).view(np.uint8).data  # of a masked array, what it masks
 
 
 def _arrays(data: Any) -> Iterator[Any]:

@@ -11,7 +11,7 @@ and a small last batch gives fewer parts for positional and keyword arguments al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch.autograd import forward_ad
+from torch.nn.utils.rnn import PackedSequence
 
 from pipegraph.batches import Whole as Whole
 from pipegraph.device.copy import sent
@@ -81,7 +82,8 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf with its path."""
+    """Every leaf with its path; raises TypeError where one is packed."""
+    refuse_packed(tree)
     below = children(tree)
     if below is None:
         yield path, tree
@@ -119,6 +121,28 @@ def rows_of(tree: Any, dim: int = 0, name: str = "inputs") -> int | None:
                 "pg.replicas.Whole(...)"
             )
     return None if first is None else first[1]
+
+
+def refuse_unclear(batch: Any, rows: int) -> None:
+    """Refuse a list in a batch's mapping that may be one tensor per row, or as many columns as there are rows.
+
+    Raises:
+        ValueError: there is one; says which.
+    """
+    for path, column in _below_mappings(batch, "", False):
+        if len(column) == rows and any(isinstance(each, torch.Tensor) and each.dim() for each in column):
+            raise ValueError(
+                f"scatter: batch{path} is a list of {rows} tensors in a batch of {rows} rows: it may be one tensor per "
+                "row, or columns, each to be cut. Make columns a tuple; ops.Scatter in the graph splits a list with a "
+                "tensor per row, because it knows how the batch was made"
+            )
+
+
+def _below_mappings(tree: Any, path: str, below: bool) -> Iterator[tuple[str, list[Any]]]:
+    if below and type(tree) is list:
+        yield path, tree
+    for step, entry in children(tree) or ():
+        yield from _below_mappings(entry, path + step, below or isinstance(tree, Mapping))
 
 
 def part_rows(part: Any, dim: int = 0) -> int | None:
@@ -183,6 +207,19 @@ def cut(tree: Any, sizes: Sequence[int], dim: int = 0, *, lists: bool = False) -
         return [tree[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
     cut_entries = [cut(entry, sizes, dim, lists=lists) for _, entry in below]
     return [rebuilt(tree, [parts[i] for parts in cut_entries]) for i in range(len(sizes))]
+
+
+def refuse_packed(tree: Any) -> None:
+    """Refuse a packed sequence, whose tensors are not cut or joined by rows.
+
+    Raises:
+        TypeError: it is one.
+    """
+    if isinstance(tree, PackedSequence):
+        raise TypeError(
+            "a PackedSequence is not split or joined by rows: pass padded sequences and their lengths to the module, "
+            "which packs its part, and return them padded (torch.nn.utils.rnn.pad_packed_sequence)"
+        )
 
 
 def _holds_tensors(tree: Any) -> bool:

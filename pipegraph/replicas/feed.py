@@ -10,7 +10,16 @@ from typing import Any
 import torch
 
 from pipegraph.device import Scattered, Slot
-from pipegraph.device.split import Whole, chunk_sizes_for, cut, leaves, moved, part_rows, rows_of
+from pipegraph.device.split import (
+    Whole,
+    chunk_sizes_for,
+    cut,
+    leaves,
+    moved,
+    part_rows,
+    refuse_unclear,
+    rows_of,
+)
 from pipegraph.errors import ReplicaError
 
 
@@ -34,7 +43,7 @@ def batch_feed(batch: Any, slots: Sequence[Slot], dim: int) -> ReplicaFeed:
 
     Raises:
         ReplicaError: scattered over other devices, or nothing to cut.
-        ValueError: unequal row counts.
+        ValueError: unequal row counts, or a list of tensors that can be read in two ways.
     """
     if isinstance(batch, Scattered):
         return _scattered_feed(batch, slots, dim)
@@ -42,6 +51,8 @@ def batch_feed(batch: Any, slots: Sequence[Slot], dim: int) -> ReplicaFeed:
     if rows is None:
         raise ReplicaError("the batch holds no tensor with rows to cut")
     sizes = chunk_sizes_for(rows, len(slots))
+    if len(sizes) > 1:
+        refuse_unclear(batch, rows)
     return _moving(cut(batch, sizes, dim, lists=True), sizes, slots)
 
 

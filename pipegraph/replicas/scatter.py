@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pipegraph.device import normalised, sent
-from pipegraph.device.split import chunk_sizes_for, cut, moved, rows_of
+from pipegraph.device.split import chunk_sizes_for, cut, moved, refuse_packed, rows_of
 from pipegraph.errors import PipegraphWarning
 from pipegraph.tree import is_dataclass_value, rebuilt, with_fields
 
@@ -62,7 +62,7 @@ def gather(outputs: Sequence[Any], output_device: torch.device | str | int, dim:
 
     Raises:
         ValueError: dicts with unequal keys, or nothing to gather.
-        TypeError: outputs of several kinds, or of one that cannot be joined.
+        TypeError: outputs of several kinds, or of one that cannot be joined (a PackedSequence, say).
     """
     if not outputs:
         raise ValueError("gather: there are no outputs")
@@ -71,6 +71,8 @@ def gather(outputs: Sequence[Any], output_device: torch.device | str | int, dim:
 
 def _gather(outputs: list[Any], device: torch.device, dim: int) -> Any:
     first = outputs[0]
+    if len(outputs) > 1:
+        refuse_packed(first)
     kinds = (torch.Tensor, type(None), Mapping, (tuple, list))
     if len({tuple(isinstance(output, kind) for kind in kinds) for output in outputs}) > 1:
         found = ", ".join(type(output).__name__ for output in outputs)

@@ -294,6 +294,16 @@ def test_a_function_that_changes_objects_with_private_attributes_alone_is_report
         assert list(loader) == [1, 2]
 
 
+def test_masked_arrays_of_the_dataset_are_looked_at_like_others(recwarn):
+    data = [{"x": np.ma.array([1, 2], mask=[False, True])} for _ in range(4)]
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(data), name="rows").then(ops.Batch(2))
+    with graph.loader() as loader:
+        batches = list(loader)
+    assert [[row.mask.tolist() for row in batch["x"]] for batch in batches] == [[[False, True]] * 2] * 2
+    assert not [each for each in recwarn if issubclass(each.category, PipegraphWarning)]
+
+
 def test_the_loop_may_change_data_between_passes_and_nothing_is_said(recwarn):
     data = Numbers(torch.arange(4.0).reshape(4, 1))
     graph = pg.Graph()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from accelerators import places
+from torch.nn.utils.rnn import pack_sequence
 
 from pipegraph.device.split import chunk_sizes_for, cut, rows_of
 from pipegraph.errors import PipegraphWarning
@@ -88,6 +89,18 @@ def test_zero_dim_tensors_and_whole_go_uncut_to_every_part() -> None:
 
 def test_nothing_with_rows_gives_every_device_all() -> None:
     assert scatter({"a": 1}, places(3)) == [{"a": 1}] * 3
+
+
+def test_packed_sequences_are_refused_by_name() -> None:
+    with torch.device("cpu"):
+        packed = pack_sequence([torch.ones(4, 3), torch.ones(2, 3)])
+    with pytest.raises(TypeError, match="a PackedSequence is not split or joined by rows"):
+        scatter({"x": packed}, places(2))
+    with pytest.raises(TypeError, match="a PackedSequence is not split or joined by rows"):
+        gather([packed, packed], places(1)[0])
+    assert torch.equal(gather([packed], "cpu").data, packed.data)
+    for part in scatter([torch.ones(2, device="cpu"), Whole(packed)], ["cpu", "cpu"]):
+        assert torch.equal(part[1].data, packed.data)
 
 
 def test_unequal_rows_are_an_error_that_names_them() -> None:
