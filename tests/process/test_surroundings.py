@@ -80,3 +80,24 @@ def test_a_pool_in_a_function_ends():
             return pool.apply(abs, (-x,))
 
     assert delivered(pipeline(pooled, items=range(4), timeout=60)) == [0, 1, 2, 3]
+
+
+PRINTS = """
+import sys
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.engine.process import zygote
+
+sys.stdout = open(1, "w", closefd=False)  # holds what it is given until its end, as into a file
+print("before")
+graph = pg.Graph("prints")
+graph.add(ops.FromSequence(range(8))).then(lambda x: x, backend="process", workers=2)
+with graph.loader() as loader:
+    print(len(list(loader)))
+zygote.end_lasting()
+"""
+
+
+def test_what_the_trainer_printed_before_is_not_printed_by_workers_again(programs):
+    done = programs.run(PRINTS)
+    assert (done.stdout, done.stderr) == ("before\n8\n", "")

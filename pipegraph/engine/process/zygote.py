@@ -303,6 +303,9 @@ def may_fork() -> bool:
 
 
 def _fork_zygote(theirs: socket.socket, ready: int) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # None, closed, or of the user's own
+            stream.flush()  # else every worker would print what they hold, when it ends
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # about native threads; see may_fork
         pid = os.fork()
