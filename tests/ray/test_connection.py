@@ -92,6 +92,19 @@ def test_a_shutdown_ends_a_consumer_that_waits_for_an_item(connect, tmp_path):
     assert not ray.is_initialized()
 
 
+def test_a_call_after_a_shutdown_starts_no_other_cluster(connect):
+    from pipegraph.engine.activity import Cancelled
+    from pipegraph.engine.actors.actor_host import ActorLink, Connection
+
+    ray = connect()
+    link = ActorLink({"num_cpus": 0}, False, Connection(lambda: None), -1)
+    ray.shutdown()
+    with pytest.raises(Cancelled):
+        link.send(("work", ()))
+    link.kill()
+    assert not ray.is_initialized()
+
+
 def test_rows_of_ray_data_are_not_looked_for_in_another_cluster(connect):
     import ray.data
 

@@ -116,6 +116,7 @@ class ActorLink(Link):
         self._stack = ""
 
     def send(self, message: Any, wait: bool = True) -> None:
+        self._check_connected()  # without a cluster Ray would start one for this call
         opening = self._received < 0 and not self._due
         self.alone = not opening and self._to_note > 0
         self._to_note -= self.alone
