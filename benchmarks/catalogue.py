@@ -123,6 +123,7 @@ SET = (
         "import, and start to the first batch of worker processes",
         "start_up",
         ("--processes",),
+        apart=(Apart("a second loader", "pipegraph, DataLoader, second loader", "second loader"),),
     ),
     Entry(
         "image_decode",

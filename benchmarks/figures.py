@@ -180,7 +180,8 @@ def comparisons() -> Iterator[tuple[str, dict[str, Any], list[str], list[str]]]:
                 yield f"{what}: {kind.name}", entries, [kind.ours], others
             held = {kind.ours for kind in apart}
             ours = [each for each in entries if each.startswith(("pipegraph", "pg.")) and each not in held]
-            yield what, entries, ours, peers(entries)
+            others = [peer for peer in peers(entries) if not any(k.among and k.among in peer for k in apart)]
+            yield what, entries, ours, others
 
 
 def behind(entries: dict[str, Any], ours: list[str], others: list[str], measure: str) -> tuple[float, str]:

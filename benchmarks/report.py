@@ -191,7 +191,7 @@ def overview(date: str, folder: Path) -> str:
         row = json.loads(path.read_text().splitlines()[-1])
         rows.append([question(entry.record), verdict(row["results"], entry), when(row)])
     for name, path in newest.items():
-        if path.name.startswith(date):
+        if path.name.startswith(date) and section(path):
             row = json.loads(path.read_text().splitlines()[-1])
             rows.append([question(name, row["claim"]), "-", when(row)])
     return harness.table(["what was compared", "goal", "newest record"], rows)
