@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from schedule_models import ThreeStages
 from scheduler import (
     Deadlock,
@@ -25,7 +26,7 @@ from scheduler import (
 from scheduler.lines import POINT, with_points
 from scheduler.model import Model
 
-from pipegraph import concurrency
+from pipegraph import concurrency, global_generators
 
 
 class Counter(Model):
@@ -227,3 +228,9 @@ class Identities(Model):
 def test_a_task_has_its_own_identity_and_thread_locals(vehicle, monkeypatch):
     monkeypatch.setattr(Identities, "vehicle", vehicle)
     explore(Identities, schedules=30)
+
+
+def test_a_schedule_leaves_the_generators_of_its_thread_as_they_were():
+    ThreeStages.prepare()
+    explore(ThreeStages, schedules=3)
+    assert not torch._C._dispatch_tls_is_dispatch_key_included(global_generators._key)

@@ -205,7 +205,7 @@ def _module_locks() -> list[tuple[Any, str, type]]:
 @contextlib.contextmanager
 def installed(scheduler: Scheduler) -> Iterator[None]:
     """While inside, what ``pipegraph.concurrency`` offers belongs to the scheduler, and clocks are virtual."""
-    from pipegraph import concurrency
+    from pipegraph import concurrency, global_generators
 
     primitives.activate(scheduler)
     put_back: list[tuple[Any, str, Any]] = []
@@ -227,6 +227,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         for owner, name, value in reversed(put_back):
             setattr(owner, name, value)
         primitives.activate(None)
+        global_generators.leave()  # workers that ran as greenlets have entered for this thread, which they shared
 
 
 _LOCKS: list[tuple[Any, str, type]] = []
