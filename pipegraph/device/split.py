@@ -210,12 +210,12 @@ def cut(tree: Any, sizes: Sequence[int], dim: int = 0, *, lists: bool = False) -
 
 
 def refuse_packed(tree: Any) -> None:
-    """Refuse a packed sequence, whose tensors are not cut or joined by rows.
+    """Refuse a packed sequence, whose tensors are not cut or joined by rows, unless its type is registered.
 
     Raises:
         TypeError: it is one.
     """
-    if isinstance(tree, PackedSequence):
+    if isinstance(tree, PackedSequence) and rule_for(tree) is None:
         raise TypeError(
             "a PackedSequence is not split or joined by rows: pass padded sequences and their lengths to the module, "
             "which packs its part, and return them padded (torch.nn.utils.rnn.pad_packed_sequence)"

@@ -11,6 +11,7 @@ import torch
 from accelerators import places
 from torch.nn.utils.rnn import pack_sequence
 
+from pipegraph.device import split
 from pipegraph.device.split import chunk_sizes_for, cut, rows_of
 from pipegraph.errors import PipegraphWarning
 from pipegraph.replicas import Whole, gather, register_scatter, scatter
@@ -91,7 +92,7 @@ def test_nothing_with_rows_gives_every_device_all() -> None:
     assert scatter({"a": 1}, places(3)) == [{"a": 1}] * 3
 
 
-def test_packed_sequences_are_refused_by_name() -> None:
+def test_packed_sequences_are_refused_by_name_unless_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.device("cpu"):
         packed = pack_sequence([torch.ones(4, 3), torch.ones(2, 3)])
     with pytest.raises(TypeError, match="a PackedSequence is not split or joined by rows"):
@@ -99,6 +100,13 @@ def test_packed_sequences_are_refused_by_name() -> None:
     with pytest.raises(TypeError, match="a PackedSequence is not split or joined by rows"):
         gather([packed, packed], places(1)[0])
     assert torch.equal(gather([packed], "cpu").data, packed.data)
+    monkeypatch.setitem(
+        split._rules,
+        type(packed),
+        split.CutRule(lambda x, dim: 2, lambda x, sizes, dim: [x] * len(sizes), lambda x, d: x),
+    )
+    assert [part is packed for part in scatter(packed, ["cpu", "cpu"])] == [True, True]
+    monkeypatch.undo()
     for part in scatter([torch.ones(2, device="cpu"), Whole(packed)], ["cpu", "cpu"]):
         assert torch.equal(part[1].data, packed.data)
 
