@@ -127,7 +127,8 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
         super().__init__(order_of(order, shuffle, StridedOrder(shuffle=False), "FromSequence"))
         self.dataset = dataset
         self.sampler = sampler
-        self.group = ITEMS_AT_ONCE if callable(getattr(dataset, "__getitems__", None)) else 1
+        self._several = callable(getattr(dataset, "__getitems__", None))
+        self.group = ITEMS_AT_ONCE if self._several else 1
         self.draws = sampler is not None
         if sampler is not None:
             self.facts |= Fact.ONE_WORLD_SIZE
@@ -172,7 +173,16 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
         return self._lengths.get(epoch) or len(self.dataset)
 
     def item(self, index: Any) -> Any:
-        return self._own(self.dataset[index])
+        return self._own(self._at(index))
+
+    def _at(self, index: Any) -> Any:
+        """One item, of a dataset that may only read several at once, too, as torch's loader has it do."""
+        try:
+            return self.dataset[index]
+        except NotImplementedError:
+            if not self._several:
+                raise
+        return self.dataset.__getitems__([index])[0]
 
     def _own(self, item: Any) -> Any:
         self._note((item,))
@@ -208,11 +218,11 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
             if len(items) == len(indices) and not self._draws.drew_for_several:
                 found += [self._own(item) for item in items]
                 return
-        dataset, add, draws = self.dataset, found.append, self._draws
+        dataset, add, draws, alone = self.dataset, found.append, self._draws, not self._several
         given: Any = indices  # as ``indices_of`` has made them
         rows = Lineages(self._stage, given.positions)
         for index in draws.rows(given.epoch, rows, found, start, indices):
-            item = dataset[index]
+            item = dataset[index] if alone else self._at(index)
             add(item if item.__class__ in SHARED else copy_containers(item))
         draws.over()
         self._note(found)

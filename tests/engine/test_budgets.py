@@ -9,7 +9,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from tests.engine.breaking_stages import breaks, collect, make
+from tests.engine.breaking_stages import Broken, breaks, collect, make
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -210,6 +210,28 @@ def test_the_first_skip_of_a_stage_is_logged_once(caplog, placement):
         assert record.getMessage() == (
             "stage 'work': sample 3 at position 3, epoch 0, was left out: Broken: no 3. on_error=Skip(budget=None) "
             "says so; further ones are only counted, and listed in loader.profile().quarantined"
+        )
+
+
+@placed
+def test_the_log_says_how_many_items_of_a_failed_sample_had_left(caplog, placement):
+    def items(x):
+        yield x
+        if x == 5:
+            raise Broken("first")
+        yield x
+        if x == 3:
+            raise Broken("second")
+
+    graph = make(ops.FlatMap(items), items=8, on_error=pg.Skip(), **placement)
+    with caplog.at_level(logging.WARNING, logger="pipegraph"), graph.loader() as loader:
+        got = list(loader)
+    assert sorted(got) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 6, 6, 7, 7]
+    (record,) = caplog.records
+    if placement.get("ordered", True):
+        assert (
+            "sample 3 at position 3, epoch 0, was left out except for its first 2 items: Broken: second."
+            in record.getMessage()
         )
 
 

@@ -229,6 +229,24 @@ def test_an_operator_of_bundles_gives_one_result_for_each_sample(results):
         list(loader)
 
 
+@pytest.mark.parametrize("on_error", ["raise", pg.Skip()], ids=["raise", "skip"])
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_what_fails_after_the_last_sample_of_a_bundle_is_raised_as_itself(backend, on_error):
+    class Late(pg.Operator, BundleMap):
+        def work_into(self, made, bundle, start):
+            made.extend(bundle.data[start:])
+            raise LookupError("after the last")
+
+        def process(self, chunk):
+            return chunk
+
+    graph = pg.Graph("late")
+    graph.add(ops.FromSequence(range(50))).then(Late(), name="late", backend=backend, on_error=on_error)
+    with graph.loader() as loader, pytest.raises(LookupError, match="after the last") as caught:
+        list(loader)
+    assert any("stage 'late', after the last sample of a bundle" in each for each in caught.value.__notes__)
+
+
 def test_a_failure_of_an_epoch_that_was_cut_short_is_not_one_of_the_next():
     """It was in the queue already, behind the item at which all ranks ended."""
     contents = Contents(8, None, False, 1, None)

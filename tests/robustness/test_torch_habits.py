@@ -217,6 +217,35 @@ def test_a_fast_path_that_fails_or_is_short_falls_back_to_single_items() -> None
         assert list(loader) == [i for i in range(40) if i != 33]
 
 
+class BatchedOnly(data.Dataset[int]):
+    """Reads several items at once, as torch's loader asks it to, and none by itself."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        if 5 in indices:
+            raise LookupError("no 5")
+        return indices
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread", "process"])
+@pytest.mark.parametrize("subset", [False, True], ids=["itself", "subset"])
+@pytest.mark.parametrize("cached", [False, True], ids=["read", "cached"])
+def test_a_dataset_that_only_reads_several_items_at_once_works_on_every_backend(
+    backend: Any, subset: bool, cached: bool
+) -> None:
+    dataset = data.Subset(BatchedOnly(), range(12)) if subset else BatchedOnly()
+    graph = pg.Graph("several")
+    node = graph.add(ops.FromSequence(dataset), name="read", backend=backend, on_error=pg.Skip(1))
+    if cached:
+        node.then(ops.Cache("memory", "1MB"))
+    with graph.loader() as loader:
+        assert list(loader) == [each for each in range(12) if each != 5]
+        (lost,) = loader.profile().quarantined
+        assert (lost.position, lost.error) == (5, "LookupError: no 5")
+
+
 def shuffled(n: int = 30) -> pg.Graph:
     graph = pg.Graph("shuffled", seed=1)
     numbers = graph.add(ops.FromSequence(range(n), order=pg.order.StridedOrder()))

@@ -151,7 +151,7 @@ def _expand(
                     "item with chunk.child(index, data) or chunk.row(index, data)"
                 )
         except BaseException as error:
-            child = stage.failures.handle(worker, parent, error, row)
+            child = stage.failures.handle(worker, parent, error, row, index)
             children = iter(())
         meter.worked(perf_counter_ns() - start)
         if child is None:

@@ -21,7 +21,7 @@ from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
 from pipegraph.engine.stage_worker import Worker
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, note
 from pipegraph.planning.kind import Reached, StageKind
 from pipegraph.planning.plan import StagePlan
 from pipegraph.tree import copy_containers
@@ -210,6 +210,11 @@ class MapUnit(Unit):
                 try:
                     self.extend(made, stop)
                 except BaseException as error:
+                    if len(made) >= stop:  # no sample's, which a policy could leave out
+                        note(
+                            error, f"pipegraph: stage {self.stage.name!r}, after the last sample of a bundle"
+                        )
+                        raise
                     self._apply_policy(made, error, process)
                 found = len(made)
                 if found == stop:

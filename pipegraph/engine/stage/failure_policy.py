@@ -132,11 +132,11 @@ class Failures:
             del error
 
     def handle(
-        self, worker: Worker, chunk: Chunk, error: BaseException, row: int = 0
+        self, worker: Worker, chunk: Chunk, error: BaseException, row: int = 0, made: int = 0
     ) -> Chunk | Failure | None:
         """Apply the policy to a failed chunk; returns a substitute, None (skipped), or the failure.
 
-        ``row`` is its index in its bundle.
+        ``row`` is its index in its bundle, ``made`` the number of its items that were made before the failure.
 
         Called inside ``except BaseException``. Exceptions that end the run are raised again; so is Ctrl-C, which
         an inline stage may get in its consumer's thread.
@@ -155,8 +155,8 @@ class Failures:
             or name != self.name
         ):
             return self._give_up(chunk, error, name)
-        made = self._instead(worker, chunk, error, row, self._whole(worker))
-        return self._give_up(chunk, made) if isinstance(made, Exception) else made
+        out = self._instead(worker, chunk, error, row, self._whole(worker), made)
+        return self._give_up(chunk, out) if isinstance(out, Exception) else out
 
     def made_instead(
         self, worker: Worker, chunk: Chunk | None, error: BaseException, epoch: int
@@ -186,7 +186,7 @@ class Failures:
             raise Cancelled
         return Failure(error, chunk.epoch)
 
-    def _judge(self, worker: Worker, chunk: Chunk, error: Exception, row: int = 0) -> Exception | None:
+    def _judge(self, worker: Worker, chunk: Chunk, error: Exception, row: int, made: int) -> Exception | None:
         """Record the failure, or return the error that exceeds the budget."""
         stage, name = self.stage, self.name
         budget = self.outcome.budget
@@ -213,7 +213,7 @@ class Failures:
             ]
             first = ledger.add(name, chunk.epoch, ordinal, lost)
         if first:
-            log_first(stage.plan.spec, [each for _, each in lost])
+            log_first(stage.plan.spec, [each for _, each in lost], made)
         return None
 
     # -- the end of an epoch -------------------------------------------------------------------
@@ -275,13 +275,19 @@ class Failures:
     # -- what takes a failed item's place --------------------------------------------------------
 
     def _instead(
-        self, worker: Worker, failed: Chunk, error: Exception, row: int, work: Callable[[Chunk], Chunk]
+        self,
+        worker: Worker,
+        failed: Chunk,
+        error: Exception,
+        row: int,
+        work: Callable[[Chunk], Chunk],
+        made: int = 0,
     ) -> Chunk | Exception | None:
         """What takes the place of a failed item, None for nothing, or the error with which the epoch ends.
 
         ``work`` does this stage's work on another sample.
         """
-        problem = self._judge(worker, failed, error, row)
+        problem = self._judge(worker, failed, error, row, made)
         if problem is not None:
             return problem
 
