@@ -6,7 +6,7 @@ import importlib
 import mmap
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -67,6 +67,7 @@ class FromTable(OrderedSource, BundleSource):
                 f"FromTable: there is no column {missing[0]!r}; there are "
                 f"{', '.join(map(repr, found.column_names))}"
             )
+        _refuse_twice(columns or found.column_names, found.column_names)
         self.table = found if columns is None else found.select(list(columns))
         self.fill = _fillings(self.table, dict(fill or {}))
         self._rows: _TableRows | None = None
@@ -107,6 +108,7 @@ def _arrow_table(given: Any) -> tuple[Any, Int64Array | None]:
         return arrow.Table.from_batches([given]), None
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(given, pandas.DataFrame):
+        _refuse_twice(given.columns, list(given.columns))
         try:
             return arrow.Table.from_pandas(given, preserve_index=False), None
         except arrow.ArrowException as error:  # it has the column's name
@@ -121,6 +123,15 @@ def _arrow_table(given: Any) -> tuple[Any, Int64Array | None]:
         f"FromTable: a table of pyarrow, pandas or polars, or a Hugging Face dataset is needed, got "
         f"{type(given).__name__}; use FromSequence for other datasets"
     )
+
+
+def _refuse_twice(read: Iterable[Any], names: Sequence[Any]) -> None:
+    twice = [repr(name) for name in dict.fromkeys(read) if names.count(name) > 1]
+    if twice:
+        raise GraphError(
+            f"FromTable: the table has several columns named {', '.join(twice)}; a sample's fields need names of their "
+            "own: rename them, as with table.rename_columns([...]), or leave them out"
+        )
 
 
 def _fillings(table: Any, fill: dict[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def refuse_unfinished(folder: str) -> None:
     """Raises DataError for the folder of a pack that has not ended, with the call that continues it."""
     path = unfinished_pack(folder)
     if path is not None:
-        raise unfinished(folder, _continuation(folder, _first_record(path)))
+        raise unfinished(folder, continuation(folder, path))
 
 
 def unfinished(folder: str, continuation: str) -> DataError:
@@ -69,7 +69,9 @@ def _first_record(path: str) -> Mapping[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _continuation(folder: str, record: Mapping[str, Any]) -> str:
+def continuation(folder: str, journal: str) -> str:
+    """The call that continues the pack into a folder, by its journal."""
+    record = _first_record(journal)
     settings = record.get("settings")
     if not isinstance(settings, dict):
         return "the call that began it"

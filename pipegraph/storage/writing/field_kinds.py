@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,12 +14,22 @@ Kinds = dict[str, str]
 """Field -> ``"bytes"``, ``"text"``, ``"bool"``, ``"int"``, ``"float"``, ``"array:DTYPE"``, ``"json"`` or ``"null"``."""
 
 
+_CONVERT: Final = "convert it to numbers, text or bytes, as with .float() or .filled(0)"
+
+
 def number_of(value: Any) -> Any:
     """A tensor or array of one number, without a dimension, as that number; anything else as it is."""
     if getattr(value, "ndim", 1) or not hasattr(value, "item"):
         return value
     dtype = getattr(value, "dtype", None)
     return value if isinstance(dtype, np.dtype) and dtype.kind not in "biuf" else value.item()
+
+
+def refuse_odd_names(sample: Mapping[Any, Any]) -> None:
+    """Raises DataError for a field whose name is no text."""
+    odd = next((name for name in sample if not isinstance(name, str)), None)
+    if odd is not None:
+        raise DataError(f"the names of fields are texts, got {odd!r}; write {str(odd)!r}")
 
 
 def kind_of(value: Any) -> str:
@@ -37,10 +47,9 @@ def kind_of(value: Any) -> str:
         return "int"
     if isinstance(value, float | np.floating):
         return "float"
+    value = array_of(value)
     if isinstance(value, np.ndarray):
         return f"array:{value.dtype.newbyteorder('=').name}"
-    if is_tensor(value):
-        return kind_of(value.detach().cpu().numpy())
     if isinstance(value, list | tuple) and value:
         kinds = {kind_of(each) for each in value}
         if kinds <= {"int", "float"}:
@@ -48,9 +57,16 @@ def kind_of(value: Any) -> str:
     return "json"
 
 
-def is_tensor(value: Any) -> bool:
-    """Whether it is one of torch's, which is not needed to write shards."""
-    return hasattr(value, "detach") and hasattr(value, "numpy")
+def array_of(value: Any) -> Any:
+    """A tensor of torch's, which is not needed to write shards, as an array of its values; anything else as it is."""
+    try:
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError("a masked array has no values under its mask")
+        if hasattr(value, "detach") and hasattr(value, "numpy"):
+            return value.detach().cpu().resolve_conj().resolve_neg().numpy()
+    except (TypeError, RuntimeError) as error:  # of a tensor without a twin in NumPy
+        raise TypeError(f"{error}; {_CONVERT}") from error
+    return value
 
 
 def kinds_of(samples: Iterable[Mapping[str, Any]]) -> Kinds:
@@ -72,10 +88,8 @@ def kinds_of(samples: Iterable[Mapping[str, Any]]) -> Kinds:
 def _kind_in(field: str, value: Any) -> str:
     try:
         return kind_of(value)
-    except (TypeError, RuntimeError) as error:  # of a tensor without a twin in NumPy
-        raise DataError(
-            f"field {field!r} has no place in a shard: {error}; convert it, as with .float()"
-        ) from error
+    except (TypeError, RuntimeError) as error:
+        raise DataError(f"field {field!r} has no place in a shard: {error}") from error
 
 
 def _joined(one: str, other: str, field: str) -> str:
@@ -101,9 +115,9 @@ def fitted(value: Any, kind: str, field: str) -> Any:
     name, _, dtype = kind.partition(":")
     try:
         if name == "array" and (found.startswith("array:") or isinstance(value, list | tuple)):
-            array = value.detach().cpu().numpy() if is_tensor(value) else value
-            if isinstance(value, np.ndarray) and value.dtype.newbyteorder("=") != np.dtype(dtype):
-                raise TypeError(f"an array of {value.dtype}")
+            array = array_of(value)
+            if isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") != np.dtype(dtype):
+                raise TypeError(f"an array of {array.dtype}")
             return np.ascontiguousarray(array, dtype=dtype)
         if found == kind or (kind == "float" and found == "int"):
             plain = {"int": int, "float": float, "bool": bool, "bytes": bytes}.get(kind)
@@ -136,4 +150,4 @@ def as_json(value: Any) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} has no place in JSON")
+    raise TypeError(f"{type(value).__name__} has no place in JSON; {_CONVERT}")

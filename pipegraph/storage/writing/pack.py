@@ -118,7 +118,11 @@ def pack_shards(
     with PackFolder(target, settings, given) as goal:
         if goal.complete:
             return goal.manifest()
-        return _pack_in_parallel(found, goal, nbytes, count, progress)
+        try:
+            return _pack_in_parallel(found, goal, nbytes, count, progress)
+        except OSError as error:
+            goal.note_if_full(error)
+            raise
 
 
 def _pack_stream(

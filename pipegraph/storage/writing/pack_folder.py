@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipegraph.closing import Closing
-from pipegraph.errors import DataError
+from pipegraph.errors import DataError, note
 from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.filelock import NO_LOCKS
 from pipegraph.storage.journal import Journal
@@ -24,9 +24,12 @@ from pipegraph.storage.side_files import (
     OLD_MANIFEST,
     OLD_SETTINGS,
     SETTINGS,
+    continuation,
     old_if_there,
     unfinished_pack,
 )
+from pipegraph.storage.space import NO_ROOM
+from pipegraph.units import counted
 
 from .encoder import Encoder
 from .encoders import encoder_of
@@ -55,6 +58,17 @@ class PackFolder(Closing):
             encoder_of(self.settings["format"])({}, self.settings["size"])
             os.makedirs(self.folder, exist_ok=True)
             self._open_journal(given)
+
+    def note_if_full(self, error: OSError) -> None:
+        """Adds to the error of a full disk what is there, and how the pack is continued."""
+        if error.errno in NO_ROOM:
+            shards = counted(len(self.finished), "shard")
+            samples = counted(sum(index.samples for index in self.finished.values()), "sample")
+            note(
+                error,
+                f"{self.folder!r} has no more room: {shards} with {samples} are there and stay. Make room, and the "
+                f"rest is written by {continuation(self.folder, os.fspath(self._journal_path))}",
+            )
 
     @property
     def lock_fd(self) -> int:

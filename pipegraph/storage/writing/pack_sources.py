@@ -26,6 +26,7 @@ from pipegraph.storage.parts import expand_parts
 from pipegraph.storage.side_files import refuse_unfinished
 
 from .encoder import Sample
+from .field_kinds import refuse_odd_names
 from .tar_encoder import member_nbytes
 
 _BESIDE_SHARDS: Final = (".json", ".txt", ".md")
@@ -266,9 +267,7 @@ class PackedStream:
 def as_sample(item: Any) -> Sample:
     """A dict of fields."""
     if isinstance(item, Mapping):
-        odd = next((name for name in item if not isinstance(name, str)), None)
-        if odd is not None:
-            raise DataError(f"the names of fields are texts, got {odd!r}")
+        refuse_odd_names(item)
         return item
     if isinstance(item, tuple | list):
         return {str(place): value for place, value in enumerate(item)}

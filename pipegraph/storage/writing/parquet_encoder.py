@@ -36,9 +36,13 @@ class ParquetEncoder(Encoder):
         name, _, dtype = kind.partition(":")
         if name == "array":
             try:
-                return arrow.list_(arrow.from_numpy_dtype(np.dtype(dtype)))
+                found = arrow.list_(arrow.from_numpy_dtype(np.dtype(dtype)))
+                arrow.array([np.zeros(1, dtype)], found)  # of days it makes no lists
+                return found
             except (arrow.ArrowException, TypeError) as error:
-                raise DataError(f"field {field!r}: Parquet has no arrays of {dtype}") from error
+                raise DataError(
+                    f"field {field!r}: Parquet has no arrays of {dtype}; convert them, times with .astype('int64')"
+                ) from error
         plain = {
             "bytes": arrow.binary(),
             "bool": arrow.bool_(),
@@ -56,6 +60,8 @@ class ParquetEncoder(Encoder):
                     "or flatten them"
                 )
             row.append(value)
+        if not row:
+            raise DataError(f"sample {number} has no fields: without a column Parquet has no rows")
         return row
 
     def size(self, encoded: list[Any]) -> int:

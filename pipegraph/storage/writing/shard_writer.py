@@ -14,7 +14,7 @@ from pipegraph.units import parse_bytes
 
 from .encoder import Encoder
 from .encoders import encoder_of
-from .field_kinds import kinds_of
+from .field_kinds import kinds_of, refuse_odd_names
 from .pack_folder import PackFolder
 from .shard_file import OpenShard
 
@@ -100,6 +100,7 @@ class ShardWriter:
         try:
             if not isinstance(sample, Mapping):
                 raise DataError(f"a sample is a dict of fields, got {type(sample).__name__}")
+            refuse_odd_names(sample)
             encoder = self._encoder or self._open(sample)
             encoded = encoder.encode(sample, number)
             nbytes = encoder.size(encoded)
@@ -112,6 +113,9 @@ class ShardWriter:
             self._held += nbytes
         except DataError as error:
             note(error, f"ShardWriter: sample {number}")
+            raise
+        except OSError as error:
+            self._target.note_if_full(error)
             raise
 
     def _open(self, sample: Mapping[str, Any]) -> Encoder:
@@ -143,11 +147,13 @@ class ShardWriter:
                 self._finish_shard()
             if not self._target.finished:
                 raise DataError(f"{self._target.folder!r}: no sample was written, so there is no shard")
-            manifest = self._target.finish(
-                self._encoder or self._kind(self._target.kinds or {}, self._nbytes)
-            )
+            encoder = self._encoder or self._kind(self._target.kinds or {}, self._nbytes)
+            manifest = self._target.finish(encoder)
             self._closed = True
             return manifest
+        except OSError as error:
+            self._target.note_if_full(error)
+            raise
         finally:
             self._target.close()
 

@@ -14,7 +14,7 @@ from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, MAX_FIELD_NBYTE
 from pipegraph.storage.formats.tar import blocks_between, split_key
 
 from .encoder import Encoder, Sample
-from .field_kinds import as_json, is_tensor, number_of
+from .field_kinds import array_of, as_json, number_of
 
 _BLOCK: Final = 512
 MARKER_NBYTES: Final = 2 * _BLOCK
@@ -80,7 +80,11 @@ class TarEncoder(Encoder):
         for field, value in sample.items():
             if field == "key":
                 continue
-            value = number_of(value)
+            try:
+                value = number_of(value)
+                content = value if value.__class__ is bytes else content_of(value)
+            except (TypeError, ValueError, DataError, RuntimeError) as error:
+                raise DataError(f"sample {key!r}, field {field!r}: {error}") from error
             if field == "label" and isinstance(value, int) and not isinstance(value, bool):
                 field = "cls"
                 if "cls" in sample:
@@ -89,10 +93,6 @@ class TarEncoder(Encoder):
                     )
             elif field == "_key":
                 field = "key"
-            try:
-                content = value if value.__class__ is bytes else content_of(value)
-            except (TypeError, ValueError, DataError) as error:
-                raise DataError(f"sample {key!r}, field {field!r}: {error}") from error
             # Of a key it is enough to look at one name.
             if not pieces or not field.isalnum() or not field.islower():
                 self._check(key, field)
@@ -150,8 +150,7 @@ def content_of(value: Any) -> bytes:
         return bytes(value)
     if isinstance(value, str):
         return value.encode()
-    if is_tensor(value):
-        value = value.detach().cpu().numpy()
+    value = array_of(value)
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise DataError(
