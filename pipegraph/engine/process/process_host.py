@@ -115,7 +115,7 @@ class ProcessHost(Host):
 
     place = "process"
     gave_up = "its process was ended"
-    hurried = frozenset(["next", "expand", "more"])
+    hurried = frozenset(["expand", "more"])
     entry = "pipegraph.engine.process.worker_life:main"
     """The function that runs in the process."""
     extra: tuple[int, ...] = ()

@@ -9,7 +9,7 @@ process, the run ends.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pipegraph.bundle import Bundle
@@ -17,7 +17,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
 from pipegraph.engine.remote.contract import Call, Died, Overdue
 from pipegraph.engine.remote.host import Host
-from pipegraph.engine.remote.worker import NOTHING
+from pipegraph.engine.remote.worker import NOTHING, PULL
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 
 TRIES = 2
@@ -36,17 +36,14 @@ class Deaths(Counter[int]):
         return self[row] >= (TRIES if row >= 0 else IDLE_TRIES)
 
 
-def clamped(row: int, at: int, stop: int) -> int:
-    """The row on a worker's page, limited to ``at`` .. ``stop - 1``; negative if none was in work."""
-    return NOTHING if row < 0 else min(max(row, at), stop - 1)
-
-
 class Remote:
     """Base class of the proxies: starts and ends the host, and makes the errors for deaths.
 
     ``operator`` is the plan's own, used only for attributes and for what is computed in the trainer; ``stage`` and
     ``timeout_s`` are for messages.
     """
+
+    _snapshot: Any = None  # that came with the last items of ``_pulled``
 
     def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
         self._host = host
@@ -124,6 +121,29 @@ class Remote:
             except Overdue as late:
                 raise self._late(late) from None
 
+    def _pulled(self, begin: Callable[[int], Call], start: int) -> Iterator[Any]:
+        """The items that a call makes one after the other, from number ``start`` on; ``begin(n)`` is the call that begins
+        at number n. After a death a new process begins at the next item."""
+        done, deaths, call = start, Deaths(), begin(start)
+        while True:
+            try:
+                items, ended, error, self._snapshot = self._host.call(*call)
+            except Died as died:
+                if deaths.blamed(min(died.row, 0)):
+                    raise self._blame(died) from None
+                call = begin(done)
+                continue
+            except Overdue as late:
+                raise self._late(late) from None
+            deaths.clear()
+            done += len(items)
+            yield from items
+            if error is not None:
+                raise error.error()
+            if ended:
+                return
+            call = "more", PULL - done % PULL
+
     def _extend(self, made: list[Any], name: str, given: Any, start: int, count: int) -> None:
         """Append the host's results for ``given``, from ``start`` on, until an item fails."""
         deaths = Deaths()
@@ -140,7 +160,9 @@ class Remote:
                 else:
                     found, error, report = self._host.call(name, given, at, stop)
             except Died as died:
-                row = clamped(died.row, at, stop)
+                row = (
+                    NOTHING if died.row < 0 else min(max(died.row, at), stop - 1)
+                )  # it is of a worker's page
                 if deaths.blamed(row):
                     self._identify(given, row, died.member)
                     raise self._blame(died) from None

@@ -24,9 +24,8 @@ import contextlib
 import math
 import selectors
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from enum import Enum
 from typing import Any
 
 from pipegraph import concurrency
@@ -51,25 +50,6 @@ STARTS = 3
 """How often to start a child that dies before it has opened the operator."""
 
 SELECTOR: Any = getattr(selectors, "PollSelector", selectors.SelectSelector)
-
-
-class AheadState(Enum):
-    """The call sent ahead of its turn."""
-
-    NONE = "there is none"
-    SENT = "it is not answered yet"
-    ANSWERED = "it was answered before its turn"
-
-
-ALLOWED: Mapping[AheadState, tuple[AheadState, ...]] = {
-    AheadState.NONE: (AheadState.NONE, AheadState.SENT),
-    AheadState.SENT: (
-        AheadState.ANSWERED,
-        AheadState.NONE,
-    ),  # NONE: called, cancelled, or lost with the child
-    AheadState.ANSWERED: (AheadState.NONE,),
-}
-"""From each state, those that may follow."""
 
 
 class Host(ABC):
@@ -101,9 +81,10 @@ class Host(ABC):
         self._started = False  # and not closed since
         self._unanswered = 0
         self._wake = Flag()  # open from the first start to the end
-        self._ahead = AheadState.NONE
         self._next: Call = ()  # the call sent ahead, if there is one
-        self._outcome: tuple[Any, Exception | None] = None, None  # its result, once it was answered
+        self._outcome: tuple[Any, Exception | None] | None = (
+            None  # its result, if it was answered before its turn
+        )
         self.ahead: Callable[[], Call | None] | None = None
         self.deaths = 0
 
@@ -179,19 +160,19 @@ class Host(ABC):
             Cancelled: :meth:`cancel` was called; the answer is dropped whenever it comes.
         """
         called = (name, *args)
-        if self._ahead is not AheadState.NONE and same_call(self._next, called):
-            answered = self._ahead is AheadState.ANSWERED
-            result, error = self._outcome
+        if self._next and same_call(self._next, called):
+            outcome = self._outcome
             self._forget_ahead()
+            if outcome is None:
+                self._look_ahead()
+                return self._result(self._timeout_s)
+            result, error = outcome
             if error is not None:
                 raise error
-            if answered:
-                return result
-            self._look_ahead()
-            return self._result(self._timeout_s)
+            return result
         if self._running is None:
             self.start()
-        expected = self._ahead is AheadState.SENT
+        expected = self._is_ahead
         while self._unanswered > expected:  # answers to cancelled calls
             with contextlib.suppress(Exception):
                 self._result(self._timeout_s)
@@ -220,13 +201,16 @@ class Host(ABC):
         except Exception:  # the call itself will raise it
             return
         self._next = found
-        self._move(AheadState.SENT)
         self._unanswered += 1
+
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether a call was sent ahead and is not answered yet."""
+        return bool(self._next) and self._outcome is None
 
     def _forget_ahead(self) -> None:
         """The call sent ahead is called now, or never."""
-        self._move(AheadState.NONE)
-        self._next, self._outcome = (), (None, None)
+        self._next, self._outcome = (), None
 
     def _answer_early(self) -> None:
         """Another call was made than the one sent ahead: receive and keep the latter's answer.
@@ -244,11 +228,6 @@ class Host(ABC):
             ) from None
         except Exception as error:
             self._outcome = None, error
-        self._move(AheadState.ANSWERED)
-
-    def _move(self, to: AheadState) -> None:
-        assert to in ALLOWED[self._ahead], f"{self._ahead} cannot become {to}"
-        self._ahead = to
 
     def _result(self, timeout_s: float | None, hurry: bool = False) -> Any:
         if hurry and not self._selector.select(HURRY_MS / 1000):
@@ -338,7 +317,7 @@ class Host(ABC):
         """There is no child any more; a later call starts another."""
         self._running = None
         self._unanswered = 0
-        if self._ahead is AheadState.SENT:  # lost with the child
+        if self._is_ahead:  # lost with the child
             self._forget_ahead()
 
     def cancel(self) -> None:

@@ -89,26 +89,7 @@ class RemoteExpand(Remote):
 
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
         """The children of a chunk; after a death the new process skips those already yielded."""
-        done, deaths = 0, Deaths()
-        name, args = "expand", (chunk, 0)
-        while True:
-            try:
-                children, ended, error = self._host.call(name, *args)
-            except Died as died:
-                if deaths.blamed(min(died.row, 0)):
-                    raise self._blame(died) from None
-                name, args = "expand", (chunk, done)
-                continue
-            except Overdue as late:
-                raise self._late(late) from None
-            deaths.clear()
-            done += len(children)
-            yield from children
-            if error is not None:
-                raise error.error()
-            if ended:
-                return
-            name, args = "more", ()  # type: ignore[assignment]
+        return self._pulled(lambda done: ("expand", chunk, done), 0)
 
 
 class RemoteSource(Remote):
@@ -119,7 +100,6 @@ class RemoteSource(Remote):
         self.index_of, self._bundled = operator.index_of, operator.can(BundleSource)
         near = operator.can(Neighbours)
         self.substitute = None if near is None else near.substitute
-        self._snapshot: Any = None
         self._restored: Any = None
         self._prepared: tuple[Any, int, Sequence[Any]] | None = None  # indices for the next position
 
@@ -178,34 +158,12 @@ class RemoteSource(Remote):
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
         """``(position, item)`` from step ``start`` on; after a death the new process continues at the next step."""
-        from pipegraph.engine.remote.worker import PULL
 
-        step, deaths, begun = start, Deaths(), False
-        while True:
-            try:
-                # The first item alone: an answer that is sent early has the snapshot of the one before.
-                most = PULL - step % PULL if begun else 1
-                if not begun:
-                    restored, self._restored = self._restored, None
-                    self._host.call("iterate", epoch, rank, world_size, step, restored)
-                    begun = True
-                pairs, ended, error, snapshot = self._host.call("next", most)
-            except Died as died:
-                begun = False
-                if deaths.blamed(min(died.row, 0)):
-                    raise self._blame(died) from None
-                continue
-            except Overdue as late:
-                raise self._late(late) from None
-            deaths.clear()
-            self._snapshot = snapshot
-            for pair in pairs:
-                step += 1
-                yield pair
-            if error is not None:
-                raise error.error()
-            if ended:
-                return
+        def begin(step: int) -> Call:
+            restored, self._restored = self._restored, None
+            return "iterate", epoch, rank, world_size, step, restored
+
+        return self._pulled(begin, start)
 
     def snapshot(self) -> Any:
         """The snapshot sent with the last items; at multiples of ``PULL`` it is the current one."""

@@ -30,19 +30,16 @@ PAGE = 32
 """Bytes of the page: row in work, its start time (``monotonic_ns``), number of the fused stage."""
 
 PULL_NS = 2_000_000
-"""Items of a source are sent after this time, or in groups of ``PULL``."""
+"""Items of a source, or of an expanding operator, are sent after this time, or in groups of ``PULL``."""
 
 HURRY_MS = 5
 """Milliseconds without an answer after which the trainer asks a process for the items that it has finished."""
 
 PULL = 64
-"""Items between two snapshots of a source (``SNAPSHOT_EVERY``), hence the maximum number sent together."""
+"""Maximum number of items sent together: those between two snapshots of a source (``SNAPSHOT_EVERY``)."""
 
 PACKED_BYTES = 32 << 10
 """Rows up to this size are packed before they are sent; for larger ones the copy costs more than it saves."""
-
-CHILDREN = 64
-"""Maximum number of items of an expanding operator that are sent together."""
 
 
 ANSWERED = object()
@@ -142,7 +139,7 @@ class ProcessWorker:
         self.send: Callable[[Any], None] | None = None  # an answer, from inside a call
         self._found: list[Any] = []  # finished items, while the next one is in work
         self._max_items = 0
-        self._snapshot: tuple[Any, ...] = ()
+        self._snapshot: Any = None
         self._hurried = self._answered = False
         self._late: Any = None  # what the call that was answered early ended with
         operator.open(context)
@@ -227,29 +224,41 @@ class ProcessWorker:
         batch, self._batch = self._batch, None
         return self._operator.end_batch(batch, kept)
 
-    # -- one to many ---------------------------------------------------------------------------
+    # -- one to many, and sources that are read in sequence ------------------------------------
 
     def expand(self, chunk: Chunk, drop: int) -> Any:
         """Begin an item: its first children, after ``drop`` of them. Returns as :meth:`more`."""
         process = self._operator.process
         made = (process if self._own else drawing(process, self._draws))(chunk)
-        self._items = islice(chunks_of(made), drop, None)
-        self._late = None
-        return self.more()
+        return self._begin(islice(chunks_of(made), drop, None), PULL)
 
-    def more(self) -> Any:
-        """``(children, whether these were the last, the error that ended them)``."""
-        return self._pull(CHILDREN)
+    def iterate(self, epoch: int, rank: int, world_size: int, step: int, snapshot: Any) -> Any:
+        """Begin an epoch of a source that is read in sequence at a step, from a snapshot taken there if one is given.
+        Returns as :meth:`more`: the first item alone, because an answer that is sent early has the snapshot of the one
+        before."""
+        if snapshot is not None:
+            assert self._resumable is not None
+            self._resumable.restore(*snapshot)
+        items = iter(self._operator.iterate(epoch, rank, world_size, step))
+        self._page.begin(0)
+        return self._begin(items if self._own else self._draws.each(items, epoch, (self._stage,), step), 1)
 
-    def _pull(self, most: int) -> Any:
+    def _begin(self, items: Iterator[Any], most: int) -> Any:
+        self._items, self._late = items, None
+        return self.more(most)
+
+    def more(self, most: int) -> Any:
+        """The next items: ``(items, whether these were the last, the error that ended them, a source's snapshot)``."""
         late, self._late = self._late, None
         if late is None:
             self._found, self._max_items = [], most
             late = self._collect(self._found, most)
             self._found, self._hurried = [], False
             if self._answered:
-                self._answered, self._late, late = False, late, ANSWERED
-        return late
+                self._answered, self._late = False, late
+                return ANSWERED
+        self._snapshot = None if late[1] or self._resumable is None else self._resumable.snapshot()
+        return *late, self._snapshot
 
     def _collect(self, found: list[Any], most: int) -> tuple[list[Any], bool, Carried | None]:
         start = time.monotonic_ns()
@@ -270,27 +279,7 @@ class ProcessWorker:
         if self.send is not None and 0 < len(self._found) < self._max_items and not self._answered:
             self._answered, found = True, self._found[:]
             self._found.clear()
-            self.send((found, False, None, *self._snapshot))
-
-    # -- sources that are read in sequence -----------------------------------------------------
-
-    def iterate(self, epoch: int, rank: int, world_size: int, step: int, snapshot: Any) -> None:
-        """Begin an epoch at a step, from a snapshot taken there if one is given."""
-        if snapshot is not None:
-            assert self._resumable is not None
-            self._resumable.restore(*snapshot)
-        items = iter(self._operator.iterate(epoch, rank, world_size, step))
-        self._items = items if self._own else self._draws.each(items, epoch, (self._stage,), step)
-        self._late = None
-
-    def next(self, most: int) -> Any:
-        """``(pairs, whether these were the last, the error that ended them, a snapshot)``; an answer that is sent early
-        has the snapshot of the one before."""
-        pulled = self._pull(most)
-        if pulled is ANSWERED:
-            return pulled
-        self._snapshot = (None if pulled[1] or self._resumable is None else self._resumable.snapshot(),)
-        return *pulled, *self._snapshot
+            self.send((found, False, None, self._snapshot))
 
     # -- operators that hold data --------------------------------------------------------------
 
