@@ -5,12 +5,12 @@ The behaviour contract is at the head of ``runtime``, which starts and ends runs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.capabilities import BundleRegroup, ReadsStorage
-from pipegraph.contracts import Context, Source
+from pipegraph.contracts import Context
 from pipegraph.engine.activity import Activity
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.loader_context import LoaderContext
@@ -58,7 +58,6 @@ class Run:
         self.horizon = Horizon(self.activity, horizon, epoch)
         self.stopping = Stopping()
         self.error: BaseException | None = None
-        self.grown: dict[str, int] = {}
         self.channels: dict[tuple[str, int], Channel] = {}
         self.stages: dict[str, StageRun] = {}
         self._loader = loader
@@ -79,12 +78,12 @@ class Run:
         """The step at which a source began in the run's first epoch."""
         return self.stages[source].restart.step
 
-    def source(self, stage: str) -> Source | None:
-        """An opened copy of a source, to look up positions; None once the runtime is closed."""
-        reader = self._loader.readers.get(stage)
-        if reader is None and (workers := self._loader.workers.get(stage)):
+    def positions_of(self, source: str, steps: range, epoch: int) -> Iterable[int]:
+        """The positions of a source's steps; none once the runtime is closed."""
+        reader = self._loader.readers.get(source)
+        if reader is None and (workers := self._loader.workers.get(source)):
             reader = workers[0].operator
-        return reader
+        return () if reader is None else reader.positions_of(steps, epoch, self.rank, self.world_size)
 
     def context(self, stage: str, worker: int) -> Context:
         """The context with which a worker opens its operator."""
@@ -240,8 +239,7 @@ class Run:
             capacity, consumer, index, channel = min(full, key=lambda entry: entry[:3])
             if capacity * MIN_BYTES <= self.account.limit:
                 producer = self._producer(consumer, index)
-                self.grown[producer] = channel.grow()
-                self._loader.note_growth(producer, self.grown[producer])
+                self._loader.note_growth(producer, channel.grow())
                 return None
             return self._too_long(consumer, index, capacity)
         if self.account.waiting():

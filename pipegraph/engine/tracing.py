@@ -1,4 +1,4 @@
-"""The event recorder of a traced loader.
+"""The events of a traced loader, and their recorder.
 
 Off, it costs a loop one attribute access. On, it appends the values of an event to a bounded queue, without waiting;
 when the queue is full the oldest events are dropped. Event objects are made only when read: every live object brings
@@ -8,16 +8,50 @@ the next full garbage collection closer, which costs far more than recording.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from pipegraph import concurrency
 
-if TYPE_CHECKING:
-    from pipegraph.engine.trace_events import Events
-
 MAX_EVENTS = 200_000
 """Events of each kind that are kept."""
+
+
+class Worked(NamedTuple):
+    """A stage's operator worked in a thread for ``took_ns``, until ``end_ns``."""
+
+    thread: int
+    stage: str
+    end_ns: int
+    took_ns: int
+
+
+class Sent(NamedTuple):
+    """A stage sent a chunk or bundle of these samples."""
+
+    stage: str
+    at_ns: int
+    epoch: int
+    lineages: Sequence[Any]
+
+
+class DeliveredEvent(NamedTuple):
+    """The training loop asked for a chunk and got it; its step lasts until it asks again."""
+
+    thread: int
+    asked_ns: int
+    got_ns: int
+    epoch: int
+    lineages: Sequence[Any]
+
+
+class Events(NamedTuple):
+    """Recorded events; each kind is roughly in the order of time."""
+
+    worked: Sequence[Worked] = ()
+    sent: Sequence[Sent] = ()
+    delivered: Sequence[DeliveredEvent] = ()
 
 
 class Tracer:
@@ -34,8 +68,6 @@ class Tracer:
 
     def take(self) -> Events:
         """The events since the last call; call it while ``on`` is False."""
-        from pipegraph.engine.trace_events import DeliveredEvent, Events, Sent, Worked
-
         return Events(
             _take(Worked, self._worked), _take(Sent, self._sent), _take(DeliveredEvent, self._delivered)
         )

@@ -24,7 +24,7 @@ from pipegraph import concurrency, forks
 from pipegraph.chunk import Chunk
 from pipegraph.closing import Closing
 from pipegraph.engine.runtime import Runtime
-from pipegraph.engine.tracing import Tracer
+from pipegraph.engine.tracing import Events, Tracer
 from pipegraph.errors import GraphError, PipegraphWarning
 from pipegraph.graph import Graph, Node
 from pipegraph.integers import integer
@@ -38,7 +38,6 @@ from pipegraph.planning.plan import Wiring
 from pipegraph.planning.tunable import tune_all, why_not_tuned
 
 if TYPE_CHECKING:
-    from pipegraph.engine.trace_events import Events
     from pipegraph.measured import Measured
     from pipegraph.profile import Profile
     from pipegraph.profile.headspace import Headspace

@@ -366,10 +366,9 @@ class Progress:
             first = place.floors.get(name)
             if first is None:
                 first = run.first_step(name) if place.epoch == run.first_epoch else 0
-            source = run.source(name)
-            if step > first and source is not None:
+            if step > first:
                 # Ask the source: in some orders positions do not increase with the steps.
-                positions = source.positions_of(range(first, step), place.epoch, run.rank, run.world_size)
+                positions = run.positions_of(name, range(first, step), place.epoch)
                 behind += [(name, position) for position in positions]
                 place.floors[name] = step
         delivered.forget(behind)

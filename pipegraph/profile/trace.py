@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipegraph.engine.trace_events import DeliveredEvent, Events, Sent, Worked
+from pipegraph.engine.tracing import DeliveredEvent, Events, Sent, Worked
 
 MAX_FLOWS = 5_000
 """Samples that are followed; of more, as many are chosen at even distances."""

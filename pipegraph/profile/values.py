@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipegraph.engine.stage.budgets import Quarantined
-from pipegraph.engine.trace_events import Events
+from pipegraph.engine.tracing import Events
 from pipegraph.measured import Measured
 from pipegraph.measurements import StageProfile, documented, in_view, measurement
 

@@ -10,8 +10,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
-from pipegraph.engine.trace_events import Events
-from pipegraph.engine.tracing import Tracer
+from pipegraph.engine.tracing import Events, Tracer
 from pipegraph.profile.trace import trace_events
 
 

@@ -136,8 +136,8 @@ class _Items(Unit):
         run = self.stage.run
         if not run.plan.stages[run.plan.output.stage].unordered_above:
             return
-        source, steps = run.source(self.stage.name), range(step, step + len(positions))
-        said = [] if source is None else source.positions_of(steps, self.epoch, run.rank, run.world_size)
+        steps = range(step, step + len(positions))
+        said = run.positions_of(self.stage.name, steps, self.epoch)
         for at, position, other in zip(steps, positions, said, strict=False):
             if position != other:
                 raise GraphError(

@@ -122,8 +122,8 @@ class Remote:
                 raise self._late(late) from None
 
     def _pulled(self, begin: Callable[[int], Call], start: int) -> Iterator[Any]:
-        """The items that a call makes one after the other, from number ``start`` on; ``begin(n)`` is the call that begins
-        at number n. After a death a new process begins at the next item."""
+        """The items that a call makes one after the other, from number ``start`` on; after a death a new process begins
+        at the next one. ``begin(n)`` is the call that begins at number n."""
         done, deaths, call = start, Deaths(), begin(start)
         while True:
             try:

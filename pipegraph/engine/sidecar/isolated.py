@@ -60,10 +60,11 @@ class IsolatedRun(Run):
         """The step at which a source began in the run's first epoch."""
         return self._steps[source]
 
-    def source(self, stage: str) -> Any:
-        """A proxy for a source in the sidecar, with ``positions_of`` alone."""
+    def positions_of(self, source: str, steps: range, epoch: int) -> Iterable[int]:
+        """As the source's own; empty if the sidecar does not answer: a state then keeps more than it must."""
         sidecar = self._runtime.sidecar
-        return None if sidecar is None else _SourceProxy(sidecar, stage)
+        found = None if sidecar is None else sidecar.ask("positions", source, steps, epoch)
+        return found or ()
 
     def cancel(self) -> None:
         """Wake all waiting threads, in the sidecar too."""
@@ -71,19 +72,6 @@ class IsolatedRun(Run):
         sidecar = self._runtime.sidecar
         if sidecar is not None and sidecar.number == self.number:
             sidecar.cancel()
-
-
-class _SourceProxy:
-    """A source in the sidecar, as states use it: which positions belong to its steps."""
-
-    def __init__(self, sidecar: Sidecar, stage: str) -> None:
-        self._sidecar = sidecar
-        self._stage = stage
-
-    def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
-        """As the source's own; empty if the sidecar does not answer: a state then keeps more than it must."""
-        found: list[int] = self._sidecar.ask("positions", self._stage, steps, epoch, rank, world_size) or []
-        return found
 
 
 class IsolatedRuntime(Runtime):

@@ -282,11 +282,10 @@ class Serving:
         totals: Totals = Counter() if run is None else runtime.pass_totals.look(run, perf_counter_ns())
         return number, runtime.pass_totals.counted(totals)
 
-    def positions(self, name: str, steps: range, epoch: int, rank: int, world_size: int) -> list[int]:
+    def positions(self, source: str, steps: range, epoch: int) -> list[int]:
         """The positions of a source's steps."""
         run = self.runtime.run
-        source = None if run is None else run.source(name)
-        return [] if source is None else list(source.positions_of(steps, epoch, rank, world_size))
+        return [] if run is None else list(run.positions_of(source, steps, epoch))
 
 
 def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, control_fd: int) -> None:

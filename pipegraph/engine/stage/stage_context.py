@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from pipegraph import concurrency
-from pipegraph.contracts import Context, History, Source
+from pipegraph.contracts import Context, History
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.epoch_limit import Horizon
@@ -36,11 +36,8 @@ class RunContext(Protocol):
     def fail(self, error: BaseException) -> None:
         """End the run with this error, unless it has ended already."""
 
-    def first_step(self, source: str) -> int:
-        """The step at which a source began in the run's first epoch."""
-
-    def source(self, stage: str) -> Source | None:
-        """An opened copy of a source, to look up positions; None once the runtime is closed."""
+    def positions_of(self, source: str, steps: range, epoch: int) -> Iterable[int]:
+        """The positions of a source's steps; none once the runtime is closed."""
 
     def context(self, stage: str, worker: int) -> Context:
         """The context with which a worker opens its operator."""
