@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.tracing import Tracer
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.stopping import Stopping
+from pipegraph.totals import Totals
 
 if TYPE_CHECKING:
     from pipegraph.measured import Reported
@@ -74,6 +76,10 @@ class LoaderContext(ABC):
     @abstractmethod
     def serve(self, stage: StagePlan, worker: Worker, seen: int) -> None:
         """Work in every run after number ``seen``, until this is closed or the worker is to leave."""
+
+    def remote_totals(self, run: Any) -> Totals:
+        """The counters of a run's stages in other processes."""
+        return Counter()
 
     def planned(self, stage: str) -> StagePlan:
         """A stage of the whole plan, in this process or not."""

@@ -8,7 +8,6 @@ total, and pauses between passes do not count.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter_ns, process_time_ns
@@ -40,18 +39,11 @@ class Interval:
 
 
 class PassTotals:
-    """The totals of one runtime. Thread-safe.
+    """The totals of one runtime. Thread-safe."""
 
-    Args:
-        remote_totals: returns the counters of a run's stages in other processes.
-    """
-
-    def __init__(
-        self, loader: LoaderContext, staffing: Staffing, remote_totals: Callable[[Run], Totals]
-    ) -> None:
+    def __init__(self, loader: LoaderContext, staffing: Staffing) -> None:
         self._loader = loader
         self._staffing = staffing
-        self._remote_totals = remote_totals
         self._lock = concurrency.Lock()
         self._total: Totals = Counter()
         self._interval: Interval | None = None
@@ -139,7 +131,7 @@ class PassTotals:
 
     def look(self, run: Run, now_ns: int) -> Totals:
         """All counters of a run now."""
-        remote = self._remote_totals(run)  # first: the meters of its stages are renewed
+        remote = self._loader.remote_totals(run)  # first: the meters of its stages are renewed
         found = self._stage_totals()
         found["elapsed", ""] = now_ns
         found["process", ""] = process_time_ns()

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,6 @@ from pipegraph.engine.worker_threads import WorkerThreads, stack_of
 from pipegraph.errors import PipegraphWarning, StuckWorker, described, note
 from pipegraph.global_generators import enter_worker
 from pipegraph.planning.plan import Plan, StagePlan
-from pipegraph.totals import Totals
 
 if TYPE_CHECKING:
     from pipegraph.engine.remote.pool import Pool
@@ -61,7 +59,7 @@ class Runtime(LoaderContext):
         super().__init__(plan, memory_limit, seed, rank, world_size)
         self.threads = WorkerThreads(plan.graph_name)
         self.staffing = Staffing(self, self.threads)
-        self.pass_totals = PassTotals(self, self.staffing, self.remote_totals)
+        self.pass_totals = PassTotals(self, self.staffing)
         self._pools: dict[StageBackend, Pool] = {}
         # Held by the thread that closes; a signal handler may call ``close`` again inside it.
         self._ending = concurrency.RLock()
@@ -80,10 +78,6 @@ class Runtime(LoaderContext):
     def run(self) -> Run | None:
         """The current run, if any."""
         return self.threads.run
-
-    def remote_totals(self, run: Run) -> Totals:
-        """The counters of the run's stages in other processes."""
-        return Counter()
 
     # -- runs ----------------------------------------------------------------------------------
 

@@ -160,24 +160,23 @@ class ProcessWorker:
 
     def work(self, bundle: Bundle, start: int, stop: int) -> tuple[Any, Carried | None, Any]:
         """Do rows of a bundle: ``(results, the error that ended it, the report of fused stages)``."""
-        made = self._made = Made(self._page, start)
         rows = bundle if stop == len(bundle.lineages) else bundle.part(0, stop)
+        return self._do(start, lambda made: self._operator.work_into(made, rows, start))
+
+    def read(self, indices: list[Any], start: int, stop: int) -> tuple[Any, Carried | None, Any]:
+        """As :meth:`work`, of a source."""
+        if self._rows is None:
+            return self._do(start, lambda made: self._read(made, indices[start:stop]))
+        read_into = self._rows.read_into
+        return self._do(start, lambda made: read_into(made, indices[:stop], start))
+
+    def _do(self, start: int, work: Callable[[Made], None]) -> tuple[Any, Carried | None, Any]:
+        made = self._made = Made(self._page, start)
         try:
-            self._operator.work_into(made, rows, start)
+            work(made)
         except Exception as error:
             return list(made), self._carry(error), self._report()
         return self._packed(made), None, self._report()
-
-    def read(self, indices: list[Any], start: int, stop: int) -> tuple[Any, Carried | None, Any]:
-        made = self._made = Made(self._page, start)
-        try:
-            if self._rows is not None:
-                self._rows.read_into(made, indices[:stop], start)
-            else:
-                self._read(made, indices[start:stop])
-        except Exception as error:
-            return list(made), self._carry(error), None
-        return self._packed(made), None, None
 
     def _read(self, made: list[Any], places: list[Any]) -> None:
         for place, epoch in places:
