@@ -36,13 +36,6 @@ class StageSlabs:
         room = room_behind(nbytes, tensors_of(riding, packable)) if self._packs else nbytes
         return self._ring.take(room)
 
-    @staticmethod
-    def close_gaps(rows: Any, kept: Sequence[int]) -> None:
-        """Move the rows that are kept to the front, in their order."""
-        for place, index in enumerate(kept):
-            if place != index:
-                rows[place] = rows[index]
-
     def deliver(
         self, slab: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]
     ) -> tuple[torch.Tensor, Lease]:

@@ -301,7 +301,8 @@ class DecodeImage(RowOperator, Fuses, Planned):
             for index, sample in batch.substitutes.items():
                 data = with_row(data, parts, index, sample)
         if len(kept) < count:
-            StageSlabs.close_gaps(rows, kept)
+            for place, index in enumerate(kept):
+                rows[place] = rows[index]
             data = select_rows(data, kept, count, chunk.layout)
             chunk = chunk.select(kept, data)
         else:

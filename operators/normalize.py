@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 
-from pipegraph.batches import select_rows
-from pipegraph.capabilities import Fuses, RowOperator
+from pipegraph.capabilities import Fuses
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact, Operator
 from pipegraph.errors import DataError, GraphError
@@ -30,20 +28,11 @@ def _with_image(data: Any, image: torch.Tensor) -> Any:
     return {**data, "image": image} if isinstance(data, dict) else image
 
 
-@dataclass(slots=True, eq=False)
-class _PixelBatch:
-    chunk: Chunk
-    images: torch.Tensor
-    out: torch.Tensor
-    slab: torch.Tensor | None
-
-
 @final
-class Normalize(RowOperator):
+class Normalize(Operator):
     """Compute ``(image / 255 - mean) / std`` and change dtype and layout, in one pass.
 
-    On the CPU the workers share the rows of a batch and write into a slab; on another device it is one fused
-    operation on the current stream.
+    On the CPU a batch is written into a slab; on another device it is one fused operation on the current stream.
 
     The input is uint8 (H, W, C) or (N, H, W, C), as a tensor or as the field ``"image"`` of a dict. The result has
     ``dtype`` and ``layout``.
@@ -95,52 +84,24 @@ class Normalize(RowOperator):
         channels = len(self.mean)
         return (channels, height, width) if self.layout == "NCHW" else (height, width, channels)
 
-    def _shape(self, images_NHWC: torch.Tensor) -> tuple[int, ...]:
-        count, height, width, _ = images_NHWC.shape
-        return (count, *self.shape_of(height, width))
-
     def process(self, chunk: Chunk) -> Chunk:
-        image = self._check(_image_of(chunk.data, "Normalize"), 3)[None]
-        out = torch.empty(self._shape(image), dtype=self.dtype, device=image.device)
-        normalize_into(image, self.mean, self.std, out, self.layout)
+        """A batch is written into a slab, where it lies in the CPU's memory."""
+        found = _image_of(chunk.data, "Normalize")
+        images = self._check(found, 4 if chunk.batched else 3)
+        images = images if chunk.batched else images[None]
+        count, height, width, _ = images.shape
+        shape = (count, *self.shape_of(height, width))
         chunk.keys = chunk.own_keys
-        chunk.data = _with_image(chunk.data, out[0])
-        return chunk
-
-    def begin_batch(self, chunk: Chunk) -> _PixelBatch:
-        images = self._check(_image_of(chunk.data, "Normalize"), 4)
-        shape = self._shape(images)
-        if images.device.type != "cpu":
+        if not chunk.batched or images.device.type != "cpu":
             out = torch.empty(shape, dtype=self.dtype, device=images.device)
             normalize_into(images, self.mean, self.std, out, self.layout)
-            return _PixelBatch(chunk, images, out, None)
+            chunk.data = _with_image(chunk.data, out if chunk.batched else out[0])
+            return chunk
         nbytes = images.numel() * self.dtype.itemsize
         slab = self._slabs.take(nbytes, chunk.data)
-        out = slab[:nbytes].view(self.dtype).view(shape)
-        return _PixelBatch(chunk, images, out, slab)
-
-    def do_row(self, batch: _PixelBatch, index: int, sample: Any) -> None:
-        if batch.slab is None:
-            return
-        images = batch.images[index : index + 1]
-        if sample is not None:
-            images = self._check(_image_of(sample, "Normalize"), 3)[None]
-        normalize_into(images, self.mean, self.std, batch.out[index : index + 1], self.layout)
-
-    def end_batch(self, batch: _PixelBatch, kept: Sequence[int]) -> Chunk:
-        chunk, out, count = batch.chunk, batch.out, len(batch.chunk.row_lineages)
-        data = chunk.data
-        chunk.keys = chunk.own_keys
-        if len(kept) < count:
-            StageSlabs.close_gaps(out, kept)
-            out = out[: len(kept)]
-            data = select_rows(data, kept, count, chunk.layout)
-            chunk = chunk.select(kept, data)
-        if batch.slab is None:
-            chunk.data = _with_image(data, out)
-            return chunk
-        out, lease = self._slabs.deliver(batch.slab, self.dtype, tuple(out.shape))
-        chunk.data = _with_image(data, out)
+        normalize_into(images, self.mean, self.std, slab[:nbytes].view(self.dtype).view(shape), self.layout)
+        out, lease = self._slabs.deliver(slab, self.dtype, shape)
+        chunk.data = _with_image(chunk.data, out)
         self._slabs.pack(chunk, lease, out)
         return chunk
 
