@@ -31,26 +31,26 @@ def pillow(feature: str) -> Any:
     return Image
 
 
-def resized(image: Any, window: CropWindow, height: int, width: int) -> Any:
-    """A Pillow image of the window's region, oriented, as the output of this size shows it, before it is mirrored."""
-    return image.resize((width, height), 2, box=window.box)  # 2 is PIL.Image.Resampling.BILINEAR
+def _fill(image: Any, out: ImageHWC, window: CropWindow, interpolation: Interpolation) -> None:
+    """Scale a Pillow image of the window's region, oriented, to fill ``out``."""
+    made = np.asarray(image.resize(out.shape[1::-1], _FILTERS[interpolation], box=window.box)).reshape(
+        out.shape
+    )
+    np.copyto(out, made[:, ::-1] if window.flip else made)
 
 
 def antialias_into(pixels: ImageHWC, out: ImageHWC, orientation: int, window: CropWindow) -> None:
     """Scale the pixels of the window's region (stored rows and columns) to fill ``out``, which is oriented."""
     seen = np.ascontiguousarray(oriented(pixels, orientation))
-    image = pillow("interpolation='antialias'").fromarray(
-        seen.reshape(seen.shape[:2]) if out.shape[2] == 1 else seen
-    )
-    made = np.asarray(resized(image, window, *out.shape[:2])).reshape(out.shape)
-    np.copyto(out, made[:, ::-1] if window.flip else made)
+    seen = seen.reshape(seen.shape[:2]) if out.shape[2] == 1 else seen
+    _fill(pillow("interpolation='antialias'").fromarray(seen), out, window, "antialias")
 
 
 # Raster formats only: Pillow would hand EPS to Ghostscript, and WMF to the system.
 _FORMATS = tuple("JPEG MPO PNG WEBP GIF BMP DIB TIFF PPM JPEG2000 AVIF ICO TGA".split())
 
 # Values of PIL.Image.Resampling.
-_FILTERS = {"nearest": 0, "linear": 2, "cubic": 3, "area": 4}
+_FILTERS = {"nearest": 0, "linear": 2, "cubic": 3, "area": 4, "antialias": 2}
 
 # Values of PIL.Image.Transpose for the EXIF orientations, as PIL.ImageOps.exif_transpose has them.
 _TRANSPOSE = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
@@ -123,13 +123,8 @@ class PillowBackend:
             image = image.convert("L" if out.shape[2] == 1 else "RGB")
             if header.orientation != 1:
                 image = image.transpose(Image.Transpose(_TRANSPOSE[header.orientation]))
-            if interpolation == "antialias":
-                image = resized(image, window, *out.shape[:2])
-            else:
-                image = image.resize(out.shape[1::-1], _FILTERS[interpolation])
         except (DecodeError, MemoryError):
             raise
         except Exception as error:
             raise _refusal(data, error) from error
-        pixels = np.asarray(image).reshape(out.shape)
-        np.copyto(out, pixels[:, ::-1] if window.flip else pixels)
+        _fill(image, out, window, interpolation)
