@@ -6,6 +6,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def estimate(data: Any) -> tuple[int, Iterable[Any]]:
     if isinstance(data, set | frozenset | deque):
         return sys.getsizeof(data), data
     stated = _stated(data)
-    return (sys.getsizeof(data), _attributes(data)) if stated is None else (stated, ())
+    return (sys.getsizeof(data), attributes_of(data).values()) if stated is None else (stated, ())
 
 
 def is_unknown(data: Any) -> bool:
@@ -71,15 +72,13 @@ def _stated(data: Any) -> int | None:
     return None
 
 
-def _attributes(data: Any) -> list[Any]:
-    found: list[Any] = []
-    attributes = getattr(data, "__dict__", None)
-    if isinstance(attributes, Mapping):
-        found += attributes.values()
+def attributes_of(data: Any) -> dict[str, Any]:
+    """An object's attributes by name, those in slots and in objects of C too."""
+    own = getattr(data, "__dict__", None)
+    found = dict(own) if isinstance(own, Mapping) else {}
     for kind in type(data).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            value = getattr(data, name, None) if name not in ("__dict__", "__weakref__") else None
-            if value is not None:
-                found.append(value)
+        for name, slot in vars(kind).items():
+            if isinstance(slot, types.MemberDescriptorType) and name not in found:
+                with suppress(AttributeError):  # not set
+                    found[name] = slot.__get__(data)
     return found

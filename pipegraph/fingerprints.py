@@ -14,6 +14,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
+from pipegraph.estimates import attributes_of
 from pipegraph.tree import ATOMS, leaves
 
 PLACES = 64
@@ -137,25 +138,8 @@ def _inside(value: Any) -> Iterator[Any]:
             yield from list(value)
             yield from list(value.values())
     else:
-        yield from _attributes(value)
+        yield from attributes_of(value).values()
         yield from [each for each in vars(type(value)).values() if isinstance(each, types.FunctionType)]
-
-
-def _attributes(value: Any) -> list[Any]:
-    """The values of an object's attributes, those in slots too."""
-    return list(_named(value).values())
-
-
-def _named(value: Any) -> dict[str, Any]:
-    """An object's attributes by name."""
-    own = getattr(value, "__dict__", None)
-    found = dict(own) if isinstance(own, dict) else {}
-    for kind in type(value).__mro__:
-        for name, each in vars(kind).items():
-            if isinstance(each, types.MemberDescriptorType):
-                with suppress(AttributeError):  # not set
-                    found[f"{kind.__qualname__}.{name}"] = each.__get__(value)
-    return found
 
 
 def _carried(function: types.FunctionType) -> Iterator[Any]:
@@ -196,12 +180,12 @@ class AsItWas:
             return []
         if type(value).__module__.partition(".")[0] in cls.LAZY:
             return []
-        filled = [name for name, each in _named(value).items() if each is not None]
-        names = [name for name in filled if name.rpartition(".")[2][:1] != "_"] or filled
+        filled = [name for name, each in attributes_of(value).items() if each is not None]
+        names = [name for name in filled if name[:1] != "_"] or filled
         return [cls(value, names)] if names else []
 
     def _now(self) -> int:
-        found = _named(self.value)
+        found = attributes_of(self.value)
         return fingerprint(*(found.get(name) for name in self._names))
 
     def changed(self) -> bool:
@@ -307,7 +291,7 @@ def _all(data: Any) -> Iterator[Any]:
         elif isinstance(value, dict):
             left.extend(value.values())
         elif not isinstance(value, OPAQUE):
-            left.extend(_attributes(value))
+            left.extend(attributes_of(value).values())
 
 
 def length_of(items: Any) -> int | None:

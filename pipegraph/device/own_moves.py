@@ -15,6 +15,7 @@ import torch
 
 from pipegraph.device.copy import components
 from pipegraph.device.split import rule_for
+from pipegraph.estimates import attributes_of
 from pipegraph.tree import ATOMS, entries, leaves, map_leaves, rebuilt
 
 _PLAIN = ATOMS | {str, bytes}
@@ -86,7 +87,7 @@ def tensors_within(thing: Any, device: torch.device, depth: int = 3) -> list[tor
         if isinstance(leaf, torch.Tensor):
             found += [part for part in components(leaf) if part.device == device]
         elif depth and type(leaf) not in _PLAIN:
-            for _, value in _attributes(leaf):
+            for value in attributes_of(leaf).values():
                 found += tensors_within(value, device, depth - 1)
     return found
 
@@ -103,7 +104,7 @@ def _with_tensors(thing: Any) -> Iterator[str]:
     """Where in an object, and in the objects in it, there are tensors in host memory."""
     if isinstance(thing, set | frozenset | deque) and _has_tensors(list(thing)):
         yield "its entries"
-    for name, value in _attributes(thing):
+    for name, value in attributes_of(thing).items():
         if _has_tensors(value):
             yield f".{name}"
 
@@ -117,14 +118,6 @@ def _has_tensors(value: Any) -> bool:
                     return True
             elif type(leaf) not in _PLAIN and not isinstance(leaf, _SHARED) and id(leaf) not in seen:
                 seen.add(id(leaf))
-                left += [each for _, each in _attributes(leaf)]
+                left += attributes_of(leaf).values()
                 left += leaf if isinstance(leaf, set | frozenset | deque) else ()
     return False
-
-
-def _attributes(thing: Any) -> list[tuple[str, Any]]:
-    names = list(getattr(thing, "__dict__", ()))
-    for kind in type(thing).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        names += [slots] if isinstance(slots, str) else slots
-    return [(name, getattr(thing, name, None)) for name in names]

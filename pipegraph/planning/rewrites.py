@@ -23,21 +23,16 @@ MAX_INLINE = 64
 def leave_out_copies(planned: dict[str, StagePlan], output: Edge) -> None:
     """A copy to one device that is only there to be scattered goes: each slice is copied straight from the host."""
     for name, stage in list(planned.items()):
-        if not _moves(stage, "device") or stage.bypassed is not None or output.stage == name:
+        if _mover(stage).moves != "device" or stage.bypassed is not None or output.stage == name:
             continue
         readers = _readers(name, planned)
-        if readers and all(_fetches(s) for s in readers):
+        if readers and all(_mover(s).fetches for s in readers):
             _leave_out(name, planned, "each slice is copied straight from the host to its device")
 
 
-def _moves(stage: StagePlan, where: str) -> bool:
-    mover = stage.operator.can(Moves)
-    return mover is not None and mover.moves == where
-
-
-def _fetches(stage: StagePlan) -> bool:
-    mover = stage.operator.can(Moves)
-    return mover is not None and mover.fetches
+def _mover(stage: StagePlan) -> Moves:
+    """What a stage says of moving its chunks; of one that moves nothing, the defaults."""
+    return stage.operator.can(Moves) or Moves()
 
 
 def _readers(name: str, planned: Mapping[str, StagePlan]) -> list[StagePlan]:
@@ -294,7 +289,7 @@ def choose_memory(planned: dict[str, StagePlan], output: Edge) -> None:
             continue
         readers = _readers(name, planned)
         alone = _copies_alone(name, planned, output)
-        if _moves(stage, "pinned"):
+        if _mover(stage).moves == "pinned":
             how = (
                 "all fields of a chunk are written into one pinned slab"
                 if alone
@@ -305,7 +300,9 @@ def choose_memory(planned: dict[str, StagePlan], output: Edge) -> None:
         if Fact.SLABS not in stage.operator.facts:
             continue
         pins = (
-            [] if not stage.backend.in_trainer else [reader for reader in readers if _moves(reader, "pinned")]
+            []
+            if not stage.backend.in_trainer
+            else [reader for reader in readers if _mover(reader).moves == "pinned"]
         )
         if alone:
             notes = (*stage.notes, "its slabs lie in pinned memory")
@@ -315,20 +312,20 @@ def choose_memory(planned: dict[str, StagePlan], output: Edge) -> None:
         elif stage.backend.in_trainer and (pins or any(map(_reads_pinned, readers))):
             notes = (*stage.notes, "its batches lie in pinned memory of torch's own")
             planned[name] = replace(stage, memory="delivered", notes=notes)
-        elif any(_moves(s, "device") for s in readers):
+        elif any(_mover(s).moves == "device" for s in readers):
             planned[name] = replace(stage, memory="staged")
 
 
 def _reads_pinned(stage: StagePlan) -> bool:
-    mover = stage.operator.can(Moves)
-    return mover is not None and mover.pinned_for() is not None
+    return _mover(stage).pinned_for() is not None
 
 
 def _copies_alone(name: str, planned: Mapping[str, StagePlan], output: Edge) -> bool:
     """Whether only copies that gain from pinned memory read a stage's chunks, directly or through a Pin."""
     readers = [] if shortcut(output, planned).stage == name else _readers(name, planned)
     return bool(readers) and all(
-        _reads_pinned(s) or (_moves(s, "pinned") and _copies_alone(s.name, planned, output)) for s in readers
+        _reads_pinned(s) or (_mover(s).moves == "pinned" and _copies_alone(s.name, planned, output))
+        for s in readers
     )
 
 
