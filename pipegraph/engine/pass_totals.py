@@ -19,7 +19,7 @@ from pipegraph.engine.loader_context import LoaderContext
 from pipegraph.engine.run import Run
 from pipegraph.engine.staffing import Staffing
 from pipegraph.machine import cores, scheduled
-from pipegraph.totals import COUNTERS, Totals, growth, merge
+from pipegraph.totals import COUNTERS, Totals, growth
 
 if TYPE_CHECKING:
     from pipegraph.measured import Edge, Measured, QueueLook
@@ -153,8 +153,8 @@ class PassTotals:
     def _stage_totals(self) -> Totals:
         found: Totals = Counter()
         for stage, meters in self._loader.meters.items():
-            for name, merged in COUNTERS.items():
-                found[name, stage] = merged([getattr(meter, name) for meter in meters])
+            for name in COUNTERS:
+                found[name, stage] = sum(getattr(meter, name) for meter in meters)
             found["cpu_ns", stage] = sum(meter.cpu_ns() for meter in meters)
         return found
 
@@ -182,8 +182,9 @@ class PassTotals:
         interval = self._interval
         if interval is None:
             return self._total
-        now = self.look(interval.run, interval.left_ns or perf_counter_ns())
-        return merge(growth(now, interval.start), self._total)
+        found = growth(self.look(interval.run, interval.left_ns or perf_counter_ns()), interval.start)
+        found.update(self._total)
+        return found
 
 
 def _own_bytes(pid: int | None) -> int:

@@ -1,11 +1,8 @@
 """Declarations of measurements: from a counter over merging and intervals to every view."""
 
-from collections import Counter
-
 import pipegraph as pg
-from pipegraph import measurements, operators as ops, totals
+from pipegraph import measurements, operators as ops
 from pipegraph.measurements import StageProfile, in_view
-from pipegraph.totals import COUNTERS
 
 
 def test_every_view_for_people_shows_what_was_declared_for_it():
@@ -20,17 +17,6 @@ def test_every_view_for_people_shows_what_was_declared_for_it():
     numbers, metrics = found.scalars(), loader.metrics()
     assert {f"same/{log}" for _, _, log in in_view(StageProfile, "log")} <= numbers.keys()
     assert all(f"pipegraph_{name.split()[0]}{{" in metrics for _, _, name in in_view(StageProfile, "metric"))
-
-
-def test_counts_merge_and_grow_as_declared(monkeypatch):
-    monkeypatch.setattr(totals, "COUNTERS", {**COUNTERS, "largest": max})
-    one = Counter({("items", "a"): 3, ("largest", "a"): 7, ("get", "a", 0): 5})
-    other = Counter({("items", "a"): 4, ("largest", "a"): 6, ("items", "b"): 1})
-    both = totals.merge(one, other)
-    assert both == {("items", "a"): 7, ("largest", "a"): 7, ("get", "a", 0): 5, ("items", "b"): 1}
-    assert totals.growth(both, one) == {
-        **{("items", "a"): 4, ("largest", "a"): 7, ("get", "a", 0): 0, ("items", "b"): 1}
-    }
 
 
 def test_the_docstring_of_a_record_describes_every_field():

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 from functools import partial
 
 from pipegraph.engine.process.sealed import unseal
 from pipegraph.engine.process.wire import Port
-from pipegraph.engine.remote.child import live, write_stacks
-from pipegraph.engine.remote.worker import Page
+from pipegraph.engine.remote.child import answer, opened_worker, serve, write_stacks
+from pipegraph.engine.remote.exceptions import Carried
+from pipegraph.engine.remote.worker import OperatorCounts, Page
 
 
 def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> None:
-    """Called in the process that the zygote forked, with the zygote's signal handlers."""
+    """Called in the process that the zygote forked, with the zygote's signal handlers. Opens what the first message
+    says, and serves the calls that follow."""
     write_stacks(stack_fd)
-    port = Port(sock)
+    port, page, counts = Port(sock), Page(page_fd), OperatorCounts()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the trainer has died
-        live(port, Page(page_fd), partial(unseal, sealed_fd), port.slab)
+        spans, contexts, pack, single = port.receive()
+        try:
+            worker = opened_worker(
+                page, partial(unseal, sealed_fd, spans), contexts, pack, single, counts, port.slab
+            )
+        except BaseException as error:
+            answer(port, Carried(error), {})
+            return
+        answer(port, None, counts.take())
+        worker.send = lambda made: answer(port, made, {})
+        signal.signal(signal.SIGURG, worker.hurry)  # which does nothing where nobody handles it
+        serve(port, page, worker, counts, contexts[0].stage)

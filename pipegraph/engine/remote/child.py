@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import resource
-import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -48,28 +47,6 @@ def opened_worker(
         each.share = partial(_share, {})
     operator = operators[0] if len(operators) == 1 else Composed(operators, contexts, page, single)
     return ProcessWorker(page, operator, contexts[0], Carried, pack)
-
-
-def live(
-    port: Any, page: Page, unseal: Callable[[Any], Sequence[Any]], allocate: Callable[[int], Any] | None
-) -> None:
-    """Main function of a process: opens what the first message says, and serves the calls that follow.
-
-    Args:
-        port: its ``send`` and ``receive`` carry messages from and to the trainer.
-        unseal: the operators, of what the first message has of them.
-    """
-    sealed, contexts, pack, single = port.receive()
-    counts = OperatorCounts()
-    try:
-        worker = opened_worker(page, lambda: unseal(sealed), contexts, pack, single, counts, allocate)
-    except BaseException as error:
-        answer(port, Carried(error), {})
-        return
-    answer(port, None, counts.take())
-    worker.send = lambda made: answer(port, made, {})
-    signal.signal(signal.SIGURG, worker.hurry)  # which does nothing where nobody handles it
-    serve(port, page, worker, counts, contexts[0].stage)
 
 
 def write_stacks(fd: int) -> None:
