@@ -77,14 +77,14 @@ def _fork_on_request(sock: socket.socket) -> None:
         try:
             if request[:1] == REAP:
                 pid = int(request[1:])
-                send(sock, pickle.dumps(_reaped(pid)), [])
+                socket.send_fds(sock, [pickle.dumps(_reaped(pid))], [])
                 workers.discard(pid)
                 continue
             entry = request[1:].decode()
             try:
                 pid = os.fork()
             except OSError as error:
-                send(sock, pickle.dumps((0, error)), [])
+                socket.send_fds(sock, [pickle.dumps((0, error))], [])
                 continue
             if not pid:
                 _become_worker(sock, entry, fds)
@@ -92,7 +92,7 @@ def _fork_on_request(sock: socket.socket) -> None:
             with contextlib.suppress(OSError):  # also here: one of the two comes first
                 os.setpgid(pid, pid)
             sentinel = os.pidfd_open(pid)
-            send(sock, pickle.dumps((pid, None)), [sentinel])
+            socket.send_fds(sock, [pickle.dumps((pid, None))], [sentinel])
             os.close(sentinel)
         except (BrokenPipeError, ConnectionResetError):
             break
@@ -169,10 +169,6 @@ def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
-
-
-def send(sock: socket.socket, data: bytes, fds: list[int]) -> None:
-    socket.send_fds(sock, [data], fds)
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:

@@ -33,7 +33,7 @@ from typing import Any
 from pipegraph import concurrency, forks
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process import surroundings
-from pipegraph.engine.process.fork_server import REAP, SPAWN, preload, receive, send, serve
+from pipegraph.engine.process.fork_server import REAP, SPAWN, preload, receive, serve
 from pipegraph.importing import importing
 
 
@@ -169,7 +169,7 @@ class Zygote:
         return status
 
     def _ask(self, request: bytes, fds: list[int]) -> tuple[bytes, list[int]]:
-        send(self._sock, request, fds)
+        socket.send_fds(self._sock, [request], fds)
         return receive(self._sock)
 
     def close(self) -> None:
