@@ -28,6 +28,7 @@ from pipegraph.errors import DataError, GraphError, PipegraphWarning, shown
 from pipegraph.fingerprints import HandedOut
 from pipegraph.forks import lock_free_after_fork
 from pipegraph.operators.columns import ARRAYS
+from pipegraph.tensor_bytes import bytes_of
 from pipegraph.tree import buffers, copy_containers, map_leaves, own_memory
 from pipegraph.units import parse_bytes
 
@@ -303,8 +304,7 @@ def _describe(value: Any, parts: list[bytes]) -> Any:
     # Exactly these types: a masked array is more than its bytes, and so may be a user's own.
     dense = value.__class__ is torch.Tensor and value.layout == torch.strided and not value.is_nested
     if dense and value.device.type == "cpu" and not value.is_quantized:
-        flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
-        parts.append(flat.numpy().tobytes())
+        parts.append(bytes_of(value).numpy().tobytes())
         return {"T": str(value.dtype).removeprefix("torch."), "s": list(value.shape)}
     own_type = isinstance(value, np.ndarray) and type(value) not in ARRAYS
     if isinstance(value, np.ndarray | np.generic) and not own_type and value.dtype.kind in "biufcUSmM":

@@ -49,6 +49,7 @@ from pipegraph.device.split import (
 )
 from pipegraph.errors import DeviceError, GraphError
 from pipegraph.operators.batch_slabs import exchanged, tensors_of
+from pipegraph.tensor_bytes import bytes_of
 
 
 def _device(device: torch.device | str | int, what: str) -> torch.device:
@@ -195,9 +196,7 @@ class _Landings:
         ]
         places, end = places_for(straight)
         known = {id(tensor): place for tensor, place in zip(straight, places, strict=True)}
-        spans = [
-            (tensor.detach().view(-1).view(torch.uint8), known[id(tensor)].offset) for tensor in straight
-        ]
+        spans = [(bytes_of(tensor), known[id(tensor)].offset) for tensor in straight]
         source: list[Any] = list(straight)
         rest = [tensor for tensor in tensors if id(tensor) not in known]
         if rest:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 import pickle
 import types
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import PurePath
 from typing import Any
 from zlib import crc32
@@ -148,11 +150,17 @@ def _carried(function: types.FunctionType) -> Iterator[Any]:
         with suppress(ValueError):  # an empty one
             yield cell.cell_contents
     yield from function.__defaults__ or ()
-    for name in function.__code__.co_names:
+    for name in _globals_of(function.__code__):
         value = function.__globals__.get(name)
         own = isinstance(value, types.FunctionType) and value.__module__ == function.__module__
         if own or type(value) in _DATA:
             yield value
+
+
+@lru_cache(1024)
+def _globals_of(code: types.CodeType) -> list[str]:
+    """The global names that a function reads; its ``co_names`` are also those of attributes."""
+    return sorted({str(each.argval) for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"})
 
 
 class AsItWas:

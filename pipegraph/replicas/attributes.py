@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from pipegraph.device import Slot
 from pipegraph.errors import ReplicaError
+from pipegraph.tensor_bytes import bytes_of
 
 # Each has a check of its own: parameters and modules may not change, buffers are copied.
 APART = frozenset({"_parameters", "_buffers", "_modules"})
@@ -156,8 +157,7 @@ def _inside(value: Any) -> list[Any]:
                 found.append(_Version(one._version))
             if type(one) is torch.Tensor and one.device.type == "cpu" and one.layout == torch.strided:
                 # Writes through `.data` or NumPy leave the version as it is.
-                plain = one.detach().resolve_conj().resolve_neg().contiguous()
-                found.append(_checksum(plain.view(-1).view(torch.uint8).numpy()))
+                found.append(_checksum(bytes_of(one).numpy()))
             continue
         if isinstance(one, (np.ndarray, bytearray, array)):
             flat = np.ascontiguousarray(one).reshape(-1)

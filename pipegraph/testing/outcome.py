@@ -16,6 +16,7 @@ from pipegraph.backends import BACKENDS
 from pipegraph.chunk import Chunk
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
+from pipegraph.tensor_bytes import bytes_of
 from pipegraph.testing.difference import brief, difference
 
 MakeGraph = Callable[[], Graph]
@@ -24,9 +25,7 @@ MakeGraph = Callable[[], Graph]
 def fingerprint(data: Any) -> Any:
     """A hashable value that is equal for equal trees: arrays and tensors by dtype, shape and bytes."""
     if isinstance(data, torch.Tensor):
-        whole = data.detach().cpu().contiguous().resolve_conj().resolve_neg()
-        content = whole.reshape(-1).view(torch.uint8).numpy().tobytes() if whole.numel() else b""
-        return ("tensor", str(whole.dtype), tuple(whole.shape), content)
+        return ("tensor", str(data.dtype), tuple(data.shape), bytes_of(data.cpu()).numpy().tobytes())
     if isinstance(data, np.ndarray):
         if data.dtype.hasobject:
             return ("objects", data.shape, tuple(fingerprint(each) for each in data.flat))

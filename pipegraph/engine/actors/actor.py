@@ -126,10 +126,10 @@ class StageActor:
     def _answer(self, result: Any) -> Parcel:
         counts = self._counts.take()
         try:
-            answer = Parcel((result, counts))
+            answer = Parcel((result, counts), back=True)
         except Exception as error:
             error.add_note("pipegraph: what the function returned cannot be sent from its actor")
-            answer = Parcel((Carried(error), counts))
+            answer = Parcel((Carried(error), counts), back=True)
         self._progress.enter(0, NOTHING)
         return answer
 

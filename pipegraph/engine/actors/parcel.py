@@ -26,10 +26,10 @@ class Parcel:
 
     __slots__ = ("_buffers", "_refs", "_stream", "nbytes")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, back: bool = False) -> None:
         take, self._buffers = set_apart()
         file = io.BytesIO()
-        pickler = _Pickler(file, take)
+        pickler = _Pickler(file, take, back)
         pickler.dump(value)
         self._refs = pickler.refs
         self._stream: Any = file.getbuffer()
@@ -44,8 +44,8 @@ class Parcel:
 class _Pickler(TreePickler):
     """A pickler that leaves out what only Ray can send."""
 
-    def __init__(self, file: Any, take: Any) -> None:
-        super().__init__(file, take)
+    def __init__(self, file: Any, take: Any, back: bool) -> None:
+        super().__init__(file, take, back)
         self.refs: list[Any] = []
 
     def reducer_override(self, value: Any) -> Any:

@@ -21,14 +21,15 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import torch
 
 from pipegraph.device.loans import Loans
 from pipegraph.device.slabs import aligned
 from pipegraph.engine.process.segments import Arena, Segment
+from pipegraph.engine.remote.by_value import ByValuePickler
 from pipegraph.engine.remote.contract import Unreadable
+from pipegraph.tensor_bytes import bytes_of
 
 APART = 1 << 12
 """Buffers from this many bytes on are kept out of the pickle: below, a copy costs less than the bookkeeping."""
@@ -92,19 +93,15 @@ def set_apart() -> tuple[Callable[[pickle.PickleBuffer], bool], list[memoryview]
     return take, buffers
 
 
-class TreePickler(cloudpickle.Pickler):  # type: ignore[misc]
+class TreePickler(ByValuePickler):
     """A pickler that writes plain CPU tensors as their bytes."""
 
-    def __init__(self, file: Any, take: Callable[[pickle.PickleBuffer], bool]) -> None:
-        super().__init__(file, protocol=5, buffer_callback=take)
+    def __init__(self, file: Any, take: Callable[[pickle.PickleBuffer], bool], back: bool = False) -> None:
+        super().__init__(file, back, buffer_callback=take)
 
     def reducer_override(self, value: Any) -> Any:
         if value.__class__ is torch.Tensor and _plain(value):
-            plain = value.detach()
-            if plain.is_conj() or plain.is_neg():
-                plain = plain.resolve_conj().resolve_neg()
-            flat = plain.contiguous().reshape(-1).view(torch.uint8) if plain.numel() else plain
-            raw: Any = flat.numpy() if plain.numel() else np.empty(0, np.uint8)
+            raw: Any = bytes_of(value).numpy()
             grad = value.requires_grad and value.is_leaf
             return _tensor, (pickle.PickleBuffer(raw), _NAMES[value.dtype], tuple(value.shape), grad)
         if value.__class__ is memoryview:
@@ -116,8 +113,10 @@ class TreePickler(cloudpickle.Pickler):  # type: ignore[misc]
 class _SlabPickler(TreePickler):
     """A pickler that sends tensors of shared slabs as segment and offset. Separate, because it checks every object."""
 
-    def __init__(self, file: Any, take: Callable[[pickle.PickleBuffer], bool], slabs: _Slabs) -> None:
-        super().__init__(file, take)
+    def __init__(
+        self, file: Any, take: Callable[[pickle.PickleBuffer], bool], back: bool, slabs: _Slabs
+    ) -> None:
+        super().__init__(file, take, back)
         self._slabs = slabs
 
     def persistent_id(self, value: Any) -> Any:
@@ -178,10 +177,15 @@ class _Slabs:
 
 
 class Port:
-    """One end of a connection, a stream socket (``AF_UNIX``) that it owns. One thread at a time."""
+    """One end of a connection, a stream socket (``AF_UNIX``) that it owns. One thread at a time.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Args:
+        back: whether this is the child's end.
+    """
+
+    def __init__(self, sock: socket.socket, back: bool = False) -> None:
         self.sock = sock
+        self._back = back
         self.slabs = _Slabs()
         self._arena = Arena()
         self._leases: Loans[int] = Loans()
@@ -208,7 +212,12 @@ class Port:
         take, buffers = set_apart()
         file = io.BytesIO()
         self.slabs.named = []
-        (_SlabPickler(file, take, self.slabs) if self.slabs.some else TreePickler(file, take)).dump(message)
+        pickler = (
+            _SlabPickler(file, take, self._back, self.slabs)
+            if self.slabs.some
+            else TreePickler(file, take, self._back)
+        )
+        pickler.dump(message)
         stream = file.getbuffer()
         inline = stream.nbytes <= IN_SOCKET
         parts = buffers if inline else [stream, *buffers]

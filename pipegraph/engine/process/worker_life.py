@@ -18,7 +18,7 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
     """Called in the process that the zygote forked, with the zygote's signal handlers. Opens what the first message
     says, and serves the calls that follow."""
     write_stacks(stack_fd)
-    port, page, counts = Port(sock), Page(page_fd), OperatorCounts()
+    port, page, counts = Port(sock, back=True), Page(page_fd), OperatorCounts()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the trainer has died
         spans, contexts, pack, single = port.receive()
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import cloudpickle
 
+from pipegraph.engine.remote.by_value import dumps_back
 from pipegraph.errors import described
 
 
@@ -118,7 +119,7 @@ def _dumped(error: BaseException, within: tuple[BaseException, ...]) -> bytes:
     else:
         args = tuple([sent(each, _repr_of) for each in error.args])
     try:
-        return bytes(cloudpickle.dumps((type(error), args, kept, notes)))
+        return dumps_back((type(error), args, kept, notes))
     except Exception:
         return b""
 

@@ -118,7 +118,7 @@ class _Port(Port):
     """A port whose slabs are allocated by other threads than the sender."""
 
     def __init__(self, sock: socket.socket) -> None:
-        super().__init__(sock)
+        super().__init__(sock, back=True)
         self._slabs_lock = concurrency.Lock()  # keeps slabs from being allocated during a send
 
     def send(self, message: Any, wait: bool = True) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from pipegraph.parameters import ENTRIES
+from pipegraph.tensor_bytes import bytes_of
 
 PIECE_BYTES, SAMPLED_PIECES = 1 << 14, 64
 """Of arrays above a megabyte only 64 pieces of 16 KiB are hashed: the arrays may be mapped files."""
@@ -65,8 +66,7 @@ def _value(value: Any, seen: dict[int, Any]) -> Any:
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_nested:
             return name
-        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return [str(value.dtype), tuple(value.shape), _hash(flat.numpy())]
+        return [str(value.dtype), tuple(value.shape), _hash(bytes_of(value.cpu()).numpy())]
     if isinstance(value, list | tuple | set | frozenset | dict):
         if len(value) > ENTRIES:
             return [name, len(value)]

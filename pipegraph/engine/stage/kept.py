@@ -16,6 +16,7 @@ import torch
 from pipegraph.chunk import Chunk, Lineage
 from pipegraph.engine.stage.cursors import freeze
 from pipegraph.errors import GraphError, StateError
+from pipegraph.tensor_bytes import bytes_of
 from pipegraph.tree import is_dataclass_value, is_namedtuple
 
 TAG = "pipegraph"
@@ -104,13 +105,12 @@ def encode(value: Any) -> Any:
         and value.layout == torch.strided
         and not (value.is_quantized or value.is_nested)
     ):
-        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         dtype = str(value.dtype).removeprefix("torch.")
         return {
             TAG: "tensor",
             "dtype": dtype,
             "shape": list(value.shape),
-            "data": _text(flat.numpy().tobytes()),
+            "data": _text(bytes_of(value.cpu()).numpy().tobytes()),
         }
     if isinstance(value, type):
         return {TAG: "class", "value": [value.__module__, value.__qualname__]}

@@ -1,0 +1,72 @@
+"""Classes of ``__main__``, of notebooks and of functions: sent to other processes by value, and back by their number.
+
+cloudpickle alone would send them by value both ways. Each object that comes back would then set the attributes of its
+class to what they were when the other process got it, and a class with slots could not be read, for the other process
+has it without.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import cloudpickle
+
+from pipegraph.forks import in_child
+
+_SENT: dict[str, type] = {}
+"""By number, what this process, and not its parent, has sent by value: kept, since objects of it may come back."""
+
+in_child(_SENT.clear)
+
+_GIVEN: WeakKeyDictionary[type, str] = WeakKeyDictionary()
+"""The numbers of classes that this process was sent by value."""
+
+
+class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's, but for these classes.
+
+    Args:
+        file: what it writes to.
+        back: whether the reader is the process that this one has its classes from.
+    """
+
+    def __init__(self, file: Any, back: bool, **options: Any) -> None:
+        super().__init__(file, protocol=5, **options)
+        self._back = back
+
+    def reducer_override(self, value: Any) -> Any:
+        if self._back and isinstance(value, type) and (number := _GIVEN.get(value)) is not None:
+            return _sent, (number,)
+        reduced = super().reducer_override(value)
+        if not isinstance(value, type) or reduced is NotImplemented or len(reduced) < 6:
+            return reduced  # it is no class, or one that the reader imports
+        make, arguments, *rest = reduced
+        slots = vars(value).get("__slots__")
+        if isinstance(slots, str | list | tuple | dict) and isinstance(arguments[3], dict):
+            arguments[3]["__slots__"] = slots
+        _SENT[arguments[-2]] = value
+        return _made, (make, arguments), *rest
+
+
+def _made(make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
+    """The class without its attributes, which follow."""
+    made = make(*arguments)
+    if arguments[-2] not in _SENT:
+        _GIVEN[made] = arguments[-2]
+    return made
+
+
+def _sent(number: str) -> type:
+    mine = _SENT.get(number)
+    # What was written for the other process is read here, as an exception may be.
+    return next(given for given, its in list(_GIVEN.items()) if its == number) if mine is None else mine
+
+
+def dumps_back(value: Any) -> bytes:
+    """A pickle for the process that this one has its classes from."""
+    file = io.BytesIO()
+    ByValuePickler(file, True).dump(value)
+    return file.getvalue()
