@@ -131,7 +131,7 @@ def main() -> None:
     options = parser.parse_args()
     paths = photographs(options.images)
     one_thread_each()
-    # Calibrate before the clock runs, and say what was chosen.
+    # Opened before the clock runs; says what was chosen.
     open_backend("auto")
     print(note_of("auto"))
     warm, timed = (1, 2) if options.large else (2, 6)

@@ -8,7 +8,6 @@ slot of the batch. ``normalize_into`` turns a batch of uint8 into normalised flo
 from pipegraph.operators.images.choice import (
     BACKENDS as BACKENDS,
     family_of as family_of,
-    known_calibration as known_calibration,
     note_of as note_of,
     open_backend as open_backend,
 )

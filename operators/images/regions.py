@@ -3,11 +3,12 @@
 A region decoder gives the pixels of one region at a whole scale. All of them
 stand on libjpeg-turbo with the accurate DCT and fancy upsampling, and so give
 the same bytes; they differ in how much of the image they must decode for that.
-Whichever is chosen, by hand or by calibration, what is delivered does not change.
+Whichever is chosen, what is delivered does not change.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from pipegraph.operators.images.crop import CropWindow, Region
@@ -39,12 +40,12 @@ class RegionDecoder(Protocol):
 class RegionBackend:
     """A backend that decodes no more than it must; Pillow decodes what is unusual or broken.
 
-    ``exact`` and ``reduced`` decode regions of JPEGs, at full scale and at 1/2, 1/4 and 1/8; ``other`` those of other
-    formats.
+    Args:
+        decoders: of regions of JPEGs; each does what those before it cannot. The last one decodes other formats too.
     """
 
-    def __init__(self, name: str, exact: RegionDecoder, reduced: RegionDecoder, other: RegionDecoder) -> None:
-        self.name, self._exact, self._reduced, self._other = name, exact, reduced, other
+    def __init__(self, name: str, decoders: Sequence[RegionDecoder]) -> None:
+        self.name, self._decoders = name, decoders
         self._pillow = PillowBackend()
 
     def decode_into(
@@ -54,15 +55,13 @@ class RegionBackend:
         if header.plain and header.complete:
             region = stored_region(window.region, header.orientation, *header.size)
             height, width = out.shape[1::-1] if swaps_sides(header.orientation) else out.shape[:2]
-            if header.format == "JPEG":
-                whole = interpolation in ("nearest", "antialias")
-                factor = 1 if whole else reduction(region, height, width)
-                decoder = self._exact if factor == 1 else self._reduced
-            else:
-                factor, decoder = 1, self._other
-            pixels = decoder.decode(data, header, region, factor, out.shape[2])
-            if pixels is None and decoder is not self._other:
-                pixels = self._other.decode(data, header, region, factor, out.shape[2])
+            jpeg = header.format == "JPEG"
+            whole = not jpeg or interpolation in ("nearest", "antialias")
+            factor = 1 if whole else reduction(region, height, width)
+            for decoder in self._decoders if jpeg else self._decoders[-1:]:
+                pixels = decoder.decode(data, header, region, factor, out.shape[2])
+                if pixels is not None:
+                    break
         if pixels is None:
             self._pillow.decode_into(data, header, window, out, interpolation=interpolation)
         elif interpolation == "antialias":

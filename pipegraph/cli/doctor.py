@@ -51,7 +51,7 @@ ENOUGH_FILES = 4096
 
 
 def report() -> str:
-    """Facts and optional parts as aligned text; of the parts it imports only the decoders, to measure them."""
+    """Facts and optional parts as aligned text; of the parts it imports only the decoders."""
     lines = [f"{name:<12}{value}" for name, value in [*_facts(), *_processes(), *_devices(), *_decoders()]]
     lines += ["", "optional parts"]
     width = max(len(part.distribution) for part in PARTS)
@@ -121,17 +121,13 @@ def _devices() -> list[tuple[str, str]]:
 
 
 def _decoders() -> list[tuple[str, str]]:
-    from pipegraph.operators.images import known_calibration, note_of, open_backend
+    from pipegraph.operators.images import note_of, open_backend
 
     try:
         open_backend("auto")
     except MissingExtraError as error:
         return [("decoder", f"none: {error}")]
-    lines = [("decoder", note_of("auto"))]
-    measured = known_calibration()
-    if measured is not None:
-        lines += [("", f"JPEG regions/s of one thread at {each}") for each in measured.figures()]
-    return lines
+    return [("decoder", note_of("auto"))]
 
 
 def _version(part: OptionalPart) -> str | None:

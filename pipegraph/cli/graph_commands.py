@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from pipegraph.cli.progress_bars import ProgressLine
-from pipegraph.errors import DataError, GraphError, LoaderClosedError, MissingExtraError
+from pipegraph.errors import DataError, GraphError, LoaderClosedError
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
-from pipegraph.operators import Batch, DecodeImage
-from pipegraph.operators.images import open_backend
+from pipegraph.operators import Batch
 from pipegraph.operators.ordered import OrderedSource
 from pipegraph.order import total_samples
 from pipegraph.order.quality import quality
@@ -35,12 +33,6 @@ SAMPLES_PER_PART = 1000
 def run_plan(graph: Graph, output: str | None, svg: str | None) -> None:
     """Print the plan, and write its picture to ``svg``."""
     plan = graph.plan(output)
-    operators = [stage.operator for stage in plan.running]
-    if any(isinstance(each, DecodeImage) and each.backend == "auto" for each in operators):
-        # A plan measures nothing, and says what has been measured.
-        with suppress(MissingExtraError):
-            open_backend("auto")
-            plan = graph.plan(output)
     print(plan)
     if svg is not None:
         Path(svg).write_text(plan_svg(plan), encoding="utf-8")

