@@ -5,7 +5,9 @@ A new kind is a file with a ``StageKind`` (see ``planning.kind``) and its line i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
+from typing import Any
 
 from pipegraph.capabilities import RowOperator
 from pipegraph.contracts import Operator, Source
@@ -25,9 +27,16 @@ _CLASSES = {
 _VARIANTS = {
     "random access": "random_access.RandomAccessKind",
     "rows": "rows.RowKind",
-    "sidecar": "remote_stages.RemoteStagesKind",
 }
 _STATEFUL = ("map", "expand", "regroup")
+
+
+class _RemoteStages(StageKind):
+    """What runs in the sidecar, in the trainer's part of a plan: its proxy receives chunks as they are to leave."""
+
+    def loop(self, stage: Any, worker: Any) -> Iterator[Any]:
+        loop: Iterator[Any] = worker.operator.loop(stage, worker)
+        return loop
 
 
 class _Kinds(dict[str, StageKind]):
@@ -44,7 +53,7 @@ class _Kinds(dict[str, StageKind]):
         return self.setdefault(name, made)
 
 
-KINDS = _Kinds()
+KINDS = _Kinds(sidecar=_RemoteStages())
 """By the ``kind`` that an operator's class names, and those that :func:`kind_of` finds besides."""
 
 

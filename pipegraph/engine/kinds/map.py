@@ -89,7 +89,7 @@ def map_loop(
     """
     take, sender = stage.inboxes[0].take, stage.sender
     process = stage.failures.seeded(process)
-    single = partial(_single, stage, worker, stage.failures.guard(worker, process))
+    single = partial(do_single, stage, worker, stage.failures.guard(worker, process))
     bundles = rows is None or stage.plan.operator.can(BundleMap) is not None
     account = stage.run.account
     ahead = Ahead(stage, worker, rows, unit.call)
@@ -118,7 +118,7 @@ def map_loop(
         yield ahead.holds
 
 
-def _single(
+def do_single(
     stage: StageRun,
     worker: Worker,
     process: Process,

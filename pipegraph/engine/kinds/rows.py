@@ -15,7 +15,7 @@ from typing import Any
 from pipegraph.bundle import Bundle
 from pipegraph.capabilities import RowOperator
 from pipegraph.chunk import Chunk, Failure
-from pipegraph.engine.kinds.map import MapKind, Process
+from pipegraph.engine.kinds.map import MapKind, Process, do_single
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
@@ -81,16 +81,12 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             stage.sender.token(ticket, item)
             yield
             continue
-        reserved = (
-            stage.run.account.reserve(stage.account, stage.sender.first, ticket)
-            if stage.account.guarded
-            else 0
-        )
         if not item.batched:
-            held = item.buffers
-            stage.leave(worker, ticket, stage.attempt(worker, item, process), held, reserved)
+            do_single(stage, worker, process, ticket, item, 0, True)
             yield
             continue
+        account, guarded = stage.run.account, stage.account.guarded
+        reserved = account.reserve(stage.account, stage.sender.first, ticket) if guarded else 0
         start = now()
         try:
             opened = _Job(ticket, item, operator.begin_batch(item), reserved)

@@ -59,16 +59,13 @@ class Book:
 
     __slots__ = (
         *("_came", "_entries", "_failed_before", "_ordinals", "_passed"),
-        *("added", "items_before", "last_failed", "since"),
+        *("added", "since"),
     )
 
     def __init__(self, failed: int = 0, items: int = 0, since: int = 0) -> None:
         self._failed_before = failed
-        self.items_before = items
         self.since = since
         self.added = 0
-        self.last_failed = 0
-        """The ordinal of the last item that failed in this run; 0 if none did."""
         self._ordinals: list[int] = []  # of failed items, ascending
         self._entries: list[Entry] = []  # for their samples, in the same order
         self._came: list[tuple[Cursor, int]] = []  # (an item's cursor, how many items came in with it)
@@ -78,6 +75,12 @@ class Book:
     def failed(self) -> int:
         """How many items failed, including earlier runs."""
         return self._failed_before + len(self._ordinals)
+
+    @property
+    def last_failed(self) -> int:
+        """The ordinal of the last item that failed, of those recorded; 0 if none did. All that are not finished come
+        after those whose records were dropped."""
+        return self._ordinals[-1] if self._ordinals else 0
 
     @property
     def items(self) -> int:
@@ -91,7 +94,6 @@ class Book:
     def add(self, ordinal: int, entries: Sequence[Entry]) -> None:
         """An item failed. Completion-order stages call this a little out of the order of ordinals."""
         insort(self._ordinals, ordinal)
-        self.last_failed = self._ordinals[-1]
         for entry in entries:
             insort(self._entries, entry, key=_ordinal)
 

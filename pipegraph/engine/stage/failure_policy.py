@@ -53,13 +53,8 @@ class Failures:
             return process
 
         def retrying(chunk: Chunk) -> Any:
-            original = chunk.data
-
-            def attempt() -> Any:
-                # A function that failed may have changed its containers.
-                return process(chunk.replace(copy_containers(original)))
-
-            return self.retry(worker, attempt)
+            original = chunk.data  # a function that failed may have changed its containers
+            return self.retry(worker, lambda: process(chunk.replace(copy_containers(original))))
 
         return retrying
 
@@ -194,9 +189,9 @@ class Failures:
         ledger = stage.run.ledger
         with stage.judging:
             ordinal = stage.ordinals.of(worker.ticket, chunk, row)
-            failed = ledger.failed(name, chunk.epoch) + 1
-            # In completion order, later items may have failed earlier: count them as items too.
-            items = max(ordinal, ledger.last_failed(name, chunk.epoch))
+            failed, last = ledger.failed(name, chunk.epoch)
+            failed += 1
+            items = max(ordinal, last)  # in completion order, later items may have failed earlier
             if exceeded(budget, failed, items):
                 note(
                     error,
@@ -227,7 +222,7 @@ class Failures:
         assert budget is not None
         if not stage.numbers_taken:
             stage.ordinals.number(0, EndOfEpoch(epoch))
-        items, failed = stage.ordinals.total(epoch), stage.run.ledger.failed(self.name, epoch)
+        items, (failed, _) = stage.ordinals.total(epoch), stage.run.ledger.failed(self.name, epoch)
         if not failed or failed / max(1, items) <= budget:
             return None
         error = BudgetError(

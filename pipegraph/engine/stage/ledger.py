@@ -160,17 +160,14 @@ class Ledger:
         with self._lock:
             self._book(stage, epoch).take(befores, first)
 
-    def failed(self, stage: str, epoch: int) -> int:
-        """How many of the stage's items failed in the epoch so far, including earlier runs."""
+    def failed(self, stage: str, epoch: int) -> tuple[int, int]:
+        """How many of the stage's items failed in the epoch so far, including earlier runs; the ordinal of the last of
+        them in this run, 0 if there is none."""
         with self._lock:
             book = self._books.get((stage, epoch))
-            return book.failed if book is not None else self._base.get((stage, epoch), (0, 0))[0]
-
-    def last_failed(self, stage: str, epoch: int) -> int:
-        """The ordinal of the last item that failed in this run; 0 if none did."""
-        with self._lock:
-            book = self._books.get((stage, epoch))
-            return 0 if book is None else book.last_failed
+            if book is None:
+                return self._base.get((stage, epoch), (0, 0))[0], 0
+            return book.failed, book.last_failed
 
     def add(self, stage: str, epoch: int, ordinal: int, lost: Sequence[tuple[Lineage, Quarantined]]) -> bool:
         """Record a failed item (a batch has an entry per sample); returns whether it is the stage's first.

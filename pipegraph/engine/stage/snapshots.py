@@ -32,16 +32,15 @@ class Snapshots:
         self._stage = stage
         self._limit = limit
         self._charge = charge
-        self._sizes: dict[tuple[int, int], int] = {}  # bytes by (epoch, step); used by the worker alone
         self.first: tuple[int, Any] | None = None
         self.needed: Callable[[], tuple[int, int] | None] = lambda: None  # (epoch, step) of a restart
-        self._taken: tuple[tuple[int, int, Any], ...] = ()
+        self._taken: tuple[tuple[int, int, Any, int], ...] = ()  # epoch, step, snapshot, bytes
 
     def begin(self, epoch: int, first: tuple[int, Any] | None) -> None:
         """The run resumes from ``first`` in ``epoch``."""
         self.first = first
         if first is not None:
-            self._taken = (*self._taken, (epoch, *first))
+            self._taken = (*self._taken, (epoch, *first, 0))
 
     def restore(self, source: Any, epoch: int, first_epoch: int) -> None:
         """Restore the source from the run's snapshot, if the run begins in this epoch."""
@@ -55,7 +54,8 @@ class Snapshots:
         Raises:
             GraphError: it cannot be encoded as JSON.
         """
-        taken = (*self._taken, (epoch, step, encode_state(snapshot, self._stage)))
+        encoded = encode_state(snapshot, self._stage)
+        before, taken = self._taken, (*self._taken, (epoch, step, encoded, snapshot_bytes(encoded)))
         needed = self.needed()
         if needed is not None:
             # Keep one more than needed: another thread may be taking a state of the previous chunk.
@@ -65,20 +65,10 @@ class Snapshots:
             half = MAX_SNAPSHOTS // 2
             taken = taken[:half:2] + taken[half:]
         if self._charge is not None:
-            taken = self._charged(taken, self._charge)
+            while len(taken) > 2 and _bytes(taken) > self._limit // SHARE:
+                taken = (*taken[:-1:2], taken[-1])
+            self._charge(_bytes(taken) - _bytes(before))
         self._taken = taken
-
-    def _charged(
-        self, taken: tuple[tuple[int, int, Any], ...], charge: Callable[[int], None]
-    ) -> tuple[tuple[int, int, Any], ...]:
-        before, sizes = sum(self._sizes.values()), self._sizes
-        epoch, step, snapshot = taken[-1]
-        sizes[epoch, step] = snapshot_bytes(snapshot)
-        while len(taken) > 2 and sum(sizes.get(each[:2], 0) for each in taken) > self._limit // SHARE:
-            taken = (*taken[:-1:2], taken[-1])
-        self._sizes = {each[:2]: sizes.get(each[:2], 0) for each in taken}
-        charge(sum(self._sizes.values()) - before)
-        return taken
 
     @property
     def taken(self) -> bool:
@@ -87,10 +77,14 @@ class Snapshots:
 
     def newest(self, epoch: int, step: int) -> tuple[int, Any] | None:
         """``(step, snapshot)`` of the latest from which ``step`` of ``epoch`` can be reached; else None."""
-        for at, taken, snapshot in reversed(self._taken):
+        for at, taken, snapshot, _ in reversed(self._taken):
             if at == epoch and taken <= step:
                 return taken, snapshot
         return None
+
+
+def _bytes(taken: tuple[tuple[int, int, Any, int], ...]) -> int:
+    return sum(nbytes for *_, nbytes in taken)
 
 
 def snapshot_bytes(snapshot: Any) -> int:
