@@ -28,7 +28,6 @@ class Restart:
     """How a stage resumes from a state; applies to the run's first epoch only."""
 
     step: int = 0
-    drop: tuple[Cursor, int] | None = None
     cursor: Cursor = None
     base: Cursor = None
     marks: int = 0

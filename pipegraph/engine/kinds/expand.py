@@ -47,7 +47,7 @@ class ExpandKind(StageKind):
     def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
         if stage.unordered_above:
             return Restart(), [cursor]
-        return Restart(drop=(cursor[0], cursor[1])), [cursor[0]]
+        return Restart(cursor=cursor), [cursor[0]]
 
     def reached(
         self, stage: StagePlan, at: Reached, draw: tuple[int, int], drops: bool
@@ -185,7 +185,7 @@ def _send_alone(unit: _Children, child: Chunk) -> None:
 
 
 def _children_to_drop(stage: StageRun, parent: Chunk) -> int:
-    drop = stage.restart.drop
-    if drop is not None and parent.epoch == stage.run.first_epoch and same(parent.before, drop[0]):
-        return drop[1]
+    at = stage.restart.cursor
+    if at is not None and parent.epoch == stage.run.first_epoch and same(parent.before, at[0]):
+        return int(at[1])
     return 0

@@ -46,118 +46,6 @@ def _code_of(stage: StagePlan) -> str:
     return "" if stage.source is not None else "".join(map(code_of, functions_of(stage.operator)))
 
 
-class _RandomnessCheck:
-    """Detects that a stage above a cache draws random numbers, when it does; the cache then raises.
-
-    Attributes:
-        stage: the first that drew. Set before its sample reaches the cache, so that no such sample is stored.
-        source: the stage that reads the samples.
-    """
-
-    def __init__(self, source: str, watches: dict[str, WatchedStage]) -> None:
-        self.stage: str | None = None
-        self.source = source
-        self._watches = watches
-
-    def refusing(self, process: Callable[[Chunk], Any], cache: str) -> Callable[[Chunk], Any]:
-        """Wrap the cache's ``process`` to raise if a stage has drawn random numbers."""
-
-        def refuse(chunk: Chunk) -> Any:
-            if self.stage is not None:
-                raise GraphError(
-                    f"stage {cache!r}: a Cache keeps results that depend on their item alone, but stage "
-                    f"{self.stage!r} above it draws random numbers from torch's generators, which every epoch must "
-                    f"draw anew. Move the Cache above {self.stage!r}, or leave it out"
-                    if self.stage != self.source
-                    else f"stage {cache!r}: a Cache keeps results that depend on their item alone, but the data of "
-                    f"stage {self.stage!r} draws random numbers from torch's generators when it is read, which every "
-                    "epoch must draw anew. Draw in a function below the Cache, or leave the Cache out"
-                )
-            return process(chunk)
-
-        return refuse
-
-    def watched(self, stage: str, call: Callable[..., Any], *args: Any) -> Any:
-        """What ``call`` gives, in a stage above the cache."""
-        before = drew()  # a sampler, in the thread that has the samples read in processes
-        watch = self._watches.get(stage)
-        made = call(*args) if watch is None else watch.use(call, *args)
-        now = drew()
-        if now is not None and now is not before:
-            self.stage = stage
-        return made
-
-
-def _skipping(operator: Any, stage: str, random: _RandomnessCheck) -> _Override:
-    """Wrap an operator between a source and its cache to pass hits on."""
-
-    def process(chunk: Chunk) -> Any:
-        if chunk.data.__class__ is Hit:
-            return chunk
-        return random.watched(stage, operator.process, chunk)
-
-    def call_for(chunk: Chunk) -> Any:  # for an operator in a process: hits are not sent there
-        return None if chunk.data.__class__ is Hit else operator.call_for(chunk)
-
-    return _Override(operator, process=process, call_for=call_for)
-
-
-class _DrawnIndices:
-    """The index drawn for each position whose sample is on its way to the cache, which needs it to store the value."""
-
-    def __init__(self) -> None:
-        self._indices: dict[tuple[int, int], Any] = {}
-
-    def index_of(self, position: int, epoch: int) -> Any:
-        """The index drawn for a position."""
-        return self._indices[epoch, position]
-
-    def note(self, place: Drawn, epoch: int) -> None:
-        """Record a cache miss: its sample is read."""
-        self._indices[epoch, place.position] = place.index
-
-    def forgetting(self, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
-        """Wrap the cache's ``process`` to drop the index afterwards."""
-
-        def forget(chunk: Chunk) -> Any:
-            out = process(chunk)
-            self._indices.pop((chunk.epoch, chunk.lineages[0][1]), None)
-            return out
-
-        return forget
-
-    def clearing(self, begin_run: Callable[..., None]) -> Callable[..., None]:
-        """Wrap the source's ``begin_run`` to drop all indices: samples of a cancelled run never arrive."""
-
-        def clear(*args: Any) -> None:
-            self._indices.clear()
-            begin_run(*args)
-
-        return clear
-
-
-def read_cached(
-    source: Source,
-    lookup: Callable[[int], Hit | None],
-    drawn: _DrawnIndices,
-    stage: str,
-    random: _RandomnessCheck,
-) -> Callable[[Any, int], Any]:
-    """Wrap a source's ``read`` to look each sample up in the cache first."""
-    read, index_of = source.read, source.index_of
-    assert index_of is not None  # the plan has checked it
-
-    def reading(place: Any, epoch: int) -> Any:
-        hit = lookup(index_of(place, epoch))
-        if hit is not None:
-            return hit
-        if isinstance(place, Drawn):
-            drawn.note(place, epoch)
-        return random.watched(stage, read, place, epoch)
-
-    return reading
-
-
 class _Override:
     """A proxy of a worker's operator with some methods overridden."""
 
@@ -167,6 +55,97 @@ class _Override:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._operator, name)
+
+
+class _Wiring:
+    """What the wrapped operators of one cache share: which stage above it drew random numbers (the cache then raises),
+    and, for a sampler's source, the index drawn for each position whose sample is on its way to the cache.
+
+    Args:
+        watches: by stage above the cache.
+    """
+
+    def __init__(self, cache: str, source: str, watches: dict[str, WatchedStage]) -> None:
+        self._cache = cache
+        self._source = source
+        self._watches = watches
+        # The first that drew. Set before its sample reaches the cache, so that no such sample is stored.
+        self._drew: str | None = None
+        self._indices: dict[tuple[int, int], Any] = {}
+
+    def index_of(self, position: int, epoch: int) -> Any:
+        """The index drawn for a position."""
+        return self._indices[epoch, position]
+
+    def _watched(self, stage: str, call: Callable[..., Any], *args: Any) -> Any:
+        """What ``call`` gives, in a stage above the cache."""
+        before = drew()  # a sampler, in the thread that has the samples read in processes
+        watch = self._watches.get(stage)
+        made = call(*args) if watch is None else watch.use(call, *args)
+        now = drew()
+        if now is not None and now is not before:
+            self._drew = stage
+        return made
+
+    def reading(self, source: Source, lookup: Callable[[int], Hit | None]) -> _Override:
+        """Wrap the source to look each sample up in the cache before it is read."""
+        read, index_of = source.read, source.index_of
+        assert index_of is not None  # the plan has checked it
+
+        def reading(place: Any, epoch: int) -> Any:
+            hit = lookup(index_of(place, epoch))
+            if hit is not None:
+                return hit
+            if isinstance(place, Drawn):
+                self._indices[epoch, place.position] = place.index
+            return self._watched(self._source, read, place, epoch)
+
+        return _Override(source, read=reading)
+
+    def skipping(self, operator: Any, stage: str) -> _Override:
+        """Wrap an operator between the source and the cache to pass hits on."""
+
+        def process(chunk: Chunk) -> Any:
+            if chunk.data.__class__ is Hit:
+                return chunk
+            return self._watched(stage, operator.process, chunk)
+
+        def call_for(chunk: Chunk) -> Any:  # for an operator in a process: hits are not sent there
+            return None if chunk.data.__class__ is Hit else operator.call_for(chunk)
+
+        return _Override(operator, process=process, call_for=call_for)
+
+    def storing(self, cache: Any) -> _Override:
+        """Wrap the cache to raise if a stage has drawn random numbers, and to drop a drawn index afterwards."""
+
+        def process(chunk: Chunk) -> Any:
+            if self._drew is not None:
+                raise self._refused(self._drew)
+            out = cache.process(chunk)
+            self._indices.pop((chunk.epoch, chunk.lineages[0][1]), None)
+            return out
+
+        return _Override(cache, process=process)
+
+    def _refused(self, drew: str) -> GraphError:
+        what = f"stage {drew!r} above it draws random numbers from torch's generators"
+        remedy = f"Move the Cache above {drew!r}, or leave it out"
+        if drew == self._source:
+            what = f"the data of stage {drew!r} draws random numbers from torch's generators when it is read"
+            remedy = "Draw in a function below the Cache, or leave the Cache out"
+        return GraphError(
+            f"stage {self._cache!r}: a Cache keeps results that depend on their item alone, but {what}, which every "
+            f"epoch must draw anew. {remedy}"
+        )
+
+    def clearing(self, reader: Any) -> _Override:
+        """Wrap the source to drop all indices as a run begins: samples of a cancelled one never arrive."""
+
+        def begin_run(*args: Any) -> None:
+            self._indices.clear()
+            reader.begin_run(*args)
+
+        return _Override(reader, begin_run=begin_run)
 
 
 def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, Any]) -> list[CacheWatch]:
@@ -180,22 +159,19 @@ def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, A
             reading.group = 1
         digest = upstream_digest(plan, stage)
         reads = {each.name: seen for each in (source, *between) if (seen := watched(each)) is not None}
-        caches, drawn, random = operators[stage.name], _DrawnIndices(), _RandomnessCheck(source.name, reads)
+        caches, wiring = operators[stage.name], _Wiring(stage.name, source.name, reads)
         watches.append(CacheWatch(stage.name, caches[0], list(reads.values())))
-        draws, reader = source.operator.can(Sampled) is not None, readers[source.name]
+        draws, reader, lookup = (
+            source.operator.can(Sampled) is not None,
+            readers[source.name],
+            caches[0].lookup,
+        )
         if draws:
-            readers[source.name] = _Override(reader, begin_run=drawn.clearing(reader.begin_run))
-        lookup = caches[0].lookup
+            readers[source.name] = wiring.clearing(reader)
         for cache in caches:
-            cache.attach(drawn.index_of if draws else reader.index_of, digest)
-        operators[stage.name] = [
-            _Override(cache, process=drawn.forgetting(random.refusing(cache.process, stage.name)))
-            for cache in caches
-        ]
-        operators[source.name] = [
-            _Override(each, read=read_cached(each, lookup, drawn, source.name, random))
-            for each in operators[source.name]
-        ]
+            cache.attach(wiring.index_of if draws else reader.index_of, digest)
+        operators[stage.name] = [wiring.storing(cache) for cache in caches]
+        operators[source.name] = [wiring.reading(each, lookup) for each in operators[source.name]]
         for above in between:
-            operators[above.name] = [_skipping(each, above.name, random) for each in operators[above.name]]
+            operators[above.name] = [wiring.skipping(each, above.name) for each in operators[above.name]]
     return watches

@@ -36,9 +36,6 @@ from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.tree import ATOMS, buffers_of_each
 
-SMALL_BYTES = LIGHT_ROW_BYTES
-"""Buffers up to this size are counted together, although samples may share them; larger ones are counted singly."""
-
 _nbytes = attrgetter("nbytes")
 _bundle_ids = itertools.count(-1, -1)  # below all addresses
 _PLAIN = ATOMS | {str}
@@ -276,13 +273,14 @@ def measured(bundle: Bundle) -> Buffers:
 
 
 def _light(items: Any) -> int | None:
-    """The total bytes of small values of one type; None if they must be measured one by one."""
+    """The total bytes of small values of one type; None if they must be measured one by one, as larger ones must,
+    which samples may share."""
     kinds = set(map(type, items))
     if kinds <= ATOMS:
         return 0
     if kinds <= _PLAIN:
         texts = [item for item in items if item.__class__ is str]
-        return sum(map(sys.getsizeof, texts)) if max(map(len, texts)) <= SMALL_BYTES else None
+        return sum(map(sys.getsizeof, texts)) if max(map(len, texts)) <= LIGHT_ROW_BYTES else None
     if len(kinds) > 1:
         return None
     kind = kinds.pop()
@@ -293,10 +291,10 @@ def _light(items: Any) -> int | None:
             sizes = list(map(_nbytes, items))
         except RuntimeError:  # a sparse tensor has no bytes of its own
             return None
-        return sum(sizes) if max(sizes) <= SMALL_BYTES else None
+        return sum(sizes) if max(sizes) <= LIGHT_ROW_BYTES else None
     if kind is bytes:
         sizes = list(map(len, items))
-        return sum(sizes) if max(sizes) <= SMALL_BYTES else None
+        return sum(sizes) if max(sizes) <= LIGHT_ROW_BYTES else None
     if kind is tuple and len(set(map(len, items))) == 1:
         return _all_light(zip(*items, strict=True))
     if kind is dict:
