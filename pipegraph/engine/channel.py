@@ -257,9 +257,9 @@ class Channel:
 
     # -- getting -------------------------------------------------------------------------------
 
-    def get(self, needed: int = 1) -> Any:
-        """The next item; blocks while there is none. For ``needed`` see :meth:`take`."""
-        return self.take(None, needed)[1]
+    def get(self) -> Any:
+        """The next item; blocks while there is none."""
+        return self.take()[1]
 
     def take(
         self, rows: int | None = None, needed: int = 1, other_work: Callable[[], bool] | None = None

@@ -21,14 +21,12 @@ class ReorderBuffer(Generic[T]):
 
     Attributes:
         next: the lowest number not yet closed.
-        held: items that wait for a lower number.
     """
 
-    __slots__ = ("_closed", "_waiting", "held", "next")
+    __slots__ = ("_closed", "_waiting", "next")
 
     def __init__(self) -> None:
         self.next = 0
-        self.held = 0
         self._waiting: dict[int, list[T]] = {}
         self._closed: set[int] = set()
 
@@ -37,7 +35,6 @@ class ReorderBuffer(Generic[T]):
         if seq == self.next:
             return [item, *self._advance()] if last else [item]
         self._waiting.setdefault(seq, []).append(item)
-        self.held += 1
         if last:
             self._closed.add(seq)
         return []
@@ -53,10 +50,7 @@ class ReorderBuffer(Generic[T]):
         released: list[T] = []
         self.next += 1
         while True:
-            items = self._waiting.pop(self.next, None)
-            if items:
-                released += items
-                self.held -= len(items)
+            released += self._waiting.pop(self.next, ())
             if self.next not in self._closed:
                 return released
             self._closed.remove(self.next)

@@ -63,10 +63,6 @@ class Staffing:
 
     # -- inspection ----------------------------------------------------------------------------
 
-    def capacity(self, stage: str) -> int:
-        """Capacity of a stage's queues, as planned or set since."""
-        return self._loader.capacities.get(stage, self._loader.plan.stages[stage].capacity)
-
     def workers(self, stage: str) -> int:
         """How many workers take part now."""
         time = self._worker_time.get(stage)
