@@ -61,7 +61,6 @@ class Reading:
         from pipegraph.reader.block_reader import BlockReader
         from pipegraph.reader.block_sources import ManifestSource, PartSource
         from pipegraph.reader.fetcher import Fetcher
-        from pipegraph.reader.late_blocks import LateBlocks
 
         select, context = feed.select, self._context
         memory = memory_of(context)
@@ -77,7 +76,7 @@ class Reading:
             source = ManifestSource(
                 select.manifest(), select.order, feed.rank, feed.world_size, fetcher, self._choice
             )
-        return BlockReader(source, self._ahead, context.count, context.share("blocks", LateBlocks))
+        return BlockReader(source, self._ahead, context.count)
 
     def hold(self, part: int, nbytes: int) -> None:
         """Record how many bytes of decoded blocks a part that is read out of order holds."""

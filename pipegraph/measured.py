@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pipegraph.durations import Durations
 from pipegraph.totals import Totals, growth
 
 Edge = tuple[str, int]
 """The queue into input ``index`` of a stage; ``("", 0)`` is read by the training loop."""
-
-
-class Report(ABC):
-    """A shared object of a stage's workers (``Context.share``) that the profile shows under its name.
-
-    Thread-safe; it is read while workers write, and after ``close()``.
-    """
-
-    @abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """The report as JSON."""
-
-    @abstractmethod
-    def lines(self) -> list[str]:
-        """The same for people: short lines for the printed profile; none if there is nothing to say."""
-
-
-Reported = tuple[dict[str, Any], list[str]]
-"""A report as it stood when it was asked for: JSON, and lines."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +37,7 @@ class Measured:
         durations: of each stage's pieces of work, and under ``""`` of the training loop's waits.
         workers: of each stage that runs, now.
         queues: now.
-        counters, reports: what operators count and report themselves, by stage.
+        counters: what operators count themselves, by stage.
         grown: capacities of queues that had to grow.
         cores: how many the loader may use.
         memory: bytes that chunks hold now, the most that they held, and the limit.
@@ -73,7 +52,6 @@ class Measured:
     workers: Mapping[str, int] = field(default_factory=dict)
     queues: Mapping[Edge, QueueLook] = field(default_factory=dict)
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    reports: Mapping[str, Mapping[str, Reported]] = field(default_factory=dict)
     grown: Mapping[str, int] = field(default_factory=dict)
     cores: float = 0.0
     memory: tuple[int, int, int] = (0, 0, 0)

@@ -243,8 +243,6 @@ class StageProfile:
         "capacity of its output queue if the graph stalled and it was enlarged, else None.", default=None
     )
     counters: Mapping[str, int] = measurement("what the operator counts itself.", "text", default=dict)
-    reports: Mapping[str, Any] = measurement("its reports: name -> JSON.", "text", default=dict)
-    remarks: tuple[str, ...] = measurement("the same for people, as lines.", "text", default=())
     within: str | None = measurement("the stage that does its work, or None.", "text", default=None)
     drawing: float = measurement(
         "share 0..1 of the time of passes that its sampler drew, one index after the other whatever its workers.",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.capabilities import Moves
@@ -17,9 +17,6 @@ from pipegraph.engine.tracing import Tracer
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.stopping import Stopping
 from pipegraph.totals import Totals
-
-if TYPE_CHECKING:
-    from pipegraph.measured import Reported
 
 
 class LoaderContext(ABC):
@@ -116,15 +113,3 @@ class LoaderContext(ABC):
         pinned_for = [each.pinned_for() for each in movers if each is not None]
         device = next((found for found in pinned_for if found is not None), self._device)
         return Context(*place, self.stopping, count, share, read, memory, self.memory_limit, device)
-
-    def reports(self, stage: str) -> Mapping[str, Reported]:
-        """The reports of a stage's workers, as they stand."""
-        from pipegraph.measured import Report
-
-        found = self.shared(stage).items()
-        return {name: (made.to_dict(), made.lines()) for name, made in found if isinstance(made, Report)}
-
-    def shared(self, stage: str) -> dict[str, Any]:
-        """The objects that a stage's workers share, by name; available after ``close`` too."""
-        with self._sharing:
-            return {name: made for (of, name), made in self._shared.items() if of == stage}

@@ -97,7 +97,6 @@ class PassTotals:
                 found,
                 life=Counter({**found.life, **self._scheduled, **of_training}),
                 durations={**found.durations, "": waits},
-                workers={name: self._staffing.workers(name) for name in found.reports},
                 queues=self._queues,
                 cores=cores(),
                 memory=(*self._memory, loader.memory_limit),
@@ -125,7 +124,7 @@ class PassTotals:
             passes=passes,
             durations=durations,
             counters={name: dict(found) for name, found in list(loader.counters.items())},
-            reports={name: loader.reports(name) for name in dict.fromkeys([*stages, *loader.meters])},
+            workers={name: self._staffing.workers(name) for name in dict.fromkeys([*stages, *loader.meters])},
             grown=dict(loader.grown),
         )
 

@@ -164,15 +164,12 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
     }
     if within or stage.backend.in_consumer:
         computed["running"] = None
-    reports = {} if within else measured.reports.get(name, {})
     return StageProfile(
         **computed,
         workers=0 if within else workers,
         backend=stage.backend,
         grown_to=measured.grown.get(name),
         counters=measured.counters.get(name, {}),
-        reports={key: values for key, (values, _) in reports.items()},
-        remarks=tuple(line for _, lines in reports.values() for line in lines),
         within=stage.within,
         fixed=None if within else why_one_worker(stage),
         remedy="" if within else instead(stage),

@@ -176,7 +176,6 @@ def _remarks(profile: Profile) -> list[str]:
             found.append(f"queue grew to {stage.grown_to} items, as the graph stood still")
         if found:
             lines.append(f"{shorten(name, NAME_WIDTH)}: {', '.join(found)}")
-        lines += [f"{shorten(name, NAME_WIDTH)}: {line}" for line in stage.remarks]
     if profile.quarantined:
         lines.append(f"quarantined: {profile.quarantined_count:,}")
         lines += [

@@ -21,8 +21,7 @@ from pipegraph.engine.remote.exceptions import copied
 from pipegraph.errors import LoaderClosedError
 from pipegraph.reader.block_sources import BlockSource
 from pipegraph.reader.block_table import BlockEntry, BlockState, BlockTable
-from pipegraph.reader.late_blocks import LateBlocks, Standing
-from pipegraph.reader.schedule import FETCHERS, ReadSchedule
+from pipegraph.reader.schedule import FETCHERS, ReadSchedule, Standing
 from pipegraph.reader.uses import RankSteps, Uses
 
 
@@ -41,7 +40,6 @@ class BlockReader:
         source: BlockSource,
         ahead: bool,
         count: Callable[[str, int], None],
-        late_blocks: LateBlocks | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._source, self._ahead = source, ahead
@@ -57,8 +55,6 @@ class BlockReader:
         self._events = 0
         self._threads: list[concurrency.Thread] = []
         self._steps = ReadSchedule(source.stride, clock(), source.steps_per_block)
-        self._late_blocks = late_blocks or LateBlocks()
-        self._late_blocks.begin(clock())
         self._standing = Standing()
         if source.fetched:
             for number in range(FETCHERS):
@@ -77,12 +73,11 @@ class BlockReader:
         """Forget the deals so far; loaded blocks stay."""
         with self._lock:
             self._steps = self._steps.restarted(self._clock())
-            self._late_blocks.new_run()
             for entry in self._queue:
                 self._table.drop(entry)
             self._queue.clear()
             for entry in self._table:
-                entry.first, entry.wanted, entry.awaited = -1, None, False
+                entry.first, entry.awaited = -1, False
             self._replan()
 
     def dealt(self, deal: RankSteps) -> None:
@@ -120,7 +115,7 @@ class BlockReader:
             self._reached(epoch, step)
             entry = self._table.get(number)
             if entry is not None and entry.state is BlockState.READY and not self._cancelled:
-                return self._use(entry, epoch, step)
+                return self._use(entry)
         entry = self._wait_for(number, epoch, step)
         self._sweep()
         return entry
@@ -149,11 +144,12 @@ class BlockReader:
         if self._growing:
             self._arrived.notify_all()
 
-    def _use(self, entry: BlockEntry, epoch: int, step: Any) -> BlockEntry:
+    def _use(self, entry: BlockEntry) -> BlockEntry:
         self._table.use(entry)
         if entry.fresh:
             entry.fresh = False
-            self._note_transition(entry, epoch, step)
+            if entry.awaited and self._source.fetched and not self._steps.in_cold_start:
+                self._count("blocks late", 1)
             self._replan()  # one block less is ahead
         return entry
 
@@ -181,7 +177,7 @@ class BlockReader:
                             self._load(entry)
                             continue
                     elif entry.state is BlockState.READY:
-                        return self._use(entry, epoch, step)
+                        return self._use(entry)
                     elif entry.state is BlockState.FAILED:
                         assert entry.error is not None
                         if (epoch, step) not in entry.raised_at:
@@ -215,22 +211,6 @@ class BlockReader:
     def _await(self, entry: BlockEntry) -> None:
         entry.awaited = True
         entry.first = min(entry.first, self._steps.tick)
-        if entry.wanted is None:
-            entry.wanted = self._clock()
-
-    def _note_transition(self, entry: BlockEntry, epoch: int, step: Any) -> None:
-        if self._source.fetched:
-            now = self._clock()
-            self._late_blocks.entered(
-                self._source.name(entry.number),
-                epoch,
-                step if step.__class__ is int else -1,
-                entry.wanted,
-                entry.there,
-                now,
-                self._standing.total(now),
-                self._steps.in_cold_start,
-            )
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -254,10 +234,10 @@ class BlockReader:
                 self._table.put_back(entry)
                 self._queue.appendleft(entry)
             elif entry.value is not None or entry.file is not None:
-                entry.there = self._clock()
+                now = self._clock()
                 self._table.loaded(entry, self._steps)
-                self._steps.loads.add(entry.there - entry.asked)
-                self._steps.transfers.add(entry.there - began)
+                self._steps.loads.add(now - entry.asked)
+                self._steps.transfers.add(now - began)
                 self._count("blocks loaded", 1)
             else:
                 # Without an error: the reader closes, or an inline worker was interrupted.

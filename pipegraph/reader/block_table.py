@@ -47,8 +47,9 @@ class BlockEntry:
     Attributes:
         nbytes: what it counts of the budget.
         first: the tick for which it is fetched.
-        asked, wanted, there: when its loading was asked for, a worker first waited for it, and it was ready.
+        asked: when its loading was asked for.
         fresh: not used yet.
+        awaited: a worker waits, or has waited, for it.
         pins: uses that have not ended.
         raised_at: the (epoch, step) pairs at which its error was raised.
     """
@@ -57,8 +58,6 @@ class BlockEntry:
     nbytes: int
     first: int
     asked: float
-    wanted: float | None = None
-    there: float = 0.0
     fresh: bool = True
     awaited: bool = False
     state: BlockState = BlockState.WAITING

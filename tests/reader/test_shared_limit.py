@@ -28,7 +28,7 @@ def looked_at(loader: pg.Loader) -> tuple[int, BlockReader, list[int]]:
         runtime = loader._runtime
         assert runtime is not None
         assert runtime.run is not None
-        reading = runtime.shared("load")["reading"]
+        reading = runtime._shared["load", "reading"]
         assert isinstance(reading, Reading)
         assert reading.reader is not None
         together.append(runtime.run.account.used + reading.reader._table.nbytes)

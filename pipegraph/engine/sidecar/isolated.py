@@ -7,7 +7,7 @@ asks the sidecar only for profiles and, to prune states, for positions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.sidecar.sidecar import CloseErrors, Sidecar, SidecarHost
 from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
-from pipegraph.measured import Reported
 from pipegraph.planning.isolation import Isolation, RemoteStages
 from pipegraph.planning.plan import StagePlan
 from pipegraph.stage_spec import StageSpec
@@ -95,7 +94,6 @@ class IsolatedRuntime(Runtime):
         self._sidecar_limit = max(1, memory_limit - own_limit)
         self.sidecar: Sidecar | None = None
         self.runs = 0
-        self._reports: Mapping[str, Mapping[str, Reported]] = {}
         self._starting_run: IsolatedRun | None = None  # not counted before it starts
         self._last: tuple[int, Totals] = 0, Counter()  # run number and totals of the sidecar's last report
         first = [stage for stage in self.plan.running if stage.upstream]
@@ -142,7 +140,6 @@ class IsolatedRuntime(Runtime):
             self.meters[name] = [Meter.of(counted.of(name)[0], took)]
         self.grown.update(counted.grown)
         self.counters.update(counted.counters)
-        self._reports = counted.reports
         self._last = number, counted.passes
         return self._totals_of(run)
 
@@ -157,7 +154,3 @@ class IsolatedRuntime(Runtime):
             elif key[0] in ("put", "get", "memory", "process") and key != ("get", "", 0):
                 seen[key] = value
         return seen
-
-    def reports(self, stage: str) -> Mapping[str, Reported]:
-        """The reports of a stage, as the sidecar last sent them."""
-        return self._reports.get(stage) or super().reports(stage)
