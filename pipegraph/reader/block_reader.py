@@ -148,8 +148,6 @@ class BlockReader:
         self._table.use(entry)
         if entry.fresh:
             entry.fresh = False
-            if entry.awaited and self._source.fetched and not self._steps.in_cold_start:
-                self._count("blocks late", 1)
             self._replan()  # one block less is ahead
         return entry
 
@@ -239,6 +237,8 @@ class BlockReader:
                 self._steps.loads.add(now - entry.asked)
                 self._steps.transfers.add(now - began)
                 self._count("blocks loaded", 1)
+                if self._source.fetched:
+                    self._count("blocks late", int(entry.awaited and not self._steps.in_cold_start))
             else:
                 # Without an error: the reader closes, or an inline worker was interrupted.
                 self._table.failed(entry)
