@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -137,6 +138,15 @@ def _culprit(model: Module, memo: dict[int, Any], error: Exception) -> str:
     return str(error)
 
 
+def uses_the_first(replica: int, name: str) -> str:
+    """Says that a replica's loss uses a parameter of the model, and what to write."""
+    return (
+        f"the loss of replica {replica} uses parameter {name!r} of replica 0: it closes over the model, or a module of "
+        "it, which belongs to the first replica. Inside step() take modules from the one that forward= is given, and "
+        "return from it what the loss needs: forward=lambda module, part: (module(part), penalty(module))"
+    )
+
+
 def zero_grads(parameters: Sequence[Sequence[Parameter]]) -> None:
     for given in parameters:
         for parameter in given:
@@ -210,6 +220,15 @@ class Replicas:
             if isinstance(module, (Embedding, EmbeddingBag)) and module.sparse
         }
         return {index for index, parameter in enumerate(self.parameters[0]) if id(parameter) in tables}
+
+    def firsts_parameter(self, failure: BaseException) -> str | None:
+        """A parameter of the innermost module of the first replica that was running when something failed."""
+        known = {id(module): (name, module) for name, module in self.modules[0].named_modules()}
+        running = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(failure.__traceback__)]
+        for one in filter(None, map(known.get, map(id, reversed(running)))):
+            for name, _ in one[1].named_parameters(one[0]):
+                return name
+        return None
 
     def drop_gradients(self) -> None:
         """Of all replicas."""

@@ -12,13 +12,14 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import Module
 
 from pipegraph.device.split import map_tree
-from pipegraph.replicas.build import Replicas
+from pipegraph.replicas.build import Replicas, uses_the_first
 from pipegraph.replicas.caller import no_autocast
 from pipegraph.replicas.compiled import compiled, warn_of_no_overlap
 from pipegraph.replicas.feed import ReplicaFeed
 from pipegraph.replicas.losses import Reduction, shares
 from pipegraph.replicas.parameter_gather import Exchange
 from pipegraph.replicas.reducer import Reducer
+from pipegraph.replicas.replica_threads import note_once
 from pipegraph.replicas.runner import ReplicaRunner
 from pipegraph.replicas.seeds import forked_seed, replica_seed
 
@@ -69,6 +70,7 @@ class Calls:
         exchange: Exchange | None,
     ) -> None:
         self._runner = runner
+        self._replicas = replicas
         self._module = module
         self._each = _callables(module, replicas.modules, wrap, options)
         self._seen_shapes: set[object] | None = set() if options is not None or wrap is not None else None
@@ -103,8 +105,13 @@ class Calls:
 
         def call(replica: int) -> Any:
             part = self._fetched(feed, replica)
-            made = forward(self._each[replica], part)
-            return made, loss(made, part)
+            try:
+                made = forward(self._each[replica], part)
+                return made, loss(made, part)
+            except Exception as failure:  # on distinct devices torch says only that they differ
+                if replica > 0 and (name := self._replicas.firsts_parameter(failure)) is not None:
+                    note_once(failure, uses_the_first(replica, name))
+                raise
 
         made, serial = self._forward(call, feed)
         values = {r: value for r, (_, value) in made.items()}

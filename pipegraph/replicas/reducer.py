@@ -31,6 +31,7 @@ from pipegraph.errors import ReplicaError
 from pipegraph.replicas.assign_grads import DENSE, SPARSE, Sums, kinds
 from pipegraph.replicas.bucket_layout import BucketLayout
 from pipegraph.replicas.buckets import GradientBucket
+from pipegraph.replicas.build import uses_the_first
 from pipegraph.replicas.group import Ranks
 from pipegraph.replicas.outside import Outside, OwnHook, refuse_gone
 from pipegraph.replicas.reduce_streams import LiveBucket, ReduceStreams
@@ -232,11 +233,7 @@ class Reducer:
     def _refuse_foreign(self, replica: int, index: int) -> None:
         home = self._homes.get(torch._C._current_graph_task_id(), replica)
         if home != replica:
-            raise ReplicaError(
-                f"the loss of replica {home} uses parameter {self._names[index]!r} of replica {replica}: inside step() "
-                "use the module that forward= is given, not the model, and return from it what the loss needs: "
-                "forward=lambda module, part: (module(part), penalty(module))"
-            )
+            raise ReplicaError(uses_the_first(home, self._names[index]))
 
     def complete(self) -> None:
         """All backwards have returned: reduce what is left, and make the current streams wait for everything.

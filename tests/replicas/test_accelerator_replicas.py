@@ -6,6 +6,7 @@ A number from one device with two slots is never called a two-device number.
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from pipegraph.device import backend_for, copy_tree, slots_on
 from pipegraph.device.scattered import Scattered
+from pipegraph.errors import ReplicaError
 from pipegraph.replicas import ReplicaExecutor, gather, parallel_apply, replicate, scatter
 from pipegraph.replicas.reduce_streams import ReduceStreams
 
@@ -312,3 +314,22 @@ def test_forward_and_the_users_backward_equal_data_parallel(
             torch.testing.assert_close(ours.grad, other.grad, rtol=1e-12, atol=1e-13)
         executor.zero_grad()
         theirs.zero_grad()
+
+
+def test_a_loss_that_closes_over_a_module_of_the_model_is_refused_by_its_name(
+    make_executor: MakeExecutor, places: list[str]
+) -> None:
+    if len(places) == 1:
+        pytest.skip("the one replica is the model")
+    given = model()
+    head = given[-1]
+    executor = make_executor(given, places, optimizer=sgd)
+    with pytest.raises((ReplicaError, RuntimeError)) as failed:
+        executor.step(batch(0), lambda out, part: head(out.new_ones(len(out), 64)).pow(2).mean(), on_x)
+    said = "\n".join([str(failed.value), *failed.value.__notes__])
+    assert re.search(r"loss of replica 1 uses parameter '6\.\w+' of replica 0: .*first replica.* forward=", said)
+    executor.step(
+        batch(0),
+        lambda out, part: out.pow(2).mean(),
+        lambda module, part: module[-1](part["x"].new_ones(len(part["x"]), 64)),
+    )
