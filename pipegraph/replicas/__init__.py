@@ -8,7 +8,6 @@ from pipegraph.replicas.coalesce import (
     reduce_add_coalesced as reduce_add_coalesced,
 )
 from pipegraph.replicas.executor import ReplicaExecutor as ReplicaExecutor, StepResult as StepResult
-from pipegraph.replicas.replica_threads import parallel_apply as parallel_apply
 from pipegraph.replicas.replicate import replicate as replicate
+from pipegraph.replicas.runner import parallel_apply as parallel_apply, replica_seed as replica_seed
 from pipegraph.replicas.scatter import gather as gather, scatter as scatter
-from pipegraph.replicas.seeds import replica_seed as replica_seed

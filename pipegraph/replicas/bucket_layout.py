@@ -1,4 +1,4 @@
-"""Gradient hooks, and the bucket of each gradient."""
+"""Gradient hooks, the bucket of each gradient, and its way back to ``.grad``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import torch
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
-from pipegraph.replicas.buckets import ParameterFacts, plan_buckets
+from pipegraph.replicas.buckets import plan_buckets
+from pipegraph.replicas.coalesce import sum_in_order
 from pipegraph.replicas.group import Ranks
 from pipegraph.replicas.reduce_streams import LiveBucket, ReduceStreams
 
+#: What a parameter's gradients are.
+NONE, DENSE, SPARSE = 0, 1, 2
 #: Called with the parameter when its gradient has been accumulated.
 Hook = Callable[[torch.Tensor], None]
 
@@ -19,7 +22,7 @@ Hook = Callable[[torch.Tensor], None]
 class BucketLayout:
     """Hooks and buckets, fitted to the ``requires_grad`` flags and then, once, to the order of arrival.
 
-    It has no lock: the reducer calls :meth:`fit` and :meth:`detach` between steps, and the rest under its own.
+    It has no lock: the reducer calls :meth:`arrived` and :meth:`learn` under its own, and the rest while no hook runs.
 
     Attributes:
         buckets: in the order in which they are launched.
@@ -110,12 +113,74 @@ class BucketLayout:
         self.hooked = wanted
 
     def _lay_out(self, order: Sequence[int]) -> None:
-        facts = [
-            ParameterFacts(p.numel(), p.dtype, None if self._owners is None else self._owners[index])
-            for index, p in enumerate(self._parameters[0])
-        ]
+        plans = plan_buckets(self._parameters[0], self._owners, order, len(self._parameters))
         self.buckets = [
-            self._reduce_streams.make(number, plan, self._parameters)
-            for number, plan in enumerate(plan_buckets(facts, order, len(self._parameters)))
+            self._reduce_streams.make(number, plan, self._parameters) for number, plan in enumerate(plans)
         ]
         self.home = {member.parameter: live for live in self.buckets for member in live.plan.members}
+
+    # The way back: `flags` are what the gradients of each parameter are, on any replica of any rank
+
+    def kinds(self, sparse: set[int]) -> list[int]:
+        """By parameter what its gradients on these replicas are; all backwards have returned."""
+        found = [NONE] * len(self._parameters[0])
+        for live in self.buckets:
+            for _, index in live.marked:
+                found[index] = SPARSE if index in sparse else DENSE
+        for index in self.apart:
+            if self.hooked[index] and any(given[index].grad is not None for given in self._parameters):
+                found[index] = SPARSE
+        return found
+
+    def give(self, flags: Sequence[int]) -> None:
+        """Set every replica's ``.grad``: views of buckets, valid until these are written again."""
+        sparse = self._sums_of_sparse(flags)
+        for index, wanted in enumerate(self.hooked):
+            for replica, given in enumerate(self._parameters if wanted else ()):
+                elsewhere = self._owners is not None and self._owners[index] != replica
+                if flags[index] == NONE or elsewhere:
+                    given[index].grad = None
+                elif index in sparse:
+                    given[index].grad = sparse[index].to(given[index].device, copy=True)
+                else:
+                    given[index].grad = self.home[index].views[replica][index]
+
+    def give_first(self, flags: Sequence[int]) -> None:
+        """Set the first replica's ``.grad`` alone, to tensors that stay; the others' to None."""
+        sparse = self._sums_of_sparse(flags)
+        for index, first in enumerate(self._parameters[0]):
+            if not self.hooked[index]:
+                continue
+            if index in sparse:
+                first.grad = sparse[index]
+            elif flags[index] == DENSE:
+                live = self.home[index]
+                reduced = live.views[live.plan.owner][index]
+                if first.grad is None or first.grad is live.views[0][index]:
+                    first.grad = torch.empty_like(reduced, device=first.device)
+                first.grad.copy_(reduced)
+            for given in self._parameters[1:]:
+                given[index].grad = None
+
+    def _sums_of_sparse(self, flags: Sequence[int]) -> dict[int, torch.Tensor]:
+        """Sums of sparse gradients over replicas, then their means over ranks, in the parameters' order."""
+        sums = {}
+        for index, flag in enumerate(flags):
+            if flag == SPARSE:
+                first = self._parameters[0][index]
+                grads = [given[index].grad for given in self._parameters]
+                parts = [grad.to(first.device) for grad in grads if grad is not None]
+                total = sum_in_order(parts) if parts else _no_rows(first)
+                sums[index] = total if self._ranks is None else self._ranks.mean_of_sparse(total)
+        return sums
+
+
+def _no_rows(parameter: torch.Tensor) -> torch.Tensor:
+    """The sparse gradient of a parameter that was not used."""
+    return torch.sparse_coo_tensor(
+        torch.zeros((1, 0), dtype=torch.int64, device=parameter.device),
+        parameter.new_zeros((0, *parameter.shape[1:])),
+        parameter.shape,
+        is_coalesced=True,
+        check_invariants=False,
+    )

@@ -16,18 +16,6 @@ ALIGN_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterFacts:
-    """What the plan needs to know of a parameter.
-
-    `owner` is the replica that steps it, None where every replica does.
-    """
-
-    numel: int
-    dtype: torch.dtype
-    owner: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Member:
     """A parameter's place in a bucket, in elements."""
 
@@ -47,7 +35,8 @@ class GradientBucket:
 
 
 def plan_buckets(
-    parameters: Sequence[ParameterFacts],
+    parameters: Sequence[torch.Tensor],
+    owners: Sequence[int] | None,
     order: Sequence[int],
     replicas: int,
     first_bytes: int = FIRST_BUCKET_BYTES,
@@ -56,7 +45,8 @@ def plan_buckets(
     """Buckets in the order in which they are expected to be full.
 
     Args:
-        parameters: facts by index.
+        parameters: of one replica.
+        owners: by parameter the replica that steps it; None where every replica does.
         order: indices in the expected order of their gradients' arrival.
         replicas: buckets without owners are dealt to replicas in turn, so that each reduces its share.
     """
@@ -64,10 +54,9 @@ def plan_buckets(
     sizes: dict[tuple[torch.dtype, int | None], int] = {}
     closed: list[tuple[tuple[torch.dtype, int | None], list[int]]] = []
     for index in order:
-        facts = parameters[index]
-        key = (facts.dtype, facts.owner)
+        key = (parameters[index].dtype, None if owners is None else owners[index])
         open_buckets.setdefault(key, []).append(index)
-        sizes[key] = sizes.get(key, 0) + facts.numel * facts.dtype.itemsize
+        sizes[key] = sizes.get(key, 0) + parameters[index].nbytes
         if sizes[key] >= (bucket_bytes if closed else first_bytes):
             closed.append((key, open_buckets.pop(key)))
             sizes[key] = 0
@@ -78,7 +67,7 @@ def plan_buckets(
 
 
 def _laid_out(
-    parameters: Sequence[ParameterFacts],
+    parameters: Sequence[torch.Tensor],
     key: tuple[torch.dtype, int | None],
     indices: Sequence[int],
     turn: int,
@@ -87,8 +76,8 @@ def _laid_out(
     step = max(1, ALIGN_BYTES // dtype.itemsize)
     members, end = [], 0
     for index in indices:
-        members.append(Member(index, end, parameters[index].numel))
-        end += -(-parameters[index].numel // step) * step
+        members.append(Member(index, end, parameters[index].numel()))
+        end += -(-parameters[index].numel() // step) * step
     return GradientBucket(dtype, tuple(members), end, turn if owner is None else owner)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,13 +21,29 @@ from pipegraph.replicas.losses import Reduction, shares
 from pipegraph.replicas.parameter_gather import Exchange
 from pipegraph.replicas.reducer import Reducer
 from pipegraph.replicas.replica_threads import note_once
-from pipegraph.replicas.runner import ReplicaRunner
-from pipegraph.replicas.seeds import forked_seed, replica_seed
+from pipegraph.replicas.runner import ReplicaRunner, forked_seed, replica_seed
 
 #: ``forward(module, part)``
 Forward = Callable[[Callable[..., Any], Any], Any]
 #: ``loss(outputs, part)``
 Loss = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step has come to.
+
+    Attributes:
+        loss: of the whole batch, as one device would have returned it; 0-dim, detached, on the first device.
+        outputs: one entry per replica that had rows, detached, where it was computed; None unless asked for.
+        grad_norm: the total gradient norm before clipping; None without ``clip_norm``.
+        stepped: whether the optimizers stepped: not in ``no_sync``, nor after an overflow seen by the scaler.
+    """
+
+    loss: torch.Tensor
+    outputs: tuple[Any, ...] | None = None
+    grad_norm: torch.Tensor | None = None
+    stepped: bool = True
 
 
 def by_signature(module: Callable[..., Any], part: Any) -> Any:

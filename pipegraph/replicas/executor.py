@@ -16,7 +16,7 @@ from pipegraph.device import Slot, every_device, normalised, slots_on
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.buckets import deal_owners
 from pipegraph.replicas.build import Replicas, refuse_held_gradients
-from pipegraph.replicas.calls import Calls, Forward, Loss, by_signature
+from pipegraph.replicas.calls import Calls, Forward, Loss, StepResult as StepResult, by_signature
 from pipegraph.replicas.compiled import own_keys, plain_keys, unwrapped
 from pipegraph.replicas.feed import batch_feed, call_feed
 from pipegraph.replicas.group import Ranks, refuse_own_collectives
@@ -26,8 +26,7 @@ from pipegraph.replicas.parameter_gather import Exchange
 from pipegraph.replicas.proxy import JointOptimizer
 from pipegraph.replicas.reducer import Reducer
 from pipegraph.replicas.replica_threads import Abandoned, ReplicaThreads, note_once
-from pipegraph.replicas.result import StepResult as StepResult
-from pipegraph.replicas.runner import ReplicaRunner
+from pipegraph.replicas.runner import ReplicaRunner, warn_if_unequal
 from pipegraph.replicas.scatter import gather
 from pipegraph.replicas.update import Update
 from pipegraph.replicas.usage import Usage
@@ -102,6 +101,7 @@ class ReplicaExecutor(Closing):
         self._runner = ReplicaRunner(slots)
         self._reducer: Reducer | None = None
         try:
+            warn_if_unequal(list(self._runner.backends.values()))
             self._wire(owners)
             self._calls = Calls(
                 self._runner, model, self._replicas, wrap, compile, deterministic, self._exchange

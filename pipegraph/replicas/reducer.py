@@ -28,8 +28,7 @@ from pipegraph import concurrency
 from pipegraph.device import Backend, Slot, bind_thread
 from pipegraph.device.threads import start_thread
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas.assign_grads import DENSE, SPARSE, Sums, kinds
-from pipegraph.replicas.bucket_layout import BucketLayout
+from pipegraph.replicas.bucket_layout import DENSE, SPARSE, BucketLayout
 from pipegraph.replicas.buckets import GradientBucket
 from pipegraph.replicas.build import uses_the_first
 from pipegraph.replicas.group import Ranks
@@ -68,7 +67,6 @@ class Reducer:
         self._slots = list(slots)
         self._backends = backends
         self._owners = owners
-        self._sums = Sums(self._parameters, owners, ranks)
         everyone = list(range(len(self._parameters)))
         self.outside = Outside(
             self._parameters,
@@ -283,13 +281,10 @@ class Reducer:
         """All buckets, and in a process group the exchange of flags after them."""
         return len(self._layout.buckets) + (self._ranks is not None)
 
-    def _own_flags(self) -> list[int]:
-        return kinds(self._layout, self._parameters, self._sparse)
-
     def _agreed_flags(self) -> list[int]:
         """By parameter what its gradients are on any replica of any rank."""
         with self._lock:
-            flags = self._own_flags()
+            flags = self._layout.kinds(self._sparse)
         wanted = [flag for flag, hooked in zip(flags, self._layout.hooked, strict=True) if hooked]
         if self._ranks is None or all(flag == DENSE for flag in wanted):
             # Only a rank that lacks one, or has a sparse one, has to wait for the others' answer.
@@ -298,11 +293,11 @@ class Reducer:
 
     def give(self) -> None:
         """Set every replica's ``.grad`` to the sums: views of buckets, valid until :meth:`release`."""
-        self._sums.give(self._layout, self._flags)
+        self._layout.give(self._flags)
 
     def give_first(self) -> None:
         """Set the first replica's ``.grad`` alone, to tensors that stay; the others' to None."""
-        self._sums.give_first(self._layout, self._flags)
+        self._layout.give_first(self._flags)
         self.outside.settled()
 
     def follow(self, outputs: Mapping[int, Any], joined: Any) -> None:
@@ -387,7 +382,7 @@ class Reducer:
                     live = self._layout.buckets[number]
                     self.streams.launch(live, live.contributors())
                 else:
-                    self.streams.exchange_flags(self._own_flags())
+                    self.streams.exchange_flags(self._layout.kinds(self._sparse))
             except BaseException as failure:
                 with self._lock:
                     self._failure = failure

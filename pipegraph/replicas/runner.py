@@ -1,34 +1,55 @@
-"""Runs jobs on the threads and streams of all replicas."""
+"""Runs jobs on the threads and streams of all replicas; the plain parallel apply."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from torch.nn import Module
 
-from pipegraph.device import Slot
+from pipegraph.device import Backend, Slot, Stream, backend_for, normalised
+from pipegraph.device.own_moves import tensors_within
+from pipegraph.device.split import leaves
 from pipegraph.errors import PipegraphWarning
 from pipegraph.replicas.caller import CallerState
-from pipegraph.replicas.replica_streams import ReplicaStreams
-from pipegraph.replicas.replica_threads import Job, ReplicaThreads, note_once
-from pipegraph.replicas.seeds import replica_seed
+from pipegraph.replicas.replica_threads import Abandoned, Job, ReplicaThreads, note_once
+
+T = TypeVar("T")
+
+# DataParallel's threshold: below it the smaller device holds the larger one back.
+MIN_RATIO = 0.75
 
 
 class ReplicaRunner:
-    """One replica runs in the calling thread; several in a thread each, the CPU's cores dealt among them."""
+    """One replica runs in the calling thread; several in a thread each, the CPU's cores dealt among them.
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
-        self._streams = ReplicaStreams(slots)
-        self.slots, self.backends = self._streams.slots, self._streams.backends
-        self._names = [f"replica {replica} on {slot}" for replica, slot in enumerate(slots)]
-        width = max(1, torch.get_num_threads() // len(slots))
+    The first slot of a device works on the caller's own current stream there, so one slot per device needs no events
+    at all. Further slots of an accelerator have streams of their own, where its allocator can be notified of what these
+    read; they are tied to the caller's streams at the edges of each phase. On the CPU every thread is its own stream.
+
+    Args:
+        names: of the replicas, for messages.
+    """
+
+    def __init__(self, slots: Sequence[Slot], names: Sequence[str] | None = None) -> None:
+        self.slots = tuple(slots)
+        self.backends = {device: backend_for(device) for device in dict.fromkeys(s.device for s in slots)}
+        self._own: list[Stream | None] = [
+            self.backends[slot.device].stream(slot, f"replica-{slot.index}")
+            if slot.index > 0 and slot.device.type != "cpu" and self.backends[slot.device].records
+            else None
+            for slot in slots
+        ]
+        self._names = names or [f"replica {replica} on {slot}" for replica, slot in enumerate(slots)]
+        width = max(1, torch.get_num_threads() // max(1, len(slots)))
         self.threads = (
-            ReplicaThreads(self._names, width, [slot.device for slot in slots]) if len(slots) > 1 else None
+            ReplicaThreads(self._names, width, [slot.device for slot in slots]) if len(slots) != 1 else None
         )
-        self.reads, self.has_stream = self._streams.reads, self._streams.has_stream
         self._watched = sorted({slot.device for slot in slots if slot.index > 0}, key=str)
 
     def seed_devices(self, seed: int) -> None:
@@ -50,11 +71,14 @@ class ReplicaRunner:
                 note_once(failure, f"in {self._names[0]}")
                 raise
         state = CallerState.capture(frozenset(device.type for device in self.backends))
-        orders = {r: partial(state.run, self._streams.bound(r, job)) for r, job in jobs.items()}
+        orders = {r: partial(state.run, self._bound(r, job)) for r, job in jobs.items()}
         results: dict[int, Any] = {}
         for chosen in [{replica: order} for replica, order in orders.items()] if serial else [orders]:
             results.update(self.threads.run(chosen))
-        self._streams.join(list(results))
+        for replica in results:  # the caller's streams go on behind the replicas' own
+            stream = self._own[replica]
+            if stream is not None:
+                stream.record_event().wait(self.backends[self.slots[replica].device].current_stream())
         return results
 
     def run_watched(self, jobs: Mapping[int, Job], serial: bool = False) -> dict[int, Any]:
@@ -76,9 +100,124 @@ class ReplicaRunner:
     def stop_watching(self) -> None:
         self._watched = []
 
+    def _bound(self, replica: int, work: Callable[[], T]) -> Callable[[], T]:
+        """`work` for another thread, on the replica's stream, after what the caller's streams hold now."""
+        slot = self.slots[replica]
+        if slot.device.type == "cpu":
+            return work
+        backend = self.backends[slot.device]
+        callers = backend.current_stream()
+        stream = self._own[replica]
+        if stream is not None:
+            stream.wait_event(callers.record_event())
+
+        def run() -> T:
+            with backend.use(stream or callers):
+                return work()
+
+        return run
+
+    def has_stream(self, replica: int) -> bool:
+        """Whether a replica works on a stream of its own."""
+        return self._own[replica] is not None
+
+    def reads(self, replica: int, held: Any) -> None:
+        """A replica's stream reads the caller's tensors: freed in a backward, they are not given away before."""
+        if (stream := self._own[replica]) is not None:
+            backend = self.backends[self.slots[replica].device]
+            for tensor in tensors_within(held, backend.device):
+                backend.read_on(tensor, stream)
+
     def close(self, join: bool = True) -> None:
         """End threads and streams; with ``join=False`` without waiting for what still runs."""
         if self.threads is not None:
             self.threads.close(join)
         if join:
-            self._streams.close()
+            for backend in self.backends.values():
+                backend.close()
+
+
+def replica_seed(seed: int, call: int, replica: int) -> int:
+    """The seed of a replica in the executor's `call`-th call (counted from 0), for ``deterministic=True``.
+
+    numpy's ``SeedSequence`` over the three numbers, so that neighbours are unrelated.
+    """
+    words = np.random.SeedSequence([seed & (2**64 - 1), call, replica]).generate_state(2, np.uint32)
+    return int(words[0]) << 31 ^ int(words[1])
+
+
+@contextmanager
+def forked_seed(seed: int, backends: Iterable[Backend]) -> Iterator[None]:
+    """All generators are seeded inside, and as before when it ends. One thread at a time."""
+    before = [(backend, backend.random_state()) for backend in backends]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            for backend, state in before:
+                backend.set_random_state(state)
+
+
+def warn_if_unequal(backends: Sequence[Backend]) -> None:
+    """Equal chunks on unequal devices leave the larger ones waiting."""
+    for what in ("memory", "multiprocessors"):
+        offers = [getattr(backend.facts(), what) for backend in backends]
+        if min(offers) / max(offers) < MIN_RATIO:
+            named = ", ".join(f"{b.device}: {offer}" for b, offer in zip(backends, offers, strict=True))
+            warnings.warn(
+                f"the devices differ in {what} ({named}): with equal chunks the smallest holds the others "
+                f"back (smallest/largest below {MIN_RATIO})",
+                PipegraphWarning,
+                stacklevel=3,
+            )
+
+
+def _place_of(module: Any, arguments: tuple[Any, ...]) -> torch.device:
+    """The device of a module's parameters, else of its first tensor input, else the CPU."""
+    owned = module.parameters() if isinstance(module, Module) else iter(())
+    tensors = [leaf for _, leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    first = next(owned, tensors[0] if tensors else None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def parallel_apply(
+    modules: Sequence[Module | Callable[..., Any]],
+    inputs: Sequence[Any],
+    kwargs: Sequence[Mapping[str, Any]] | None = None,
+    devices: Sequence[torch.device | str | int] | None = None,
+) -> list[Any]:
+    """Call ``modules[i](*inputs[i], **kwargs[i])`` at the same time, one thread each, and return the outputs.
+
+    Every thread sees the caller's grad and inference mode, autocast, default device and context variables. An
+    input that is no tuple is the only argument. One module runs in the calling thread.
+
+    Raises:
+        ValueError: the sequences differ in length.
+        The first failing module's exception, with its own type and traceback
+        and a note that says which replica on which device.
+    """
+    count = len(modules)
+    given = [{}] * count if kwargs is None else list(kwargs)
+    if len(inputs) != count or len(given) != count or (devices is not None and len(devices) != count):
+        raise ValueError(
+            f"parallel_apply: {count} modules need as many inputs, kwargs and devices, got {len(inputs)}, "
+            f"{len(given)}, {count if devices is None else len(devices)}"
+        )
+    arguments = [entry if isinstance(entry, tuple) else (entry,) for entry in inputs]
+    if devices is None:
+        places = [_place_of(module, entry) for module, entry in zip(modules, arguments, strict=True)]
+    else:
+        places = [normalised(device) for device in devices]
+    names = [f"replica {index} on {place}" for index, place in enumerate(places)]
+    # All are first slots: on the caller's own streams.
+    runner = ReplicaRunner([Slot(place) for place in places], names)
+    jobs = {i: partial(modules[i], *arguments[i], **given[i]) for i in range(count)}
+    all_ended = True
+    try:
+        return list(runner.run(jobs).values())
+    except Abandoned:
+        all_ended = False
+        raise
+    finally:
+        runner.close(join=all_ended)

@@ -327,7 +327,9 @@ def test_a_loss_that_closes_over_a_module_of_the_model_is_refused_by_its_name(
     with pytest.raises((ReplicaError, RuntimeError)) as failed:
         executor.step(batch(0), lambda out, part: head(out.new_ones(len(out), 64)).pow(2).mean(), on_x)
     said = "\n".join([str(failed.value), *failed.value.__notes__])
-    assert re.search(r"loss of replica 1 uses parameter '6\.\w+' of replica 0: .*first replica.* forward=", said)
+    assert re.search(
+        r"loss of replica 1 uses parameter '6\.\w+' of replica 0: .*first replica.* forward=", said
+    )
     executor.step(
         batch(0),
         lambda out, part: out.pow(2).mean(),

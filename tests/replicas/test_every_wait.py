@@ -17,7 +17,7 @@ from simulated_device.races import Watch
 from pipegraph.device import backend_for, copy_tree, slots_on
 from pipegraph.device.scattered import Scattered
 from pipegraph.replicas import ReplicaExecutor
-from pipegraph.replicas.bucket_layout import ParameterFacts, plan_buckets
+from pipegraph.replicas.buckets import plan_buckets
 from pipegraph.replicas.reduce_streams import ReduceStreams
 
 from .conftest import assert_close
@@ -63,9 +63,7 @@ def lanes(scattered_sums: bool = False) -> None:
     backends = {slot.device: backend_for(slot.device) for slot in slots}
     sums = ReduceStreams(slots, backends, scattered_sums=scattered_sums, ranks=None)
     grads = [torch.ones(8, device=slot.device) for slot in slots]
-    live = sums.make(
-        0, plan_buckets([ParameterFacts(8, torch.float32)], [0], 3)[0], [[grad] for grad in grads]
-    )
+    live = sums.make(0, plan_buckets([torch.empty(8)], None, [0], 3)[0], [[grad] for grad in grads])
     for place in PLACES:
         wait_for(place)
     for _ in range(3):
@@ -144,7 +142,7 @@ PROGRAMS = [trained, sharded, unclipped, read_between_steps, scattered_batches]
 PROGRAMS += [idle_at_first, lanes, scattered_lanes, own_backwards]
 SCHEDULES = int(os.environ.get("PIPEGRAPH_DEVICE_SCHEDULES", len(PROGRAMS)))
 SUMS, GATHER = "pipegraph/replicas/reduce_streams.py", "pipegraph/replicas/parameter_gather.py"
-STREAMS = "pipegraph/replicas/replica_streams.py"
+STREAMS = "pipegraph/replicas/runner.py"
 FOUND: dict[tuple[str, str], Callable[[], None]] = {
     (SUMS, "stream.wait_event(backend.current_stream().record_event())"): idle_at_first,
     (SUMS, "self._side[replica].wait_event(event)"): unclipped,

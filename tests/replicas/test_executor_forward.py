@@ -16,7 +16,7 @@ from torch import nn
 from pipegraph.device import CpuBackend, DeviceFacts, Scattered
 from pipegraph.errors import PipegraphWarning, ReplicaError
 from pipegraph.replicas import ReplicaExecutor
-from pipegraph.replicas.replica_streams import warn_if_unequal
+from pipegraph.replicas.runner import warn_if_unequal
 
 from .conftest import MakeExecutor
 

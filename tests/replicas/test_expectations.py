@@ -26,7 +26,7 @@ from pipegraph.replicas import (
     parameter_gather as exchange,
     reduce_add_coalesced,
 )
-from pipegraph.replicas.buckets import ParameterFacts, plan_buckets
+from pipegraph.replicas.buckets import plan_buckets
 from pipegraph.replicas.feed import from_another_gpu
 from pipegraph.replicas.reduce_streams import ReduceStreams
 
@@ -350,9 +350,9 @@ def test_a_bucket_waits_once_per_replica_whatever_its_parameters(
         with backend_for(place) as backend:
             compute = [backend.stream(slot, f"compute-{slot.index}") for slot in slots]
             reduce_streams = ReduceStreams(slots, {place: backend}, scattered_sums=False, ranks=None)
-            facts = [ParameterFacts(2, torch.float64)] * count
+
             given = [[torch.zeros(2, dtype=torch.float64)] * count] * 8
-            live = reduce_streams.make(0, plan_buckets(facts, range(count), 8)[0], given)
+            live = reduce_streams.make(0, plan_buckets(given[0], None, range(count), 8)[0], given)
             backend.finish()  # the streams of this test have not waited for the zeros
             made.clear()
             for replica, stream in enumerate(compute):

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from pipegraph.device import backend_for, slots_on
-from pipegraph.replicas.buckets import ParameterFacts, deal_owners, plan_buckets
+from pipegraph.replicas.buckets import deal_owners, plan_buckets
 from pipegraph.replicas.reducer import Reducer
 
 from .conftest import MakeExecutor, assert_close
@@ -29,10 +29,11 @@ from .conftest import MakeExecutor, assert_close
     st.booleans(),
 )
 def test_every_parameter_has_one_aligned_place(sizes: list[Any], random: Any, owned: bool) -> None:
-    facts = [ParameterFacts(numel, dtype, owner if owned else None) for numel, dtype, owner in sizes]
-    order = list(range(len(facts)))
+    parameters = [torch.empty(numel, dtype=dtype) for numel, dtype, _ in sizes]
+    owners = [owner for _, _, owner in sizes] if owned else None
+    order = list(range(len(sizes)))
     random.shuffle(order)
-    buckets = plan_buckets(facts, order, 3, first_bytes=64, bucket_bytes=1024)
+    buckets = plan_buckets(parameters, owners, order, 3, first_bytes=64, bucket_bytes=1024)
     placed = [member.parameter for bucket in buckets for member in bucket.members]
     assert sorted(placed) == sorted(order)
     for bucket in buckets:
@@ -40,15 +41,16 @@ def test_every_parameter_has_one_aligned_place(sizes: list[Any], random: Any, ow
         for member in bucket.members:
             assert member.offset >= end
             assert member.offset * bucket.dtype.itemsize % 64 == 0
-            assert facts[member.parameter].dtype == bucket.dtype
-            assert not owned or facts[member.parameter].owner == bucket.owner
+            assert parameters[member.parameter].dtype == bucket.dtype
+            assert owners is None or owners[member.parameter] == bucket.owner
             end = member.offset + member.numel
         assert end <= bucket.numel
 
 
 def test_the_first_bucket_is_small_and_owners_take_turns() -> None:
-    facts = [ParameterFacts(1000, torch.float32)] * 10
-    buckets = plan_buckets(facts, range(9, -1, -1), 3, first_bytes=4000, bucket_bytes=12000)
+    buckets = plan_buckets(
+        [torch.empty(1000)] * 10, None, range(9, -1, -1), 3, first_bytes=4000, bucket_bytes=12000
+    )
     assert [[m.parameter for m in b.members] for b in buckets] == [[9], [8, 7, 6], [5, 4, 3], [2, 1, 0]]
     assert [b.owner for b in buckets] == [0, 1, 2, 0]
 
