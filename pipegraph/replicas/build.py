@@ -223,12 +223,12 @@ class Replicas:
 
     def firsts_parameter(self, failure: BaseException) -> str | None:
         """A parameter of the innermost module of the first replica that was running when something failed."""
-        known = {id(module): (name, module) for name, module in self.modules[0].named_modules()}
+        known = {
+            id(module): list(module.named_parameters(name))
+            for name, module in self.modules[0].named_modules()
+        }
         running = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(failure.__traceback__)]
-        for one in filter(None, map(known.get, map(id, reversed(running)))):
-            for name, _ in one[1].named_parameters(one[0]):
-                return name
-        return None
+        return next((named[0][0] for one in reversed(running) if (named := known.get(id(one)))), None)
 
     def drop_gradients(self) -> None:
         """Of all replicas."""
