@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from pipegraph.device.backend import (
         Backend as Backend,
+        CpuBackend as CpuBackend,
         DeviceFacts as DeviceFacts,
         Event as Event,
         Slot as Slot,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         slots_on as slots_on,
     )
     from pipegraph.device.copy import copy_tree as copy_tree, sent as sent
-    from pipegraph.device.cpu import CpuBackend as CpuBackend
     from pipegraph.device.opening import (
         backend_for as backend_for,
         bind_thread as bind_thread,
@@ -44,9 +44,8 @@ if TYPE_CHECKING:
 # Imported at first use: worker processes need to know whether there is a device, and no more.
 _MODULES = {
     "accelerator": "AcceleratorBackend Offers offers unpinned",
-    "backend": "Backend DeviceFacts Event Slot Stream normalised slots_on",
+    "backend": "Backend CpuBackend DeviceFacts Event Slot Stream normalised slots_on",
     "copy": "copy_tree sent",
-    "cpu": "CpuBackend",
     "opening": "backend_for bind_thread every_device profiler_ranges",
     "present": "current_device devices here is_initialized",
     "scattered": "Scattered",

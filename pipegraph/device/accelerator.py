@@ -17,9 +17,7 @@ import torch
 from pipegraph.device.backend import (
     Backend,
     DeviceFacts,
-    DeviceQueue,
     Event,
-    PastEvent,
     Slot,
     Stream,
     late,
@@ -194,7 +192,6 @@ class AcceleratorBackend(Backend):
         self.addressed = self.offers.addressed
         self.records = self.offers.records or not self.offers.streams
         self._module: Any = torch.get_device_module(self.device)
-        self._queue = DeviceQueue(Slot(self.device), "current", self)
 
     # What a vendor's own classes may do better
 
@@ -216,17 +213,17 @@ class AcceleratorBackend(Backend):
 
     def new_stream(self, slot: Slot, name: str) -> Stream:
         if not self.offers.events:
-            return DeviceQueue(slot, name, self)
+            return super().new_stream(slot, name)
         return AcceleratorStream(
             slot, name, self, self.raw_stream() if self.offers.streams else self.raw_current()
         )
 
     def event(self) -> Event:
-        return AcceleratorEvent(self) if self.offers.events else PastEvent()
+        return AcceleratorEvent(self) if self.offers.events else super().event()
 
     def current_stream(self) -> Stream:
         if not self.offers.events:
-            return self._queue
+            return super().current_stream()
         return AcceleratorStream(Slot(self.device), "current", self, self.raw_current())
 
     @contextmanager

@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -169,7 +169,7 @@ class DeviceFacts:
 
 
 class Backend(Closing, ABC):
-    """Streams, events and memory of one device. Its maker closes it.
+    """Streams, events and memory of one device, here of one that has neither streams nor events. Its maker closes it.
 
     All methods are thread-safe.
     """
@@ -185,6 +185,7 @@ class Backend(Closing, ABC):
         self.device = device
         self._lock = concurrency.Lock()
         self._streams: list[Stream] = []
+        self._queue = DeviceQueue(Slot(device), "current", self)
         self._closed = False
 
     def stream(self, slot: Slot, name: str) -> Stream:
@@ -202,21 +203,21 @@ class Backend(Closing, ABC):
             self._streams.append(stream)
         return stream
 
-    @abstractmethod
     def new_stream(self, slot: Slot, name: str) -> Stream:
         """For :meth:`stream`."""
+        return DeviceQueue(slot, name, self)
 
-    @abstractmethod
     def event(self) -> Event:
         """A new event, not recorded."""
+        return PastEvent()
 
-    @abstractmethod
     def current_stream(self) -> Stream:
         """The stream that the calling thread's work on this device goes to now."""
+        return self._queue
 
-    @abstractmethod
     def use(self, stream: Stream) -> AbstractContextManager[None]:
         """Make `stream` the calling thread's current one inside a ``with``."""
+        return nullcontext()
 
     @abstractmethod
     def copy_async(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
@@ -226,7 +227,6 @@ class Backend(Closing, ABC):
         until an event recorded after this call is reached.
         """
 
-    @abstractmethod
     def read_on(self, buffer: torch.Tensor, stream: Stream) -> None:
         """Say that `stream` reads `buffer`, in device memory: freed, it is not given away before that work is done."""
 
@@ -242,11 +242,10 @@ class Backend(Closing, ABC):
     def seed(self, value: int) -> None:
         """Seed that generator, and no other device's, where it can be seeded."""
 
-    @abstractmethod
     def facts(self) -> DeviceFacts:
         """How large the device is."""
+        return DeviceFacts(memory=1, multiprocessors=1)
 
-    @abstractmethod
     def finish(self) -> None:
         """Wait for all work of the device."""
 
@@ -273,3 +272,23 @@ class Backend(Closing, ABC):
         self._closed = True
         self.synchronize()
         self._streams = []
+
+
+class CpuBackend(Backend):
+    """The CPU as a device: who gives it work does the work, so all built on slots runs without an accelerator."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+
+    def copy_async(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
+        with torch.no_grad():
+            dst.copy_(src)
+
+    def random_state(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
+    def seed(self, value: int) -> None:
+        torch.default_generator.manual_seed(value)

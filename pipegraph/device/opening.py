@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from pipegraph.device.accelerator import AcceleratorBackend
-from pipegraph.device.backend import Backend, normalised
-from pipegraph.device.cpu import CpuBackend
+from pipegraph.device.backend import Backend, CpuBackend, normalised
 from pipegraph.device.present import devices, here
 
 

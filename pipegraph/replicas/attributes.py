@@ -145,7 +145,7 @@ class _Seen:
 
 
 def _inside(value: Any) -> list[Any]:
-    """What an attribute reaches: objects to compare by identity, and versions of tensors."""
+    """What an attribute reaches: objects to compare by identity, and numbers: versions and checksums of tensors."""
     found: list[Any] = []
     todo = [value]
     passed = {id(value)}
@@ -154,7 +154,7 @@ def _inside(value: Any) -> list[Any]:
         entries: Any
         if isinstance(one, torch.Tensor):
             if not one.is_inference():
-                found.append(_Version(one._version))
+                found.append(one._version)
             if type(one) is torch.Tensor and one.device.type == "cpu" and one.layout == torch.strided:
                 # Writes through `.data` or NumPy leave the version as it is.
                 found.append(_checksum(bytes_of(one).numpy()))
@@ -172,7 +172,7 @@ def _inside(value: Any) -> list[Any]:
         elif isinstance(one, (Module, *_ATOMS)):
             continue
         else:
-            slots = [getattr(one, name) for name in _slots(type(one)) if hasattr(one, name)]  # type: ignore[arg-type]
+            slots = [getattr(one, name) for name in _members(type(one)) if hasattr(one, name)]  # type: ignore[arg-type]
             held = getattr(one, "__dict__", {})
             entries = chain(slots, held.keys(), held.values())
         for entry in entries:
@@ -185,30 +185,21 @@ def _inside(value: Any) -> list[Any]:
     return found
 
 
-class _Version(int):
-    """A tensor's version counter, or a checksum of its bytes, compared by value."""
-
-
-def _checksum(flat: np.ndarray[Any, Any]) -> _Version:
+def _checksum(flat: np.ndarray[Any, Any]) -> int:
     """Of all bytes, or of some that are spread evenly where there are many."""
-    return _Version(zlib.crc32(flat[:: 1 + flat.size // CHECKED_BYTES].tobytes()))
+    return zlib.crc32(flat[:: 1 + flat.size // CHECKED_BYTES].tobytes())
 
 
 @functools.cache
-def _slots(kind: Any) -> tuple[str, ...]:
+def _members(kind: type) -> tuple[str, ...]:
     """The attributes that objects of a class have outside their ``__dict__``."""
-    names: list[str] = []
-    for each in kind.__mro__:
-        slots = vars(each).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            private = name.startswith("__") and not name.endswith("__")
-            names.append(f"_{each.__name__.lstrip('_')}{name}" if private else name)
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+    slots = chain.from_iterable(vars(each).items() for each in kind.__mro__)
+    return tuple(name for name, slot in slots if isinstance(slot, types.MemberDescriptorType))
 
 
 def _same(before: list[Any], now: list[Any]) -> bool:
     return len(before) == len(now) and all(
-        a is b or (type(a) is _Version and type(b) is _Version and a == b)
+        a is b or (type(a) is type(b) and isinstance(a, (int, float)) and a == b)
         for a, b in zip(before, now, strict=True)
     )
 

@@ -84,7 +84,7 @@ class Calls:
         wrap: Callable[[Module], Callable[..., Any]] | None,
         options: Mapping[str, Any] | None,
         deterministic: bool,
-        exchange: Exchange | None,
+        exchange: Exchange,
     ) -> None:
         self._runner = runner
         self._replicas = replicas
@@ -154,8 +154,7 @@ class Calls:
         count, backends = self.count, list(self._runner.backends.values())
 
         def job(replica: int) -> Any:
-            if self._exchange is not None:
-                self._exchange.wait(replica)
+            self._exchange.wait(replica)
             if not self._deterministic:
                 return call(replica)
             with forked_seed(replica_seed(self._seed, count, replica), backends):

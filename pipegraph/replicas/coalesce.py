@@ -41,9 +41,8 @@ def broadcast_coalesced(
         for place in places[1:]:
             received: dict[int, torch.Tensor] = {}
             for group in _groups(dense, buffer_size):
-                flat = torch.cat([_flat(dense[i]) for i in group])
-                there = sent(flat, place)
-                received.update(zip(group, _cut_like(there, [dense[i] for i in group]), strict=True))
+                given = [dense[i] for i in group]
+                received.update(zip(group, _cut_like(sent(_flat(given, given), place), given), strict=True))
             copies.append(join([received[i] for i in range(len(dense))]))
     return copies
 
@@ -75,9 +74,10 @@ def reduce_add_coalesced(
             sums[i] = sum_in_order([given[i].detach().to(place) for given in inputs])
         chosen = [inputs[0][i] for i in dense]
         for group in _groups(chosen, buffer_size):
-            flats = [torch.cat([_flat_as(given[dense[i]], chosen[i]) for i in group]) for given in inputs]
+            likes = [chosen[i] for i in group]
+            flats = [_flat([given[dense[i]] for i in group], likes) for given in inputs]
             total = sum_in_order([sent(flat, place) for flat in flats])
-            for i, part in zip(group, _cut_like(total, [chosen[i] for i in group]), strict=True):
+            for i, part in zip(group, _cut_like(total, likes), strict=True):
                 sums[dense[i]] = part
     return [total for total in sums if total is not None]
 
@@ -94,36 +94,19 @@ def sum_in_order(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return total.coalesce() if total.is_sparse else total
 
 
-def is_compact(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill one stretch of memory without gaps or overlaps, dimensions in any order."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 def flat_like(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A 1-d stretch seen with the shape of `like`, and with its strides where it is compact."""
-    if is_compact(like):
-        return flat.as_strided(like.shape, like.stride(), flat.storage_offset())
-    return flat.view(like.shape)
+    """A 1-d stretch seen with the shape of `like`, and with its order of dimensions."""
+    if like.is_contiguous():
+        return flat.view(like.shape)
+    return flat.as_strided(like.shape, torch.empty_like(like, device="meta").stride(), flat.storage_offset())
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    if is_compact(tensor) and tensor.numel():
-        return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
-    return tensor.reshape(-1)
-
-
-def _flat_as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Elements in the memory order of `like`, which may differ from the tensor's own."""
-    tensor = tensor.detach()
-    if tensor.stride() == like.stride():
-        return _flat(tensor)
-    out = torch.empty_like(like, device=tensor.device)
-    return _flat(out.copy_(tensor))
+def _flat(tensors: Sequence[torch.Tensor], likes: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The elements of tensors one after the other, each in the memory order of its like, which may be another."""
+    flat = tensors[0].new_empty(sum(like.numel() for like in likes))
+    for part, tensor in zip(_cut_like(flat, likes), tensors, strict=True):
+        part.copy_(tensor)
+    return flat
 
 
 def _cut_like(flat: torch.Tensor, likes: Sequence[torch.Tensor]) -> list[torch.Tensor]:

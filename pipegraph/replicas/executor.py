@@ -21,7 +21,7 @@ from pipegraph.replicas.compiled import own_keys, plain_keys, unwrapped
 from pipegraph.replicas.feed import batch_feed, call_feed
 from pipegraph.replicas.group import Ranks, refuse_own_collectives
 from pipegraph.replicas.losses import Reduction
-from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers
+from pipegraph.replicas.optimizers import Factory, OneOptimizer, ReplicaOptimizers
 from pipegraph.replicas.parameter_gather import Exchange
 from pipegraph.replicas.proxy import JointOptimizer
 from pipegraph.replicas.reducer import Reducer
@@ -123,16 +123,17 @@ class ReplicaExecutor(Closing):
             self._reducer = Reducer(
                 parameters, names, slots, backends, owners, self._ranks, sparse, self._usage
             )
-        self._exchange = (
-            None
-            if owners is None or self._optimizers is None
-            else Exchange(parameters, owners, self._optimizers.indices, slots, backends)
-        )
-        self._update = (
-            None
-            if self._optimizers is None
-            else Update(self, self._runner, self._replicas, self._optimizers, self._exchange, self._reducer)
-        )
+        optimizers = self._optimizers
+        stepped = () if optimizers is None else optimizers.indices
+        self._exchange = Exchange(parameters, owners, stepped, slots, backends)
+        self._update = None
+        self._proxies: tuple[JointOptimizer, ...] = ()
+        if optimizers is not None:
+            end = weakref.WeakMethod(self.break_off)
+            self._update = Update(
+                end, self._runner, self._replicas, optimizers, self._exchange, self._reducer
+            )
+            self._proxies = tuple(JointOptimizer(part, self) for part in optimizers.parts)
 
     # Calling it like a module
 
@@ -236,10 +237,18 @@ class ReplicaExecutor(Closing):
             self._replicas.spoilt = False
             return StepResult(total, kept, None, stepped=False)
         norm, stepped = self._update.make(clip_norm, scaler)
+        for proxy in self._proxies:
+            proxy._opt_called = True  # what schedulers ask, to warn of a step before the optimizer's
         self._replicas.drop_gradients()
         if reducer is not None:
             reducer.release()
         return StepResult(total, kept, norm, stepped)
+
+    def _step_outside(self, part: OneOptimizer) -> None:
+        """The user's own ``executor.optimizer.step()``."""
+        assert self._update is not None
+        with self.entered(), self.call():
+            self._update.step_outside(part)
 
     def _align(self) -> None:
         """Before a call: flags, buffers and, where nobody else keeps them equal, parameters."""
@@ -256,7 +265,7 @@ class ReplicaExecutor(Closing):
         replicas.copy_flags()
         # With an optimizer, the replicas' own steps keep them equal; without, nobody else does.
         if len(replicas.modules) > 1 and (self._optimizers is None or replicas.parameters_written()):
-            self._settle()
+            self._exchange.settle()
             replicas.copy_parameters()
 
     def _forget(self, reducer: Reducer | None, failure: BaseException) -> None:
@@ -291,11 +300,11 @@ class ReplicaExecutor(Closing):
     @property
     def optimizers(self) -> tuple[JointOptimizer, ...]:
         """One for each that ``optimizer=`` returned."""
-        return () if self._update is None else self._update.proxies
+        return self._proxies
 
     def state_dict(self) -> dict[str, Any]:
         """``{"model": ..., "optimizer": ...}`` as of one model and one optimizer; keys without prefix."""
-        self._settle()
+        self._exchange.settle()
         state: dict[str, Any] = {"model": plain_keys(self.module.state_dict())}
         if self._optimizers is not None:
             state["optimizer"] = self._optimizers.state_dict()
@@ -313,7 +322,7 @@ class ReplicaExecutor(Closing):
             self._load(state)
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self._settle()
+        self._exchange.settle()
         optimizers = self._optimizers if "optimizer" in state else None
         if optimizers is not None:
             optimizers.check(state["optimizer"])
@@ -349,7 +358,7 @@ class ReplicaExecutor(Closing):
             self._copy_all()
 
     def _copy_all(self) -> None:
-        self._settle()
+        self._exchange.settle()
         if len(self._runner.slots) > 1:
             self._replicas.copy_parameters()
             self._replicas.copy_buffers(everything=True)
@@ -362,10 +371,6 @@ class ReplicaExecutor(Closing):
             if self._runner.has_stream(replica):
                 for held in self._replicas.held(replica, attributes):
                     self._runner.reads(replica, held)
-
-    def _settle(self) -> None:
-        if self._exchange is not None:
-            self._exchange.settle()
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Calls inside only accumulate gradients: no reduction, no optimizer step. Divide the loss by k."""
@@ -432,7 +437,7 @@ class ReplicaExecutor(Closing):
         members = () if self._runner.threads is None else self._runner.threads.members
         with self._usage.closing(members):
             if self._usage.closed is None:
-                self._settle()
+                self._exchange.settle()
                 self._usage.closed = "close() was called"
             self._shut(join=True)
 

@@ -18,20 +18,20 @@ class Exchange:
 
     Args:
         parameters: per replica.
-        owners: by parameter.
+        owners: by parameter; None where every replica steps all: nothing is copied then, or waited for.
         indices: of the parameters that an optimizer steps.
     """
 
     def __init__(
         self,
         parameters: Sequence[Sequence[Parameter]],
-        owners: Sequence[int],
+        owners: Sequence[int] | None,
         indices: Iterable[int],
         slots: Sequence[Slot],
         backends: Mapping[torch.device, Backend],
     ) -> None:
         self._parameters = parameters
-        self._owners = owners
+        self._owners = owners or []
         self._indices = sorted(indices)
         self._backends = [backends[slot.device] for slot in slots]
         self._streams = [
@@ -44,6 +44,8 @@ class Exchange:
 
     def start(self) -> None:
         """After all owners' steps, as the current streams see them. Returns at once."""
+        if not self._owners:
+            return
         # Frozen ones are not stepped.
         self._stepped = [i for i in self._indices if self._parameters[0][i].requires_grad]
         stepped = [backend.current_stream().record_event() for backend in self._backends]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, MutableMapping
+import weakref
+from collections.abc import Iterator, MutableMapping
 from typing import Any, NoReturn
 
 import torch
@@ -13,7 +14,7 @@ from pipegraph.errors import ReplicaError
 from pipegraph.replicas.optimizers import OneOptimizer
 
 #: What belongs to the proxy itself: its own parts, and what learning-rate schedulers put on an optimizer.
-_OWN = ("_parts", "_make_step", "step", "_opt_called")
+_OWN = ("_parts", "_executor", "step", "_opt_called")
 
 
 class JointOptimizer(Optimizer):
@@ -26,13 +27,13 @@ class JointOptimizer(Optimizer):
     """
 
     _parts: OneOptimizer
-    _make_step: Callable[[], None]
+    _executor: weakref.ref[Any]
     _opt_called: bool
 
-    def __init__(self, parts: OneOptimizer, make_step: Callable[[], None]) -> None:
-        # Not Optimizer's own, which would make new groups.
-        object.__setattr__(self, "_parts", parts)
-        object.__setattr__(self, "_make_step", make_step)
+    def __init__(self, parts: OneOptimizer, executor: Any) -> None:
+        # Not Optimizer's own, which would make new groups. Schedulers hold this, and not the executor with its threads.
+        self._parts = parts
+        self._executor = weakref.ref(executor)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -49,7 +50,10 @@ class JointOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._make_step()
+        executor = self._executor()
+        if executor is None:
+            raise ReplicaError("the executor of this optimizer is gone")
+        executor._step_outside(self._parts)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

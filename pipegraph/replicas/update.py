@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
 
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from pipegraph.errors import ReplicaError
 from pipegraph.replicas.build import Replicas
 from pipegraph.replicas.caller import no_autocast
 from pipegraph.replicas.optimizers import OneOptimizer, ReplicaOptimizers
 from pipegraph.replicas.parameter_gather import Exchange
-from pipegraph.replicas.proxy import JointOptimizer
 from pipegraph.replicas.reducer import Reducer
 from pipegraph.replicas.replica_threads import Abandoned, note_once
 from pipegraph.replicas.runner import ReplicaRunner
@@ -24,45 +20,30 @@ from pipegraph.replicas.runner import ReplicaRunner
 DIFFER = "the executor is closed: its replicas may differ after a failed optimizer step"
 
 
-class Owner(Protocol):
-    """The executor, as its optimizers see it."""
-
-    def entered(self) -> AbstractContextManager[Any]:
-        """Held during a call, which nobody else may make meanwhile."""
-
-    def call(self) -> AbstractContextManager[None]:
-        """The call."""
-
-    def break_off(self, why: str, join: bool = True) -> None:
-        """Close it: its replicas may differ."""
-
-
 class Update:
-    """Makes optimizer steps on all replicas. It does not keep ``user``, the executor, alive.
+    """Makes optimizer steps on all replicas.
 
-    There is no exchange where every replica steps all parameters, and no reducer with one replica.
-
-    Attributes:
-        proxies: the optimizers as users hold them.
+    Args:
+        break_off: closes the executor, whose replicas may differ.
+        reducer: None with one replica.
     """
 
     def __init__(
         self,
-        user: Owner,
+        break_off: weakref.WeakMethod[Callable[..., None]],
         runner: ReplicaRunner,
         replicas: Replicas,
         optimizers: ReplicaOptimizers,
-        exchange: Exchange | None,
+        exchange: Exchange,
         reducer: Reducer | None,
     ) -> None:
-        self._user = weakref.ref(user)
+        self._break_off = break_off
         self._runner = runner
         self._replicas = replicas
         self._optimizers = optimizers
         self._exchange = exchange
         self._reducer = reducer
         self._stepped: dict[int, bool] = {}  # by replica that has begun its step whether it has made it
-        self.proxies = tuple(self._proxy(part) for part in optimizers.parts)
 
     def make(self, clip_norm: float | None, scaler: GradScaler | None) -> tuple[torch.Tensor | None, bool]:
         """Unscale, check, clip, step. The gradients are to be dropped then.
@@ -75,8 +56,7 @@ class Update:
         try:
             finite = True if scaler is None else optimizers.unscale(scaler)
             norm = optimizers.clip(clip_norm) if clip_norm is not None else None
-            if self._exchange is not None:
-                self._exchange.settle()
+            self._exchange.settle()
             if finite:
                 self._step(optimizers.parts)
             if scaler is not None:
@@ -87,29 +67,12 @@ class Update:
                     part.forget_scaling(scaler)
             self._failed(failure, optimizers.parts)
             raise
-        for proxy in self.proxies:
-            proxy._opt_called = True  # what schedulers ask, to warn of a step before the optimizer's
         return norm, finite
 
-    def _proxy(self, part: OneOptimizer) -> JointOptimizer:
-        # Schedulers hold the proxy, and through it not the executor with its threads.
-        me = weakref.ref(self)
-
-        def make_step() -> None:
-            update = me()
-            user = None if update is None else update._user()
-            if update is None or user is None:
-                raise ReplicaError("the executor of this optimizer is gone")
-            with user.entered(), user.call():
-                update._step_outside(part)
-
-        return JointOptimizer(part, make_step)
-
-    def _step_outside(self, part: OneOptimizer) -> None:
+    def step_outside(self, part: OneOptimizer) -> None:
         """``executor.optimizer.step()``: the gradients that the replicas hold are summed first, and stay."""
         self._stepped = {}
-        if self._exchange is not None:
-            self._exchange.settle()
+        self._exchange.settle()
         part.align()
         reducer = self._reducer
         if reducer is not None:
@@ -135,9 +98,8 @@ class Update:
             self._conclude(parts)
         else:
             note_once(failure, DIFFER)
-            user = self._user()
-            if user is not None:
-                user.break_off("an optimizer step failed half-way", join=not isinstance(failure, Abandoned))
+            if (break_off := self._break_off()) is not None:
+                break_off("an optimizer step failed half-way", not isinstance(failure, Abandoned))
 
     def _step(self, parts: Sequence[OneOptimizer]) -> None:
         """Step optimizers on all replicas, and begin to exchange what only the owners have."""
@@ -154,9 +116,8 @@ class Update:
         self._conclude(parts)
 
     def _conclude(self, parts: Sequence[OneOptimizer]) -> None:
-        if self._exchange is not None:
-            self._exchange.start()
-            self._exchange.wait(0)
+        self._exchange.start()
+        self._exchange.wait(0)
         for part in parts:
             part.settings_from_step()
         self._replicas.note_parameters()

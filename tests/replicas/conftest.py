@@ -45,7 +45,7 @@ def make_executor() -> Iterator[MakeExecutor]:
 
 def assert_replicas_equal(executor: ReplicaExecutor) -> None:
     """Parameters and optimizer state, bit by bit."""
-    executor._settle()
+    executor._exchange.settle()
     first, *others = executor._replicas.parameters
     for given in others:
         for mine, its in zip(first, given, strict=True):
@@ -68,7 +68,7 @@ def assert_replicas_equal(executor: ReplicaExecutor) -> None:
 
 def assert_close(executor: ReplicaExecutor, reference: nn.Module, tolerance: float = 1e-12) -> None:
     """Parameters equal to the reference's, relative to each tensor's size."""
-    executor._settle()
+    executor._exchange.settle()
     named = dict(executor.module.named_parameters())
     for name, expected in reference.named_parameters():
         scale = expected.abs().max().clamp(min=1.0)

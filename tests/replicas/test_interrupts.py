@@ -238,7 +238,7 @@ def test_after_ctrl_c_at_any_line_the_next_step_is_right(
             traced(lines, lambda: step(1))
         executor.zero_grad()
         step(2)
-        executor._settle()
+        executor._exchange.settle()
         skipped, done = copied(alone, optimizer), copied(alone, optimizer)
         trained(*done, 1)
         trained(*skipped, 2)

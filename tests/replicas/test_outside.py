@@ -577,7 +577,7 @@ def test_a_parameter_taken_out_of_its_group_is_taken_out_for_all(
         loss_of(alone(data()), None).backward()
         optimizer.step()
         executor.step(data(), loss_of)
-        executor._settle()
+        executor._exchange.settle()
         assert_close(executor, alone)
         for given in executor._replicas.parameters[1:]:
             for mine, its in zip(given, executor.module.parameters(), strict=True):
