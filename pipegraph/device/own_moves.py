@@ -80,16 +80,9 @@ def pinned_by_itself(thing: Any) -> Any:
     return None
 
 
-def tensors_within(thing: Any, device: torch.device, depth: int = 3) -> list[torch.Tensor]:
-    """The tensors on a device in a tree, and in the attributes of its objects to that depth."""
-    found = []
-    for leaf in islice(leaves(thing), _LOOKED_AT):
-        if isinstance(leaf, torch.Tensor):
-            found += [part for part in components(leaf) if part.device == device]
-        elif depth and type(leaf) not in _PLAIN:
-            for value in attributes_of(leaf).values():
-                found += tensors_within(value, device, depth - 1)
-    return found
+def tensors_within(thing: Any, device: torch.device) -> list[torch.Tensor]:
+    """The tensors on a device in a tree, and in the objects in it."""
+    return [part for tensor in _tensors(thing) for part in components(tensor) if part.device == device]
 
 
 def _takes_non_blocking(function: Callable[..., Any]) -> bool:
@@ -102,22 +95,19 @@ def _takes_non_blocking(function: Callable[..., Any]) -> bool:
 
 def _with_tensors(thing: Any) -> Iterator[str]:
     """Where in an object, and in the objects in it, there are tensors in host memory."""
-    if isinstance(thing, set | frozenset | deque) and _has_tensors(list(thing)):
-        yield "its entries"
-    for name, value in attributes_of(thing).items():
-        if _has_tensors(value):
-            yield f".{name}"
+    own = [("its entries", list(thing))] if isinstance(thing, set | frozenset | deque) else []
+    for where, value in [*own, *((f".{name}", value) for name, value in attributes_of(thing).items())]:
+        if any(tensor.device.type == "cpu" for tensor in _tensors(value)):
+            yield where
 
 
-def _has_tensors(value: Any) -> bool:
-    left, seen = [value], set[int]()
+def _tensors(thing: Any) -> Iterator[torch.Tensor]:
+    left, seen = [thing], set[int]()
     while left and len(seen) < _LOOKED_AT:
         for leaf in islice(leaves(left.pop()), _LOOKED_AT):
             if isinstance(leaf, torch.Tensor):
-                if leaf.device.type == "cpu":
-                    return True
+                yield leaf
             elif type(leaf) not in _PLAIN and not isinstance(leaf, _SHARED) and id(leaf) not in seen:
                 seen.add(id(leaf))
                 left += attributes_of(leaf).values()
                 left += leaf if isinstance(leaf, set | frozenset | deque) else ()
-    return False

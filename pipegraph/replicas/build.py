@@ -51,16 +51,6 @@ def check_model(model: Module, first: torch.device) -> None:
             )
 
 
-def refuse_shares(model: Module) -> None:
-    """Refuse what a replica would compute from its own rows, and nobody would put together.
-
-    Raises:
-        ReplicaError: a buffer that requires grad.
-    """
-    for name, buffer in model.named_buffers():
-        _refuse_gradient(name, buffer)
-
-
 def _refuse_renormalising(tables: Sequence[tuple[str, Any]]) -> None:
     for name, table in tables:
         if table.max_norm is not None:
@@ -168,7 +158,8 @@ class Replicas:
         tables = [(n, m) for n, m in model.named_modules() if isinstance(m, (Embedding, EmbeddingBag))]
         self._tables = tables if len(slots) > 1 else []
         if len(slots) > 1:
-            refuse_shares(model)
+            for name, buffer in model.named_buffers():
+                _refuse_gradient(name, buffer)
         _refuse_renormalising(self._tables)
         self.slots = slots
         self.modules = [model, *(build_replica(model, first, slot.device) for slot in slots[1:])]

@@ -45,6 +45,7 @@ class Outside:
         backends: of the replicas' devices.
 
     Attributes:
+        under_way: a backward of the user's has begun a reduction, and has not completed it.
         unfinished: a backward through what the executor has returned has begun, and has not reached its end: it runs,
             or has failed.
     """
@@ -65,10 +66,9 @@ class Outside:
         self._usage = usage
         self._backends = backends
         self._lock = concurrency.Lock()
-        self._begun = False
+        self.under_way = False
         self._finish: weakref.ref[Callable[[], None]] | None = None
         self._process = os.getpid()
-        self._armed = False
         self._guards: dict[int, RemovableHandle] = {}
         self._checked = -1
         self._reached: tuple[int, set[int]] = (-1, set())
@@ -91,7 +91,6 @@ class Outside:
             outputs: by replica, what it has returned.
             joined: what the user gets.
         """
-        self._armed = True
         for index, parameter in enumerate(self._parameters[0]):
             if parameter.requires_grad and index not in self._guards:
                 guard = OwnHook(self._guard, parameter)
@@ -116,7 +115,7 @@ class Outside:
         """
         if self._usage is None or os.getpid() != self._process:
             return False  # a forked child has the hooks, and none of the threads
-        if not (self._armed and self._usage.syncing):
+        if not (self._guards and self._usage.syncing):
             return False
         with self._lock:
             if self.failed or self._usage.torn:
@@ -129,15 +128,10 @@ class Outside:
         return True
 
     @property
-    def under_way(self) -> bool:
-        """Whether a backward of the user's has begun a reduction, and has not completed it."""
-        return self._begun
-
-    @property
     def failed(self) -> bool:
         """Whether that backward has failed."""
         finish = self._finish
-        return self._begun and (finish is None or finish() is None)
+        return self.under_way and (finish is None or finish() is None)
 
     def note(self, replica: int, index: int, grad: torch.Tensor) -> None:
         """A replica has produced a gradient for the running reduction."""
@@ -212,7 +206,7 @@ class Outside:
 
     def renew(self) -> None:
         """After :meth:`clear`: no backward is under way."""
-        self._begun = False
+        self.under_way = False
         self._finish = None
 
     def _refuse_hooks(self) -> None:
@@ -233,10 +227,10 @@ class Outside:
 
         def finish() -> None:
             self._complete()
-            self._begun, self._finish = False, None
+            self.under_way, self._finish = False, None
             self._refuse_partial(task)
 
-        self._begun = True
+        self.under_way = True
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(finish)
         self._arrived = set()
@@ -280,7 +274,6 @@ class Outside:
 
     def disarm(self) -> None:
         """Take the guards off, and let the reducer go."""
-        self._armed = False
         self._begin = self._complete = refuse_gone
         for handle in self._guards.values():
             handle.remove()

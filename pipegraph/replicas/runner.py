@@ -75,7 +75,7 @@ class ReplicaRunner:
         results: dict[int, Any] = {}
         for chosen in [{replica: order} for replica, order in orders.items()] if serial else [orders]:
             results.update(self.threads.run(chosen))
-        for replica in results:  # the caller's streams go on behind the replicas' own
+        for replica in results:  # what the caller's streams are given next comes after it
             stream = self._own[replica]
             if stream is not None:
                 stream.record_event().wait(self.backends[self.slots[replica].device].current_stream())
