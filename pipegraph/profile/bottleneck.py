@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pipegraph.measurements import StageProfile
+
 CONSUMER = "consumer"
 
 NEGLIGIBLE = 0.05
@@ -132,13 +134,7 @@ def _above(at: str, edges: Sequence[EdgeFacts]) -> set[str]:
     return found
 
 
-def find_lock_holder(
-    bottleneck: str,
-    busy: Mapping[str, float],
-    cores: Mapping[str, float],
-    coreless: Mapping[str, float],
-    wake_s: float,
-) -> str | None:
+def find_lock_holder(bottleneck: str, stages: Mapping[str, StageProfile], wake_s: float) -> str | None:
     """The stage that sets the pace because it holds the GIL; None where the lock is not the reason.
 
     A stage that waits for the lock inside its work looks busy and is not running. Threads in general are then late
@@ -146,62 +142,48 @@ def find_lock_holder(
 
     Args:
         bottleneck: as the waits alone have it.
-        busy: how many of each stage's workers were busy on average.
-        cores: how many cores each stage's threads kept running on average.
-        coreless: how many of its threads were ready to run and had no core; that is not waiting for the lock.
+        stages: those whose work is in threads of this process.
         wake_s: mean seconds between a thread's being woken and its resumption, with a free core.
 
-    >>> find_lock_holder("light", {"heavy": 2.0, "light": 1.0}, {"heavy": 0.95, "light": 0.02}, {}, 4e-3)
+    >>> heavy, light = StageProfile(2, busy=1.0, running=0.475), StageProfile(1, busy=1.0, running=0.02)
+    >>> find_lock_holder("light", {"heavy": heavy, "light": light}, 4e-3)
     'heavy'
     """
-    if wake_s < LATE_S or bottleneck not in cores:
+    if wake_s < LATE_S or bottleneck not in stages:
         return None
+    cores = {name: (stage.running or 0.0) * stage.workers for name, stage in stages.items()}
+    lacked = {name: stage.coreless * stage.workers for name, stage in stages.items()}
+    busy = stages[bottleneck].busy * stages[bottleneck].workers
     holder = max(cores, key=lambda name: cores[name])
-    waits = busy[bottleneck] - cores[bottleneck] - coreless.get(bottleneck, 0.0)
+    waits = busy - cores[bottleneck] - lacked[bottleneck]
     others = holder != bottleneck and cores[bottleneck] > cores[holder] / 2
-    wanted = cores[holder] + coreless.get(holder, 0.0)
-    if wanted < MUCH or cores[holder] < RAN or waits < busy[bottleneck] * LOCKED_OUT or others:
+    wanted = cores[holder] + lacked[holder]
+    if wanted < MUCH or cores[holder] < RAN or waits < busy * LOCKED_OUT or others:
         return None
     return holder
 
 
-@dataclass(frozen=True)
-class StageFacts:
-    """What a stage's workers did; all but ``reads`` in workers on average, which is seconds per second.
-
-    Attributes:
-        busy: worked, or waited inside their work.
-        running: ran on a core.
-        coreless: were ready to run and had no core.
-        memory: waited for room under ``memory_limit``.
-        reads: whether it brings data in from outside: storage, a dataset.
-    """
-
-    busy: float
-    running: float
-    coreless: float
-    memory: float
-    reads: bool
-
-
-def find_cause(stage: StageFacts, cores_used: float, cores: float) -> Cause:
+def find_cause(stage: StageProfile, reads: bool, cores_used: float, cores: float) -> Cause:
     """Why a stage that sets the pace, and not for the GIL, is as slow as it is.
 
-    ``cores_used`` are this process's and its workers' on average, of the ``cores`` that they may use.
+    Args:
+        reads: whether it brings data in from outside: storage, a dataset.
+        cores_used: by this process and its workers on average, of the ``cores`` that they may use.
 
-    >>> find_cause(StageFacts(busy=1.0, running=0.05, coreless=0.0, memory=0.0, reads=True), 0.3, 8)
+    >>> find_cause(StageProfile(1, busy=1.0, running=0.05), True, 0.3, 8)
     'storage'
     """
     if stage.memory > stage.busy:
         return "memory"
     # A stage that waits for something else inside its work gains little from a core; on a machine that is overloaded it
     # too is late to continue.
-    waits = stage.busy - stage.running - stage.coreless
-    computes = stage.running > (stage.busy - stage.coreless) * COMPUTES
+    running = stage.running or 0.0
+    waits = stage.busy - running - stage.coreless
+    computes = running > (stage.busy - stage.coreless) * COMPUTES
     if computes and (stage.coreless > stage.busy * CORELESS or cores_used > cores * SATURATED):
         return "cores"
     # Files in memory that are read without a core, or without the GIL, wait as well: only less than they run or would.
-    if stage.reads and waits > stage.busy * READS and stage.running + stage.coreless / 4 < waits / 2:
+    if reads and waits > stage.busy * READS and running + stage.coreless / 4 < waits / 2:
         return "storage"
     return "stage"
 

@@ -22,7 +22,6 @@ from .bottleneck import (
     SATURATED,
     Cause,
     EdgeFacts,
-    StageFacts,
     find_bottleneck,
     find_cause,
     find_lock_holder,
@@ -189,8 +188,11 @@ def _cause(
     cores: float,
 ) -> tuple[str, Cause]:
     """The stage to name, and why."""
-    threads = {name: stage for name, stage in stages.items() if stage.running is not None}
-    in_threads = {name: stage for name, stage in threads.items() if stage.backend.in_trainer}
+    in_threads = {
+        name: stage
+        for name, stage in stages.items()
+        if stage.running is not None and stage.backend.in_trainer
+    }
     suspect = bottleneck
     if bottleneck == CONSUMER and in_threads:
         # Training is late as well where a stage holds the lock; that stage never waits for room then.
@@ -198,13 +200,7 @@ def _cause(
         stage = in_threads[most]
         if (stage.running or 0.0) * stage.workers > NEARLY_ALL * cores_used and stage.blocked < MIN_BLOCKED:
             suspect = most
-    holder = find_lock_holder(
-        suspect,
-        {name: stage.busy * stage.workers for name, stage in in_threads.items()},
-        {name: (stage.running or 0.0) * stage.workers for name, stage in in_threads.items()},
-        {name: stage.coreless * stage.workers for name, stage in in_threads.items()},
-        wake_s,
-    )
+    holder = find_lock_holder(suspect, in_threads, wake_s)
     if holder is not None:
         return holder, "lock"
     if bottleneck == CONSUMER:
@@ -212,15 +208,8 @@ def _cause(
     stage, planned = stages[bottleneck], plan.stages[bottleneck]
     if stage.drawing > stage.busy:  # its sampler's work, not that of its workers
         return bottleneck, "stage"
-    many = stage.workers
-    facts = StageFacts(
-        busy=run_busy(stages, bottleneck) * many,
-        running=(stage.running or 0.0) * many,
-        coreless=stage.coreless * many,
-        memory=stage.memory * many,
-        reads=planned.source is not None or planned.operator.can(ReadsStorage) is not None,
-    )
-    cause = find_cause(facts, cores_used, cores)
+    reads = planned.source is not None or planned.operator.can(ReadsStorage) is not None
+    cause = find_cause(replace(stage, busy=run_busy(stages, bottleneck)), reads, cores_used, cores)
     return bottleneck, "shared" if stage.shared and cause in ("stage", "storage") else cause
 
 

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from pipegraph.measured import Measured
-from pipegraph.profile import CONSUMER, EdgeFacts, find_bottleneck, find_lock_holder
-from pipegraph.profile.bottleneck import StageFacts, find_cause, wait_for_each_other
+from pipegraph.profile import CONSUMER, EdgeFacts, StageProfile, find_bottleneck, find_lock_holder
+from pipegraph.profile.bottleneck import find_cause, wait_for_each_other
 from pipegraph.profile.collect import _wake_s
 
 
@@ -135,6 +135,15 @@ def test_a_trace_of_starvation_is_nobodys_fault():
     assert find_bottleneck({"read": 0.5, CONSUMER: 0.99}, edges) == CONSUMER
 
 
+def working(busy, cores, coreless=None):
+    """Stages of one worker each: how much it was busy, ran, and had no core."""
+    lacked = coreless or {}
+    return {
+        name: StageProfile(1, busy=busy[name], running=cores[name], coreless=lacked.get(name, 0.0))
+        for name in busy
+    }
+
+
 @pytest.mark.parametrize(
     ("bottleneck", "busy", "cores", "wake_s", "expected"),
     [
@@ -150,24 +159,23 @@ def test_a_trace_of_starvation_is_nobodys_fault():
     ],
 )
 def test_a_stage_that_waits_for_the_interpreter_lock_is_not_blamed(bottleneck, busy, cores, wake_s, expected):
-    assert find_lock_holder(bottleneck, busy, cores, {}, wake_s) == expected
+    assert find_lock_holder(bottleneck, working(busy, cores), wake_s) == expected
 
 
 def test_threads_that_have_no_core_do_not_wait_for_the_lock():
     busy, cores = {"burn": 3.8, "rest": 0.1}, {"burn": 0.4, "rest": 0.0}
-    assert find_lock_holder("burn", busy, cores, {}, 5e-3) == "burn"
-    assert find_lock_holder("burn", busy, cores, {"burn": 3.3}, 5e-3) is None
+    assert find_lock_holder("burn", working(busy, cores), 5e-3) == "burn"
+    assert find_lock_holder("burn", working(busy, cores, {"burn": 3.3}), 5e-3) is None
 
 
 def test_the_lock_is_found_also_where_other_programs_leave_few_cores():
-    assert find_lock_holder("loops", {"loops": 1.96}, {"loops": 0.08}, {"loops": 1.5}, 6e-3) == "loops"
+    stages = working({"loops": 1.96}, {"loops": 0.08}, {"loops": 1.5})
+    assert find_lock_holder("loops", stages, 6e-3) == "loops"
 
 
 def test_a_stage_that_hardly_ran_is_not_blamed_for_the_lock_where_others_take_the_cores():
-    assert (
-        find_lock_holder("read", {"read": 1.0, "map": 0.4}, {"read": 0.02, "map": 0.01}, {"read": 0.6}, 8e-3)
-        is None
-    )
+    stages = working({"read": 1.0, "map": 0.4}, {"read": 0.02, "map": 0.01}, {"read": 0.6})
+    assert find_lock_holder("read", stages, 8e-3) is None
 
 
 @pytest.mark.parametrize(
@@ -234,5 +242,6 @@ def test_filling_the_queues_at_the_start_is_no_waiting():
     ],
 )
 def test_the_cause_follows_from_where_the_workers_were(facts, used, expected):
-    given = {"coreless": 0.0, "memory": 0.0, "reads": False, **facts}
-    assert find_cause(StageFacts(**given), used, 2.0) == expected
+    facts = {**facts}
+    reads = facts.pop("reads", False)
+    assert find_cause(StageProfile(1, **facts), reads, used, 2.0) == expected
