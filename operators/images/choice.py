@@ -60,6 +60,8 @@ def installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
+    except ValueError:  # another thread is importing it: OpenCV has no spec meanwhile
+        return True
 
 
 def _fast() -> list[str]:

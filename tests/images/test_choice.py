@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import pytest
 
 from pipegraph.errors import GraphError, MissingExtraError, PipegraphWarning
@@ -74,6 +77,12 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
 def test_a_module_below_a_missing_package_is_not_installed():
     assert installed("cv2")
     assert not installed("no_such_package.part")
+
+
+def test_a_module_that_another_thread_is_importing_is_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", ModuleType("cv2"))  # without a spec, as OpenCV is for that time
+    assert installed("cv2")
+    assert family_of("auto") == "opencv"
 
 
 @pytest.mark.skipif(not installed("nvidia.nvimgcodec"), reason="nvidia-nvimgcodec is not installed")
