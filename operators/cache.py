@@ -185,10 +185,11 @@ class Cache(Memo):
 
     Results that do not fit into the limit are computed again in each epoch; results that are in the cache stay there.
 
-    An entry is valid for the stages above as they are: their parameters, and the names and code of their functions. The
-    callable objects that these functions are, belong to or close over count too (their public attributes, and a
-    network's weights). What else the functions call, and the content of the dataset, is not noticed. So use another
-    folder for another dataset of the same length, or after a change deeper in your code.
+    An entry is valid for the stages above as they are: their parameters, and the names and code of their functions.
+    What these functions carry (defaults, closures, what ``functools.partial`` has bound, the object they belong to) and
+    the globals that they read count too: data, objects by their public attributes, networks by their weights, and
+    functions of the same module. Functions of other modules, and the content of the dataset, are not noticed. So use
+    another folder for another dataset of the same length, or after a change deeper in your code.
 
     If the training loop changes the dataset, or what a function above reads, the next pass finds it: results in memory
     are dropped, a folder is no longer used by this loader, and you get a warning. This is a comparison by fingerprints,

@@ -150,7 +150,7 @@ def _carried(function: types.FunctionType) -> Iterator[Any]:
         with suppress(ValueError):  # an empty one
             yield cell.cell_contents
     yield from function.__defaults__ or ()
-    for name in _globals_of(function.__code__):
+    for name in globals_of(function.__code__):
         value = function.__globals__.get(name)
         own = isinstance(value, types.FunctionType) and value.__module__ == function.__module__
         if own or type(value) in _DATA:
@@ -158,9 +158,11 @@ def _carried(function: types.FunctionType) -> Iterator[Any]:
 
 
 @lru_cache(1024)
-def _globals_of(code: types.CodeType) -> list[str]:
-    """The global names that a function reads; its ``co_names`` are also those of attributes."""
-    return sorted({str(each.argval) for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"})
+def globals_of(code: types.CodeType) -> tuple[str, ...]:
+    """The global names that a function reads, and the functions inside it; ``co_names`` has those of attributes too."""
+    found = {str(each.argval) for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    found.update(*(globals_of(each) for each in code.co_consts if isinstance(each, types.CodeType)))
+    return tuple(sorted(found))
 
 
 class AsItWas:

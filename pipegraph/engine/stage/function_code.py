@@ -6,12 +6,16 @@ import contextlib
 import functools
 import hashlib
 import inspect
-from types import CodeType, FunctionType, MethodType, ModuleType
+from argparse import Namespace
+from itertools import islice
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
+from pipegraph.estimates import attributes_of
+from pipegraph.fingerprints import globals_of
 from pipegraph.parameters import ENTRIES
 from pipegraph.tensor_bytes import bytes_of
 
@@ -19,15 +23,16 @@ PIECE_BYTES, SAMPLED_PIECES = 1 << 14, 64
 """Of arrays above a megabyte only 64 pieces of 16 KiB are hashed: the arrays may be mapped files."""
 
 _PLAIN = str | bytes | bool | int | float | complex | None
+_DATA = (list, tuple, dict, set, frozenset, np.ndarray, torch.Tensor)
 
 
 def code_of(function: Any) -> str:
-    """A function's instructions, and the values that it carries.
+    """A function's instructions, and the values that it carries and reads.
 
-    These are: plain values, functions and callable objects among its defaults, in its closure and in what
-    ``functools.partial`` has bound; and the object that it is a method of, by the code of its class and its public
-    attributes, including arrays, tensors and nested objects; for a network, its weights. Other functions that it calls,
-    and other objects in its closure, are not included.
+    These are: its defaults, its closure, what ``functools.partial`` has bound, and the object that it is a method of;
+    of the globals that it reads: data, callable objects, and what its own module defines. An object counts by the code
+    of its class and its public attributes, or by what it is pickled as if it has none; a network by its weights.
+    Functions and classes of other modules are not included.
     """
     return repr(_function(function, {}))
 
@@ -50,8 +55,19 @@ def _function(function: Any, seen: dict[int, Any]) -> Any:
             with contextlib.suppress(ValueError):  # an empty cell
                 bound.append(cell.cell_contents)
         found.append(_instructions(function.__code__))
-    found += [_value(each, seen) for each in bound if callable(each) or _is_plain(each)]
+        for name in globals_of(function.__code__):
+            if name in function.__globals__ and _is_read(value := function.__globals__[name], function):
+                bound.append((name, value))
+    found += [_value(each, seen) for each in bound]
     return [*found, _value(owner, seen)]
+
+
+def _is_read(value: Any, function: FunctionType) -> bool:
+    """Whether a global counts that a function reads: others, such as a logger, differ from run to run."""
+    if isinstance(value, FunctionType | type | ModuleType):
+        return isinstance(value, FunctionType) and value.__module__ == function.__module__
+    own = type(value).__module__ == function.__module__ or isinstance(value, Namespace | SimpleNamespace)
+    return own or callable(value) or isinstance(value, _DATA) or not attributes_of(value)
 
 
 def _value(value: Any, seen: dict[int, Any]) -> Any:
@@ -68,20 +84,32 @@ def _value(value: Any, seen: dict[int, Any]) -> Any:
             return name
         return [str(value.dtype), tuple(value.shape), _hash(bytes_of(value.cpu()).numpy())]
     if isinstance(value, list | tuple | set | frozenset | dict):
-        if len(value) > ENTRIES:
-            return [name, len(value)]
-        entries = [_value(each, seen) for each in (value.items() if isinstance(value, dict) else value)]
-        return [name, sorted(entries, key=repr) if isinstance(value, set | frozenset) else entries]
+        if isinstance(value, set | frozenset):
+            return [
+                name,
+                len(value),
+                sorted(repr(_value(each, seen)) for each in value) if len(value) <= ENTRIES else 0,
+            ]
+        # Evenly spaced ones of many.
+        every = islice(
+            value.items() if isinstance(value, dict) else value, 0, None, 1 + len(value) // ENTRIES
+        )
+        return [name, len(value), [_value(each, seen) for each in every]]
     if isinstance(value, FunctionType | MethodType | functools.partial):
         return _function(value, seen)
-    kept = getattr(value, "__dict__", {})
+    kept = attributes_of(value)
     network = ("_parameters", "_buffers", "_modules") if isinstance(value, torch.nn.Module) else ()
     methods = [each for each in vars(type(value)).values() if isinstance(each, FunctionType)]
-    return [
-        name,
-        [_instructions(each.__code__) for each in methods],
-        [[key, _value(kept[key], seen)] for key in kept if key in network or not key.startswith("_")],
-    ]
+    public = {key: kept[key] for key in kept if key in network or not key.startswith("_")}
+    return [name, [_instructions(each.__code__) for each in methods], _value(public or _made_of(value), seen)]
+
+
+def _made_of(value: Any) -> Any:
+    """What an object without public attributes is pickled as: a path, a date, a type of NumPy's or torch's."""
+    with contextlib.suppress(Exception):
+        reduced = value.__reduce_ex__(2)
+        return reduced if isinstance(reduced, str) else reduced[1:3]
+    return None
 
 
 def _hash(flat: np.ndarray) -> str:
@@ -91,10 +119,6 @@ def _hash(flat: np.ndarray) -> str:
     for start in range(0, len(flat), step):
         found.update(flat[start : start + PIECE_BYTES].tobytes())
     return found.hexdigest()
-
-
-def _is_plain(value: Any) -> bool:
-    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, _PLAIN)
 
 
 def _instructions(code: CodeType) -> list[Any]:
