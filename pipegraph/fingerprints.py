@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import array
+import ctypes
 import dis
 import pickle
 import types
+from argparse import Namespace
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import islice
 from pathlib import PurePath
 from typing import Any
 from zlib import crc32
@@ -39,39 +43,54 @@ OPAQUE = (
 
 
 _PLAIN = ATOMS | {str, bytes}
-_DATA = _PLAIN | {list, dict, set, tuple, np.ndarray, torch.Tensor}
+_CONTAINERS = (list, tuple, set, frozenset, deque, dict)
+_BUFFERS = (bytearray, memoryview, array.array, ctypes.Array, ctypes._SimpleCData)
+_DATA = _PLAIN | {*_CONTAINERS, *_BUFFERS, np.ndarray, torch.Tensor}
+_PLACES_OF_DATA = (Namespace, types.SimpleNamespace)
 
 
-def fingerprint(*values: Any) -> int:
-    """A number that differs, most likely, once a training loop has changed ``values``: sizes, labels, weights.
+def fingerprint(*values: Any) -> tuple[int, int]:
+    """Two numbers that differ, most likely, once a training loop has changed ``values``: sizes, labels, weights.
 
     Looks into containers, objects and what functions read, not into files. Equal numbers do not prove that nothing has
     changed.
+
+    Returns:
+        For what the values hold, and for what they read of their classes and modules.
     """
-    found: list[Any] = []
+    found: tuple[list[Any], list[Any]] = [], []
     seen: set[int] = set()
-    left = deque(values)
+    left = deque((value, 0) for value in values)
     unread = WHOLE_BYTES
     while left and len(seen) < OBJECTS:
-        value = left.popleft()
+        value, of = left.popleft()
         if type(value) in ATOMS:
-            found.append(value)
+            found[of].append(value)
         elif isinstance(value, str | bytes):
-            found.append((len(value), value[:PLACES]))
+            found[of].append((len(value), value[:PLACES]))
         elif isinstance(value, PurePath):  # its slots also hold what it has computed so far
-            found.append(str(value))
+            found[of].append(str(value))
         elif id(value) not in seen:
             seen.add(id(value))
             try:
                 nbytes = _nbytes(value)
                 whole = nbytes <= unread
                 unread -= nbytes if whole else 0
-                plain = whole and isinstance(value, list | tuple) and _PLAIN.issuperset(map(type, value))
-                found.append(crc32(pickle.dumps(value)) if plain else _own(value, whole))
-                left.extend(() if plain else _inside(value))
+                plain = whole and _is_plain(value)
+                found[of].append(crc32(pickle.dumps(value)) if plain else _own(value, whole))
+                if not plain:
+                    left.extend((inner, of) for inner in _held(value))
+                    left.extend((inner, 1) for inner in _read(value))
             except Exception:  # a class of the user's that behaves unlike its base
-                found.append(type(value).__qualname__)
-    return hash(repr(found))
+                found[of].append(type(value).__qualname__)
+    return hash(repr(found[0])), hash(repr(found[1]))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a list or mapping holds nothing but numbers and texts."""
+    if isinstance(value, dict):
+        return _PLAIN.issuperset(map(type, value)) and _PLAIN.issuperset(map(type, value.values()))
+    return isinstance(value, list | tuple | deque) and _PLAIN.issuperset(map(type, value))
 
 
 def _own(value: Any, whole: bool) -> Any:
@@ -81,17 +100,28 @@ def _own(value: Any, whole: bool) -> Any:
         return id(value), tuple(value.shape), version, _sampled(value, whole)
     if isinstance(value, np.ndarray):
         return tuple(value.shape), value.dtype.str, _sampled(value, whole)
-    if isinstance(value, list | tuple | set | frozenset | deque | dict | bytearray):
+    if isinstance(value, _CONTAINERS):
         return type(value).__name__, len(value)
+    if isinstance(value, _BUFFERS):
+        return type(value).__name__, _nbytes(value), _of_buffer(value, whole)
     if isinstance(value, types.MethodType):
         return id(value.__func__)
     return type(value).__qualname__, id(value) if isinstance(value, OPAQUE) else None
 
 
+def _of_buffer(value: Any, whole: bool) -> Any:
+    """All bytes or some elements, copied: a view of a bytearray would keep others from resizing it."""
+    if whole or _nbytes(value) <= PLACES:
+        return crc32(bytes(value))
+    return [value[place] for place in range(0, len(value), 1 + len(value) // PLACES)]
+
+
 def _nbytes(value: Any) -> int:
     if isinstance(value, torch.Tensor | np.ndarray):
         return value.nbytes
-    return 8 * len(value) if isinstance(value, list | tuple) else 0
+    if isinstance(value, _BUFFERS):
+        return memoryview(value).nbytes
+    return 8 * len(value) if isinstance(value, list | tuple | deque) else 0
 
 
 def _sampled(value: Any, whole: bool) -> int | None:
@@ -124,44 +154,64 @@ def _is_mapped(array: Any) -> bool:
     return False
 
 
-def _inside(value: Any) -> Iterator[Any]:
+def _held(value: Any) -> Iterator[Any]:
+    """What a value holds itself."""
     if isinstance(value, types.FunctionType):
-        yield from _carried(value)
+        for cell in value.__closure__ or ():
+            with suppress(ValueError):  # an empty one
+                yield cell.cell_contents
+        yield from value.__defaults__ or ()
     elif isinstance(value, types.MethodType):
         yield from (value.__func__, value.__self__)
-    if isinstance(value, (torch.Tensor, np.ndarray, *OPAQUE)):
-        return
-    if isinstance(value, list | tuple):
+    elif isinstance(value, _CONTAINERS):
         step = max(1, len(value) // PLACES)
-        yield from value[::step]
-        yield from value[-1:]
-    elif isinstance(value, dict):
-        if len(value) <= PLACES:
-            yield from list(value)
-            yield from list(value.values())
-    else:
+        yield from islice(value, 0, None, step)
+        if isinstance(value, dict):
+            yield from islice(value.values(), 0, None, step)
+        elif value and isinstance(value, list | tuple | deque):
+            yield value[-1]
+    elif not isinstance(value, (torch.Tensor, np.ndarray, *_BUFFERS, *OPAQUE)):
         yield from attributes_of(value).values()
+
+
+def _read(value: Any) -> Iterator[Any]:
+    """What a value's functions read of its class and their modules."""
+    if isinstance(value, types.FunctionType):
+        yield from [each for _, each in globals_read(value)]
+    elif isinstance(value, type):
+        yield from class_data(value).values()
+    elif not isinstance(value, (torch.Tensor, np.ndarray, *_CONTAINERS, *_BUFFERS, *OPAQUE)):
+        yield from class_data(type(value)).values()
         yield from [each for each in vars(type(value)).values() if isinstance(each, types.FunctionType)]
 
 
-def _carried(function: types.FunctionType) -> Iterator[Any]:
-    """What a function reads beside its arguments: what it closes over, defaults, and plain data of its module."""
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):  # an empty one
-            yield cell.cell_contents
-    yield from function.__defaults__ or ()
-    for name in globals_of(function.__code__):
+def class_data(kind: type) -> dict[str, Any]:
+    """The public attributes of a class that are data."""
+    found = ((name, each) for base in kind.__mro__ for name, each in vars(base).items())
+    return {name: each for name, each in found if type(each) in _DATA and not name.startswith("_")}
+
+
+def globals_read(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function reads of its module: data, callable objects, and what the module itself defines.
+
+    Others, such as a logger, change by themselves, and do not change what the function returns.
+    """
+    for name in _global_names(function.__code__):
         value = function.__globals__.get(name)
-        own = isinstance(value, types.FunctionType) and value.__module__ == function.__module__
-        if own or type(value) in _DATA:
-            yield value
+        if isinstance(value, types.FunctionType | type | types.ModuleType):
+            counts = not isinstance(value, types.ModuleType) and value.__module__ == function.__module__
+        else:
+            own = type(value).__module__ == function.__module__ or isinstance(value, _PLACES_OF_DATA)
+            counts = own or type(value) in _DATA or callable(value) or not attributes_of(value)
+        if counts:
+            yield name, value
 
 
 @lru_cache(1024)
-def globals_of(code: types.CodeType) -> tuple[str, ...]:
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
     """The global names that a function reads, and the functions inside it; ``co_names`` has those of attributes too."""
     found = {str(each.argval) for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
-    found.update(*(globals_of(each) for each in code.co_consts if isinstance(each, types.CodeType)))
+    found.update(*(_global_names(each) for each in code.co_consts if isinstance(each, types.CodeType)))
     return tuple(sorted(found))
 
 
@@ -196,7 +246,7 @@ class AsItWas:
 
     def _now(self) -> int:
         found = attributes_of(self.value)
-        return fingerprint(*(found.get(name) for name in self._names))
+        return fingerprint(*(found.get(name) for name in self._names))[0]
 
     def changed(self) -> bool:
         """Whether an attribute has another value."""
@@ -234,7 +284,7 @@ class HandedOut:
                 array = _array_of(leaf)
                 if array is None:
                     self._objects += () if self._fresh else AsItWas.of(leaf)
-                elif _is_plain(array):
+                elif _is_bytes(array):
                     nbytes = min(array.nbytes, self.MAX_BYTES)
                     self._notes.setdefault(array.ctypes.data, (nbytes, crc32(_bytes(array)[:nbytes])))
 
@@ -255,17 +305,17 @@ class HandedOut:
         if not self._notes:
             return False
         notes = dict(self._notes)
-        for array in _arrays(data):
-            begin = array.ctypes.data
+        for one in _arrays(data):
+            begin = one.ctypes.data
             for address, (nbytes, checksum) in notes.items():
-                if begin <= address and address + nbytes <= begin + array.nbytes:
+                if begin <= address and address + nbytes <= begin + one.nbytes:
                     first = address - begin
-                    if crc32(_bytes(array)[first : first + nbytes]) != checksum:
+                    if crc32(_bytes(one)[first : first + nbytes]) != checksum:
                         return True
         return False
 
 
-def _is_plain(array: Any) -> bool:
+def _is_bytes(array: Any) -> bool:
     return bool(
         array.size and array.flags.c_contiguous and not array.dtype.hasobject and not _is_mapped(array)
     )
@@ -279,7 +329,7 @@ def _arrays(data: Any) -> Iterator[Any]:
     """The contiguous arrays in memory that data consists of."""
     for value in _all(data):
         array = _array_of(value)
-        if array is not None and _is_plain(array):
+        if array is not None and _is_bytes(array):
             yield array
 
 

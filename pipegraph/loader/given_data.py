@@ -48,7 +48,7 @@ class GivenData:
             if stage.source is None
         ]
         self._isolated = isolated
-        self._seen: dict[str, tuple[Lengths, int]] = {}
+        self._seen: dict[str, tuple[Lengths, tuple[int, int]]] = {}
         self._reported: set[str] = set()
 
     def begins(self) -> tuple[bool, bool]:

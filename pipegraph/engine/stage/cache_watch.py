@@ -1,7 +1,8 @@
 """Watches what a cache's values are made of: once the training loop has changed it, they are dropped.
 
 Compared where passes begin, by fingerprints. A dataset or function that changes itself when it is used (it counts its
-calls, say) looks like one that the loop changes; its first uses show it, and it is not watched.
+calls, say) looks like one that the loop changes; its first uses show it, and what changes so, the object or what it
+reads of its class and module, is not watched.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class WatchedStage:
         self._values = values
         self._seen = self._found = fingerprint(*values())
         self._probing = concurrency.Lock()
-        self._probes = self._own_changes = 0
+        self._probes = 0
+        self._own_changes = [0, 0]
 
     def use(self, call: Callable[..., Any], *args: Any) -> Any:
         """What ``call`` gives, which uses it."""
@@ -43,20 +45,24 @@ class WatchedStage:
             made = call(*args)
             after = fingerprint(*self._values())
             self._probes += 1
-            if after != before:
-                self._own_changes += 1
-                if self._seen == before:
-                    self._seen = after
+            seen = list(self._seen)
+            for part in (0, 1):
+                if after[part] != before[part]:
+                    self._own_changes[part] += 1
+                    if seen[part] == before[part]:
+                        seen[part] = after[part]
+            self._seen = seen[0], seen[1]
             return made
         finally:
             self._probing.release()
 
     def changed(self) -> bool:
         """Whether it is other than :meth:`settle` has found it, and not by its own doing."""
-        if self._own_changes >= PROBES:
+        if min(self._own_changes) >= PROBES:
             return False
         self._found = fingerprint(*self._values())
-        return self._found != self._seen
+        parts = zip(self._found, self._seen, self._own_changes, strict=True)
+        return any(found != seen and own < PROBES for found, seen, own in parts)
 
     def settle(self) -> None:
         """What :meth:`changed` has found is what values are made of from now on."""

@@ -6,16 +6,15 @@ import contextlib
 import functools
 import hashlib
 import inspect
-from argparse import Namespace
 from itertools import islice
-from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
 from pipegraph.estimates import attributes_of
-from pipegraph.fingerprints import globals_of
+from pipegraph.fingerprints import class_data, globals_read
 from pipegraph.parameters import ENTRIES
 from pipegraph.tensor_bytes import bytes_of
 
@@ -23,7 +22,6 @@ PIECE_BYTES, SAMPLED_PIECES = 1 << 14, 64
 """Of arrays above a megabyte only 64 pieces of 16 KiB are hashed: the arrays may be mapped files."""
 
 _PLAIN = str | bytes | bool | int | float | complex | None
-_DATA = (list, tuple, dict, set, frozenset, np.ndarray, torch.Tensor)
 
 
 def code_of(function: Any) -> str:
@@ -55,28 +53,20 @@ def _function(function: Any, seen: dict[int, Any]) -> Any:
             with contextlib.suppress(ValueError):  # an empty cell
                 bound.append(cell.cell_contents)
         found.append(_instructions(function.__code__))
-        for name in globals_of(function.__code__):
-            if name in function.__globals__ and _is_read(value := function.__globals__[name], function):
-                bound.append((name, value))
+        bound += globals_read(function)
     found += [_value(each, seen) for each in bound]
     return [*found, _value(owner, seen)]
-
-
-def _is_read(value: Any, function: FunctionType) -> bool:
-    """Whether a global counts that a function reads: others, such as a logger, differ from run to run."""
-    if isinstance(value, FunctionType | type | ModuleType):
-        return isinstance(value, FunctionType) and value.__module__ == function.__module__
-    own = type(value).__module__ == function.__module__ or isinstance(value, Namespace | SimpleNamespace)
-    return own or callable(value) or isinstance(value, _DATA) or not attributes_of(value)
 
 
 def _value(value: Any, seen: dict[int, Any]) -> Any:
     if isinstance(value, _PLAIN):
         return repr(value)
     name = type(value).__qualname__
-    if isinstance(value, type | ModuleType) or inspect.isbuiltin(value) or id(value) in seen:
+    if isinstance(value, ModuleType) or inspect.isbuiltin(value) or id(value) in seen:
         return getattr(value, "__qualname__", name)
     seen[id(value)] = value  # keeps it alive, so that no other object gets its id
+    if isinstance(value, type):
+        return [value.__qualname__, _value(class_data(value), seen)]
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return [str(value.dtype), value.shape, _hash(np.ascontiguousarray(value).reshape(-1).view(np.uint8))]
     if isinstance(value, torch.Tensor):
@@ -101,7 +91,13 @@ def _value(value: Any, seen: dict[int, Any]) -> Any:
     network = ("_parameters", "_buffers", "_modules") if isinstance(value, torch.nn.Module) else ()
     methods = [each for each in vars(type(value)).values() if isinstance(each, FunctionType)]
     public = {key: kept[key] for key in kept if key in network or not key.startswith("_")}
-    return [name, [_instructions(each.__code__) for each in methods], _value(public or _made_of(value), seen)]
+    shared = _value(class_data(type(value)), seen)
+    return [
+        name,
+        shared,
+        [_instructions(each.__code__) for each in methods],
+        _value(public or _made_of(value), seen),
+    ]
 
 
 def _made_of(value: Any) -> Any:
