@@ -50,7 +50,7 @@ class Attributes:
     def note(self) -> None:
         """After a call: what forwards have set stays where it is."""
         for number, seen in enumerate(self._seen):
-            if not seen.current():
+            if seen.changed():
                 self._seen[number] = _Seen(self._first[number])
 
     def follow(self, everything: bool = False) -> bool:
@@ -60,9 +60,9 @@ class Attributes:
             ReplicaError: an attribute cannot be copied; names it.
         """
         changed = [
-            (number, set(vars(self._first[number])) - APART if everything else seen.changed())
+            (number, names)
             for number, seen in enumerate(self._seen)
-            if everything or not seen.current()
+            if (names := set(vars(self._first[number])) - APART if everything else seen.changed())
         ]
         if not changed:
             return False
@@ -122,25 +122,21 @@ class _Seen:
             else:
                 self._inside.append((name, value, _inside(value)))
 
-    def current(self) -> bool:
-        """Whether nothing has changed."""
-        held = vars(self._module)
-        return (
-            len(held) == len(self._values)
-            and all(map(is_, self._values, held.values()))
-            and not any(self._empty)
-            and all(_same(inside, _inside(value)) for _, value, inside in self._inside)
-            and list(held) == self._names
-        )
-
     def changed(self) -> set[str]:
         """Names of attributes that are new, gone, exchanged, or changed inside."""
         held = vars(self._module)
+        names = {name for name, value, inside in self._inside if not _same(inside, _inside(value))}
+        if (
+            len(held) == len(self._values)
+            and all(map(is_, self._values, held.values()))
+            and not any(self._empty)
+            and list(held) == self._names
+        ):
+            return names
         before = dict(zip(self._names, self._values, strict=True))
-        names = {name for name in before.keys() | held.keys() if before.get(name) is not held.get(name)}
+        names |= {name for name in before.keys() | held.keys() if before.get(name) is not held.get(name)}
         names |= before.keys() ^ held.keys()
         names |= {name for name, value in before.items() if any(value is one and one for one in self._empty)}
-        names |= {name for name, value, inside in self._inside if not _same(inside, _inside(value))}
         return names - APART
 
 

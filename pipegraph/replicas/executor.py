@@ -147,7 +147,7 @@ class ReplicaExecutor(Closing):
         Raises:
             The first failing replica's exception, with its own type and a note that names it.
         """
-        with self.entered(), self.call():
+        with self._usage.entered(), self.call():
             feed = call_feed(args, kwargs, self._runner.slots, self._dim)
             self._align()
             followed = self._reducer if self._usage.syncing and torch.is_grad_enabled() else None
@@ -200,54 +200,44 @@ class ReplicaExecutor(Closing):
             raise ReplicaError("step() needs optimizer=... at construction, or no_sync()")
         if clip_norm is not None and not clip_norm > 0:
             raise ReplicaError(f"clip_norm must be > 0, got {clip_norm}")
-        with self.entered(), self.call():
-            return self._step(batch, loss, forward or by_signature, reduction, clip_norm, scaler, outputs)
-
-    def _step(
-        self,
-        batch: Any,
-        loss: Loss,
-        forward: Forward,
-        reduction: Reduction,
-        clip_norm: float | None,
-        scaler: GradScaler | None,
-        outputs: bool,
-    ) -> StepResult:
-        feed = batch_feed(batch, self._runner.slots, self._dim)
-        del batch
-        self._align()
-        for part in () if self._optimizers is None else self._optimizers.parts:
-            part.align()
-        reducer = self._reducer if self._usage.syncing else None
-        self._replicas.spoilt = True
-        try:
+        with self._usage.entered(), self.call():
+            feed = batch_feed(batch, self._runner.slots, self._dim)
+            del batch
+            self._align()
+            for part in () if self._optimizers is None else self._optimizers.parts:
+                part.align()
+            reducer = self._reducer if self._usage.syncing else None
+            self._replicas.spoilt = True
+            try:
+                if reducer is not None:
+                    reducer.begin(list(range(len(feed.fetch))))
+                elif self._reducer is not None:
+                    self._reducer.watch_accumulation()
+                total, kept = self._calls.backward(
+                    feed, forward or by_signature, loss, reduction, scaler, outputs, self._reducer
+                )
+                del feed
+                if reducer is not None:
+                    reducer.complete()
+                    reducer.give()
+            except BaseException as failure:
+                self._forget(reducer, failure)
+                raise
+            if not self._usage.syncing or self._update is None:
+                self._replicas.spoilt = False
+                return StepResult(total, kept, None, stepped=False)
+            norm, stepped = self._update.make(clip_norm, scaler)
+            for proxy in self._proxies:
+                proxy._opt_called = True  # what schedulers ask, to warn of a step before the optimizer's
+            self._replicas.drop_gradients()
             if reducer is not None:
-                reducer.begin(list(range(len(feed.fetch))))
-            elif self._reducer is not None:
-                self._reducer.watch_accumulation()
-            total, kept = self._calls.backward(feed, forward, loss, reduction, scaler, outputs, self._reducer)
-            del feed
-            if reducer is not None:
-                reducer.complete()
-                reducer.give()
-        except BaseException as failure:
-            self._forget(reducer, failure)
-            raise
-        if not self._usage.syncing or self._update is None:
-            self._replicas.spoilt = False
-            return StepResult(total, kept, None, stepped=False)
-        norm, stepped = self._update.make(clip_norm, scaler)
-        for proxy in self._proxies:
-            proxy._opt_called = True  # what schedulers ask, to warn of a step before the optimizer's
-        self._replicas.drop_gradients()
-        if reducer is not None:
-            reducer.release()
-        return StepResult(total, kept, norm, stepped)
+                reducer.release()
+            return StepResult(total, kept, norm, stepped)
 
     def _step_outside(self, part: OneOptimizer) -> None:
         """The user's own ``executor.optimizer.step()``."""
         assert self._update is not None
-        with self.entered(), self.call():
+        with self._usage.entered(), self.call():
             self._update.step_outside(part)
 
     def _align(self) -> None:
@@ -318,26 +308,23 @@ class ReplicaExecutor(Closing):
         Raises:
             StateError: the optimizer's groups do not fit; nothing was loaded.
         """
-        with self.entered(), self.call():
-            self._load(state)
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self._exchange.settle()
-        optimizers = self._optimizers if "optimizer" in state else None
-        if optimizers is not None:
-            optimizers.check(state["optimizer"])
-        try:
-            module = self._replicas.modules[0]
-            module.load_state_dict(own_keys(state["model"], module))
-        finally:
-            # What was refused may have been loaded in part, as with torch: the replicas stay alike.
-            self._copy_all()
-        if optimizers is not None:
+        with self._usage.entered(), self.call():
+            self._exchange.settle()
+            optimizers = self._optimizers if "optimizer" in state else None
+            if optimizers is not None:
+                optimizers.check(state["optimizer"])
             try:
-                optimizers.load_state_dict(state["optimizer"])
-            except BaseException:
-                self.break_off("a failed load_state_dict left the optimizers different")
-                raise
+                module = self._replicas.modules[0]
+                module.load_state_dict(own_keys(state["model"], module))
+            finally:
+                # What was refused may have been loaded in part, as with torch: the replicas stay alike.
+                self._copy_all()
+            if optimizers is not None:
+                try:
+                    optimizers.load_state_dict(state["optimizer"])
+                except BaseException:
+                    self.break_off("a failed load_state_dict left the optimizers different")
+                    raise
 
     def train(self, mode: bool = True) -> Self:
         """Training mode for all replicas (the others follow at the next call)."""
@@ -354,7 +341,7 @@ class ReplicaExecutor(Closing):
 
     def sync(self) -> None:
         """Copy parameters, buffers and attributes of the first replica, written from outside, to the others."""
-        with self.entered(), self.call():
+        with self._usage.entered(), self.call():
             self._copy_all()
 
     def _copy_all(self) -> None:
@@ -377,10 +364,6 @@ class ReplicaExecutor(Closing):
         return self._usage.no_sync()
 
     # Life
-
-    def entered(self) -> AbstractContextManager[Any]:
-        """To be held during a call: one at a time, and none once closed."""
-        return self._usage.entered()
 
     @contextmanager
     def call(self) -> Iterator[None]:

@@ -28,17 +28,19 @@ class LiveBucket:
 
     `pending`, `left` and `marked` belong to one step and are guarded by the reducer's lock. `seen`: by replica the
     streams that have written since the last launch. `arrivals`: by replica an event for each such stream, recorded
-    once the replica has written all it will write.
+    once the replica has written all it will write, in this step. `site`: the replica on whose side stream the
+    bucket is summed.
     """
 
     number: int
     plan: GradientBucket
+    site: int
     buffers: list[torch.Tensor]
     views: list[dict[int, torch.Tensor]]
-    summed: Event = field(init=False)
-    filled: list[Event] = field(init=False)
-    arrivals: list[dict[Stream, Event]] = field(init=False)
-    seen: list[set[Stream]] = field(init=False)
+    summed: Event
+    filled: list[Event]
+    arrivals: list[list[Event]]
+    seen: list[set[Stream]]
     left: list[int] = field(default_factory=list)
     pending: int = 0
     marked: set[tuple[int, int]] = field(default_factory=set)
@@ -94,16 +96,13 @@ class ReduceStreams:
             for buffer, given in zip(buffers, parameters, strict=True)
         ]
         self._await_zeros()
-        live = LiveBucket(number, plan, buffers, views)
-        live.summed = self._backends[self._site(live)].event()
-        live.filled = [backend.event() for backend in self._backends]
-        live.arrivals = [{} for _ in self._backends]
-        live.seen = [set() for _ in self._backends]
-        return live
-
-    def _site(self, live: LiveBucket) -> int:
-        """The replica on whose side stream a bucket is summed: a process group works on the first device alone."""
-        return 0 if self._ranks is not None else live.plan.owner
+        site = 0 if self._ranks is not None else plan.owner  # a process group works on the first device alone
+        events = [backend.event() for backend in self._backends]
+        arrivals: list[list[Event]] = [[] for _ in buffers]
+        seen: list[set[Stream]] = [set() for _ in buffers]
+        return LiveBucket(
+            number, plan, site, buffers, views, self._backends[site].event(), events, arrivals, seen
+        )
 
     def put(self, live: LiveBucket, replica: int, index: int, grad: torch.Tensor | None) -> None:
         """A gradient (None: zeros) into its bucket, on the current stream; called by hooks."""
@@ -120,19 +119,15 @@ class ReduceStreams:
 
     def arrived(self, live: LiveBucket, replica: int) -> None:
         """A replica has put all it has into a bucket."""
-        for stream in live.seen[replica]:
-            event = live.arrivals[replica].get(stream)
-            if event is None:
-                event = live.arrivals[replica][stream] = self._backends[replica].event()
-            stream.record_event(event)
+        live.arrivals[replica] = [stream.record_event() for stream in live.seen[replica]]
 
     def used(self, replica: int) -> None:
         """The current stream has read all it needs of a replica's buckets."""
-        self._backends[replica].current_stream().record_event(self._used[replica])
+        self._used[replica] = self._backends[replica].current_stream().record_event()
 
     def launch(self, live: LiveBucket, contributors: Sequence[int]) -> None:
         """Give the sum of a bucket, and its way back, to the side streams. Waits for nothing."""
-        owner, site = live.plan.owner, self._site(live)
+        owner, site = live.plan.owner, live.site
         lead = self._side[site]
         given = list(contributors) or [owner]
         self._await_arrivals(live, given)
@@ -151,7 +146,7 @@ class ReduceStreams:
         if self._fused and self._ranks is None:
             return
         for replica, stream in enumerate(self._side):
-            if replica != site and (replica == owner or not self._scattered_sums):
+            if replica != live.site and (replica == owner or not self._scattered_sums):
                 self._await_summed(live, stream)
                 stream.run(self._observed(live, self._copy_to(live, replica)))
                 stream.record_event(live.filled[replica])
@@ -191,14 +186,14 @@ class ReduceStreams:
         for replica, stream in enumerate(self._side):
             if replica not in contributors:
                 stream.run(live.buffers[replica].zero_)
-        root = self._site(live) if self._scattered_sums or self._ranks is not None else None
+        root = live.site if self._scattered_sums or self._ranks is not None else None
         self._backends[0].sum_together(live.buffers, self._side, root)
         for replica, stream in enumerate(self._side):
             stream.record_event(live.filled[replica])
 
     def _sum(self, live: LiveBucket, contributors: Sequence[int]) -> None:
         """On the site's side stream: the sum over contributors, in their order, into the site's buffer."""
-        target = live.buffers[self._site(live)]
+        target = live.buffers[live.site]
         with torch.no_grad():
             total = self._landed(live, contributors[0], "total")
             for replica in contributors[1:-1]:
@@ -213,31 +208,29 @@ class ReduceStreams:
     def _landed(self, live: LiveBucket, replica: int, space: str) -> torch.Tensor:
         """A replica's buffer as the site's device can read it."""
         buffer = live.buffers[replica]
-        if buffer.device == live.buffers[self._site(live)].device:
+        if buffer.device == live.buffers[live.site].device:
             return buffer
         landing = self._space(live, space)
         # A copy between devices is ordered on both devices' current streams.
-        with self._streams(replica, self._site(live)):
+        with self._streams(replica, live.site):
             return landing.copy_(buffer, non_blocking=True)
 
     def _space(self, live: LiveBucket, use: str) -> torch.Tensor:
         """Scratch of the site's side stream; its order is the only guard it needs."""
-        site = self._site(live)
-        key = (site, live.plan.dtype, use)
+        key = (live.site, live.plan.dtype, use)
         space = self._scratch.get(key)
         if space is None or space.numel() < live.plan.numel:
-            device = self._slots[site].device
+            device = self._slots[live.site].device
             space = torch.empty(live.plan.numel, dtype=live.plan.dtype, device=device)
             self._scratch[key] = space
         return space.narrow(0, 0, live.plan.numel)
 
     def _copy_to(self, live: LiveBucket, replica: int) -> Callable[[], None]:
         """For the replica's side stream: the site's sum into its own buffer."""
-        site = self._site(live)
 
         def copy() -> None:
-            with torch.no_grad(), self._streams(site, replica):
-                live.buffers[replica].copy_(live.buffers[site], non_blocking=True)
+            with torch.no_grad(), self._streams(live.site, replica):
+                live.buffers[replica].copy_(live.buffers[live.site], non_blocking=True)
 
         return copy
 
@@ -256,13 +249,11 @@ class ReduceStreams:
 
     def _await_arrivals(self, live: LiveBucket, contributors: Iterable[int]) -> None:
         """The sum reads what the hooks have written."""
-        site = self._site(live)
         for replica in contributors:
-            for stream in live.seen[replica]:
-                event = live.arrivals[replica][stream]
+            for event in live.arrivals[replica]:
                 self._side[replica].wait_event(event)  # which reads the buffer for a copy to another device
-                if replica != site:
-                    self._side[site].wait_event(event)
+                if replica != live.site:
+                    self._side[live.site].wait_event(event)
 
     def _await_summed(self, live: LiveBucket, stream: Stream) -> None:
         """Copies, and collectives, read the sum."""
@@ -271,13 +262,12 @@ class ReduceStreams:
     def await_filled(self, live: LiveBucket) -> None:
         """The optimizers read what the side streams have written: the current streams wait for all replicas' sums."""
         live.summed.wait()
-        site = self._site(live)
         for replica, event in enumerate(live.filled):
-            if replica != site and (replica == live.plan.owner or not self._scattered_sums):
+            if replica != live.site and (replica == live.plan.owner or not self._scattered_sums):
                 event.wait()
                 # A copy to another device reads the sum there, where clipping writes it in place.
-                if self._backends[replica] is not self._backends[site]:
-                    event.wait(self._backends[site].current_stream())
+                if self._backends[replica] is not self._backends[live.site]:
+                    event.wait(self._backends[live.site].current_stream())
 
     def _await_readers(self, live: LiveBucket, stream: Stream) -> None:
         """A hook overwrites what the last step's sum and copies may still read."""

@@ -146,11 +146,11 @@ STREAMS = "pipegraph/replicas/runner.py"
 FOUND: dict[tuple[str, str], Callable[[], None]] = {
     (SUMS, "stream.wait_event(backend.current_stream().record_event())"): idle_at_first,
     (SUMS, "self._side[replica].wait_event(event)"): unclipped,
-    (SUMS, "self._side[site].wait_event(event)"): unclipped,
+    (SUMS, "self._side[live.site].wait_event(event)"): unclipped,
     (SUMS, "stream.wait_event(live.summed)"): unclipped,
     (SUMS, "live.summed.wait()"): sharded,
     (SUMS, "event.wait()"): unclipped,
-    (SUMS, "event.wait(self._backends[site].current_stream())"): trained,
+    (SUMS, "event.wait(self._backends[live.site].current_stream())"): trained,
     (SUMS, "live.summed.wait(stream)"): scattered_lanes,
     (SUMS, "event.wait(stream)"): lanes,
     (SUMS, "stream.wait_event(self._used[replica])"): unclipped,
