@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pipegraph.device.backend import (
         Backend as Backend,
         CpuBackend as CpuBackend,
-        DeviceFacts as DeviceFacts,
         Event as Event,
         Slot as Slot,
         Stream as Stream,
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 # Imported at first use: worker processes need to know whether there is a device, and no more.
 _MODULES = {
     "accelerator": "AcceleratorBackend Offers offers unpinned",
-    "backend": "Backend CpuBackend DeviceFacts Event Slot Stream normalised slots_on",
+    "backend": "Backend CpuBackend Event Slot Stream normalised slots_on",
     "copy": "copy_tree sent",
     "opening": "backend_for bind_thread every_device profiler_ranges",
     "present": "current_device devices here is_initialized",

@@ -16,7 +16,6 @@ import torch
 
 from pipegraph.device.backend import (
     Backend,
-    DeviceFacts,
     Event,
     Slot,
     Stream,
@@ -271,10 +270,6 @@ class AcceleratorBackend(Backend):
         elif hasattr(self._module, "set_rng_state"):
             self.set_random_state(torch.Generator(self.device).manual_seed(value).get_state())
         # Else it draws as it will.
-
-    def facts(self) -> DeviceFacts:
-        found = getattr(self._module, "get_device_properties", lambda device: None)(self.device)
-        return DeviceFacts(getattr(found, "total_memory", 1), getattr(found, "multi_processor_count", 1))
 
     def finish(self) -> None:
         try:

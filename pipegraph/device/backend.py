@@ -160,14 +160,6 @@ class DeviceQueue(Stream):
         self._backend.finish()
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
-    """A device's bytes of memory, and its multiprocessors; 1 where it does not tell."""
-
-    memory: int
-    multiprocessors: int
-
-
 class Backend(Closing, ABC):
     """Streams, events and memory of one device, here of one that has neither streams nor events. Its maker closes it.
 
@@ -241,10 +233,6 @@ class Backend(Closing, ABC):
     @abstractmethod
     def seed(self, value: int) -> None:
         """Seed that generator, and no other device's, where it can be seeded."""
-
-    def facts(self) -> DeviceFacts:
-        """How large the device is."""
-        return DeviceFacts(memory=1, multiprocessors=1)
 
     def finish(self) -> None:
         """Wait for all work of the device."""

@@ -101,7 +101,7 @@ class ReplicaExecutor(Closing):
         self._runner = ReplicaRunner(slots)
         self._reducer: Reducer | None = None
         try:
-            warn_if_unequal(list(self._runner.backends.values()))
+            warn_if_unequal(list(self._runner.backends))
             self._wire(owners)
             self._calls = Calls(
                 self._runner, model, self._replicas, wrap, compile, deterministic, self._exchange

@@ -159,12 +159,16 @@ def forked_seed(seed: int, backends: Iterable[Backend]) -> Iterator[None]:
                 backend.set_random_state(state)
 
 
-def warn_if_unequal(backends: Sequence[Backend]) -> None:
+def warn_if_unequal(devices: Sequence[torch.device]) -> None:
     """Equal chunks on unequal devices leave the larger ones waiting."""
-    for what in ("memory", "multiprocessors"):
-        offers = [getattr(backend.facts(), what) for backend in backends]
+    modules = [(device, torch.get_device_module(device)) for device in devices]
+    found = [
+        getattr(module, "get_device_properties", lambda device: None)(device) for device, module in modules
+    ]
+    for what, name in (("memory", "total_memory"), ("multiprocessors", "multi_processor_count")):
+        offers = [getattr(properties, name, 1) for properties in found]
         if min(offers) / max(offers) < MIN_RATIO:
-            named = ", ".join(f"{b.device}: {offer}" for b, offer in zip(backends, offers, strict=True))
+            named = ", ".join(f"{device}: {offer}" for device, offer in zip(devices, offers, strict=True))
             warnings.warn(
                 f"the devices differ in {what} ({named}): with equal chunks the smallest holds the others "
                 f"back (smallest/largest below {MIN_RATIO})",

@@ -6,6 +6,7 @@ import copy
 import gc
 import threading
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from accelerators import drawn, places
 from torch import nn
 
-from pipegraph.device import CpuBackend, DeviceFacts, Scattered
+from pipegraph.device import Scattered
 from pipegraph.errors import PipegraphWarning, ReplicaError
 from pipegraph.replicas import ReplicaExecutor
 from pipegraph.replicas.runner import warn_if_unequal
@@ -264,18 +265,17 @@ def test_sharing_subclasses_attributes_and_strides_survive_the_copy(make_executo
     assert all(parameter.is_leaf for parameter in copied.parameters())
 
 
-def test_unequal_devices_are_said() -> None:
-    class Small(CpuBackend):
-        def facts(self) -> DeviceFacts:
-            return DeviceFacts(memory=60, multiprocessors=100)
+def test_unequal_devices_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = {torch.device("cuda", 0): 60, torch.device("cuda", 1): 100, torch.device("cuda", 2): 100}
 
-    class Large(CpuBackend):
-        def facts(self) -> DeviceFacts:
-            return DeviceFacts(memory=100, multiprocessors=100)
+    def properties(device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(total_memory=memory[device], multi_processor_count=100)
 
-    with pytest.warns(PipegraphWarning, match="differ in memory .*below 0.75"):
-        warn_if_unequal([Small(), Large()])
-    warn_if_unequal([Large(), Large()])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    small, large, other = memory
+    with pytest.warns(PipegraphWarning, match=r"differ in memory \(cuda:0: 60, cuda:1: 100\).*below 0.75"):
+        warn_if_unequal([small, large])
+    warn_if_unequal([large, other])
 
 
 def test_random_numbers_from_a_shared_generator_are_warned_of_once(make_executor: MakeExecutor) -> None:
