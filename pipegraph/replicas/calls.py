@@ -18,10 +18,10 @@ from pipegraph.replicas.caller import no_autocast
 from pipegraph.replicas.compiled import compiled, warn_of_no_overlap
 from pipegraph.replicas.feed import ReplicaFeed
 from pipegraph.replicas.losses import Reduction, shares
-from pipegraph.replicas.parameter_gather import Exchange
 from pipegraph.replicas.reducer import Reducer
 from pipegraph.replicas.replica_threads import note_once
 from pipegraph.replicas.runner import ReplicaRunner, forked_seed, replica_seed
+from pipegraph.replicas.update import Exchange
 
 #: ``forward(module, part)``
 Forward = Callable[[Callable[..., Any], Any], Any]

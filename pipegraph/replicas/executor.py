@@ -22,13 +22,12 @@ from pipegraph.replicas.feed import batch_feed, call_feed
 from pipegraph.replicas.group import Ranks, refuse_own_collectives
 from pipegraph.replicas.losses import Reduction
 from pipegraph.replicas.optimizers import Factory, OneOptimizer, ReplicaOptimizers
-from pipegraph.replicas.parameter_gather import Exchange
 from pipegraph.replicas.proxy import JointOptimizer
 from pipegraph.replicas.reducer import Reducer
 from pipegraph.replicas.replica_threads import Abandoned, ReplicaThreads, note_once
 from pipegraph.replicas.runner import ReplicaRunner, warn_if_unequal
 from pipegraph.replicas.scatter import gather
-from pipegraph.replicas.update import Update
+from pipegraph.replicas.update import Exchange, Update
 from pipegraph.replicas.usage import Usage
 
 

@@ -141,7 +141,7 @@ def own_backwards() -> None:
 PROGRAMS = [trained, sharded, unclipped, read_between_steps, scattered_batches]
 PROGRAMS += [idle_at_first, lanes, scattered_lanes, own_backwards]
 SCHEDULES = int(os.environ.get("PIPEGRAPH_DEVICE_SCHEDULES", len(PROGRAMS)))
-SUMS, GATHER = "pipegraph/replicas/reduce_streams.py", "pipegraph/replicas/parameter_gather.py"
+SUMS, GATHER = "pipegraph/replicas/reduce_streams.py", "pipegraph/replicas/update.py"
 STREAMS = "pipegraph/replicas/runner.py"
 FOUND: dict[tuple[str, str], Callable[[], None]] = {
     (SUMS, "stream.wait_event(backend.current_stream().record_event())"): idle_at_first,

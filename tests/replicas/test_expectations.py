@@ -23,7 +23,7 @@ from pipegraph.replicas import (
     Whole,
     build,
     gather,
-    parameter_gather as exchange,
+    update as exchange,
     reduce_add_coalesced,
 )
 from pipegraph.replicas.buckets import plan_buckets

@@ -12,7 +12,7 @@ import pytest
 
 from pipegraph.device import accelerator
 from pipegraph.device.copy import Arrival
-from pipegraph.replicas.parameter_gather import Exchange
+from pipegraph.replicas.update import Exchange
 
 ROOT = Path(__file__).parents[2]
 WAITS = (
