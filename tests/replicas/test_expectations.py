@@ -23,8 +23,8 @@ from pipegraph.replicas import (
     Whole,
     build,
     gather,
-    update as exchange,
     reduce_add_coalesced,
+    update as exchange,
 )
 from pipegraph.replicas.buckets import plan_buckets
 from pipegraph.replicas.feed import from_another_gpu
