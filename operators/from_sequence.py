@@ -41,6 +41,22 @@ class _Indices(list[Any]):
         return _Indices(found, self.epoch, self.positions[at]) if isinstance(at, slice) else found
 
 
+def _reads_several(dataset: Any) -> bool:
+    """Whether a dataset's ``__getitems__`` gives what its ``__getitem__`` does.
+
+    One that it inherits, or has from a dataset that it wraps, does not know of its own ``__getitem__``.
+    """
+    if "__getitems__" in getattr(dataset, "__dict__", {}):
+        return True
+    for kind in type(dataset).__mro__:
+        if "__getitems__" in vars(kind):
+            subset = (kind.__module__, kind.__name__) == ("torch.utils.data.dataset", "Subset")
+            return not subset or _reads_several(dataset.dataset)
+        if "__getitem__" in vars(kind):
+            return False
+    return False
+
+
 class _SampledIndices(Iterator[Drawn]):
     """What a sampler gives, with its positions."""
 
@@ -127,7 +143,7 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
         super().__init__(order_of(order, shuffle, StridedOrder(shuffle=False), "FromSequence"))
         self.dataset = dataset
         self.sampler = sampler
-        self._several = callable(getattr(dataset, "__getitems__", None))
+        self._several = _reads_several(dataset)
         self.group = ITEMS_AT_ONCE if self._several else 1
         self.draws = sampler is not None
         if sampler is not None:

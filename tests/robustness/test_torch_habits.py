@@ -334,3 +334,56 @@ def test_two_thousand_epochs_of_one_item() -> None:
     with graph.loader(epochs=2_000) as loader:
         assert sum(item for _ in range(2_000) for item in loader) == 14_000
         assert loader.epoch == 2_000
+
+
+class Several:
+    """A dataset that also reads several items at once, as Hugging Face's do."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [Several.__getitem__(self, index) for index in indices]
+
+
+class Overriding(Several):
+    def __getitem__(self, index: int) -> int:
+        return super().__getitem__(index) * 100
+
+
+class Wrapping:
+    """Changes the items of another dataset, and leaves everything else to it."""
+
+    def __init__(self, inner: Several) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> int:
+        return self.inner[index] * 100
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread", "process"])
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Overriding(),
+        Wrapping(Several()),
+        data.Subset(Wrapping(Several()), range(4)),  # type: ignore[arg-type]
+    ],
+    ids=["subclass", "wrapper", "subset of a wrapper"],
+)
+def test_several_items_are_not_asked_of_whom_a_dataset_inherits_or_wraps(dataset: Any, backend: Any) -> None:
+    graph = pg.Graph("wrapped")
+    graph.add(ops.FromSequence(dataset), backend=backend)
+    with graph.loader() as loader:
+        assert list(loader) == [0, 100, 200, 300]
