@@ -217,7 +217,7 @@ class Cache(Memo):
 
     def __init__(self, where: str | os.PathLike[str], limit: int | str) -> None:
         self.limit = parse_bytes(limit, "Cache: limit")
-        self.where = os.fspath(where)
+        self.where = os.path.expanduser(os.fspath(where))
         self._store: _Memory | _Folder
         self._index_of: Callable[[int, int], Any]
         self._digest = ""

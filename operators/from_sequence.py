@@ -100,8 +100,9 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
         shuffle: whether the samples are shuffled in each epoch; by default they are not.
 
     Raises:
-        GraphError: the dataset lacks ``__len__`` or ``__getitem__``, is a mapping without ``sampler`` or is read by
-            ``await``; two of ``order``, ``sampler`` and ``shuffle`` are given; or a sampler can be iterated once only.
+        GraphError: the dataset lacks ``__len__`` or ``__getitem__``, is a class, a mapping or data frame without
+            ``sampler``, or read by ``await``; two of ``order``, ``sampler`` and ``shuffle`` are given; or a sampler can
+            be iterated once only.
     """
 
     name = "fromsequence"
@@ -114,6 +115,14 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
         sampler: Iterable[Any] | None = None,
         shuffle: bool | None = None,
     ) -> None:
+        if isinstance(dataset, type):
+            raise GraphError(
+                f"FromSequence: {dataset.__name__} is a class; give it an object: {dataset.__name__}(...)"
+            )
+        if sampler is None and hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
+            raise GraphError(
+                "FromSequence: the items of a data frame are its columns; FromTable(frame) reads its rows"
+            )
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise GraphError(
                 f"FromSequence: the dataset needs __len__ and __getitem__, {type(dataset).__name__} lacks one; "

@@ -273,6 +273,12 @@ def test_weights_that_are_no_numbers_are_said(weights):
         ops.Mix(weights)
 
 
+class Frame(dict):
+    """As a data frame answers."""
+
+    columns, iloc = (), ()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -291,6 +297,8 @@ def test_weights_that_are_no_numbers_are_said(weights):
             "FromIterable: an iterable or a callable that returns one is needed, got 3",
         ),
         (lambda: ops.FromSequence(iter([])), "FromSequence: the dataset needs __len__ and __getitem__"),
+        (lambda: ops.FromSequence(list), r"FromSequence: list is a class; give it an object: list\(\.\.\.\)"),
+        (lambda: ops.FromSequence(Frame()), r"FromTable\(frame\) reads its rows"),
         (lambda: ops.FromSequence([1], order=3), "FromSequence: order must be one of pg.order, got 3"),
         (lambda: pg.Graph(seed="x"), "seed must be an int in 0..2**64-1 or None, got 'x'"),
         (

@@ -127,3 +127,9 @@ def test_the_globals_that_a_function_reads_tell_it_from_another(tmp_path, monkey
     }.items():
         monkeypatch.setitem(globals(), name, value)
     assert values(function, tmp_path) == [3, 6, 9]
+
+
+def test_a_folder_may_be_in_the_users_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert values(Hidden(2), "~/kept") == [2, 4, 6]
+    assert list((tmp_path / "kept").rglob("*.pgv"))

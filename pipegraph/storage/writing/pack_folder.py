@@ -45,7 +45,7 @@ class PackFolder(Closing):
     def __init__(
         self, folder: str | os.PathLike[str], settings: dict[str, Any], given: str | None = None
     ) -> None:
-        self.folder = os.path.abspath(os.fspath(folder))
+        self.folder = os.path.abspath(os.path.expanduser(os.fspath(folder)))
         self.settings = json.loads(json.dumps(settings))
         self.finished: dict[int, PartIndex] = {}
         self.kinds: dict[str, str] | None = None
