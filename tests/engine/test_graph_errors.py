@@ -297,8 +297,8 @@ class Frame(dict):
             "FromIterable: an iterable or a callable that returns one is needed, got 3",
         ),
         (lambda: ops.FromSequence(iter([])), "FromSequence: the dataset needs __len__ and __getitem__"),
-        (lambda: ops.FromSequence(list), r"FromSequence: list is a class; give it an object: list\(\.\.\.\)"),
-        (lambda: ops.FromSequence(Frame()), r"FromTable\(frame\) reads its rows"),
+        (lambda: ops.FromSequence(list), "FromSequence: list is a class; give it an object: list(...)"),
+        (lambda: ops.FromSequence(Frame()), "FromTable(frame) reads its rows"),
         (lambda: ops.FromSequence([1], order=3), "FromSequence: order must be one of pg.order, got 3"),
         (lambda: pg.Graph(seed="x"), "seed must be an int in 0..2**64-1 or None, got 'x'"),
         (
