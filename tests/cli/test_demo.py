@@ -59,7 +59,7 @@ def test_a_flat_folder_is_learnt_without_labels_and_a_broken_file_is_replaced_an
     assert main(["demo", "--data", str(tmp_path), "--epochs", "2"]) == 0
     out = capsys.readouterr().out
     assert "flat folder of images: 20 images" in out
-    assert "learns to paint" in out
+    assert "learns which colour" in out
     assert "'07.jpg' at position" in out
 
 

@@ -13,7 +13,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph.cli.demo.data import SEED, DataSet, find_data, own_images
-from pipegraph.cli.demo.network import Autoencoder, Classifier
+from pipegraph.cli.demo.network import Classifier
 from pipegraph.cli.demo.shapes import IMAGES, shapes_folder
 from pipegraph.cli.progress_bars import ProgressLine
 from pipegraph.device import every_device
@@ -66,7 +66,7 @@ class DemoJob:
         places = ", ".join(map(str, self.devices))
         say(f"{self.data.what}: {self.data.samples:,} images, batches of {self.batch}, on {places}")
         if not self.data.classes:
-            say("no classes here, so the network learns to paint each image's thumbnail from 64 numbers")
+            say("no classes here, so the network learns which colour is the strongest in an image")
         say(str(self.data.graph(self.batch, self.devices).plan()))
         with tempfile.TemporaryDirectory(prefix="pipegraph-demo-") as folder:
             checkpoint = Path(folder) / "checkpoint.pt"
@@ -78,9 +78,9 @@ class DemoJob:
 
     def _executor(self) -> pg.ReplicaExecutor:
         torch.manual_seed(SEED)
-        model = Classifier(self.data.classes) if self.data.classes else Autoencoder()
+        model = Classifier(self.data.classes).to(self.devices[0])
         optimizer = partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.01)
-        return pg.ReplicaExecutor(model.to(self.devices[0]), self.devices, optimizer=optimizer)
+        return pg.ReplicaExecutor(model, self.devices, optimizer=optimizer)
 
     def _train(self, checkpoint: Path, stop: bool) -> pg.Profile:
         """Train from the checkpoint, if there is one, to the stop in the middle or to the end."""

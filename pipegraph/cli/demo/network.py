@@ -1,4 +1,4 @@
-"""The small networks of the demo: a classifier, and one without labels.
+"""The small network of the demo: a classifier, of the strongest colour where there are no labels.
 
 Legend: N samples, H height, W width, C channels.
 """
@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 WIDTHS = (16, 32, 64, 96)
-THUMBNAIL = 16
 
 
 def _encoder() -> nn.Sequential:
@@ -38,12 +37,13 @@ def _floats(images_NHWC: torch.Tensor) -> torch.Tensor:
 
 
 class Classifier(nn.Module):
-    """Names the class of an image."""
+    """Names the class of an image; with 0 ``classes``, the strongest of its colours."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
+        self.labelled = classes > 0
         self.encoder = _encoder()
-        self.head = nn.Linear(2 * WIDTHS[-1], classes)
+        self.head = nn.Linear(2 * WIDTHS[-1], classes or 3)
 
     def forward(self, part: dict[str, Any]) -> torch.Tensor:
         """(N, classes) from the part's ``"image"``, uint8 (N, H, W, 3)."""
@@ -54,24 +54,5 @@ class Classifier(nn.Module):
 
     def loss(self, outputs: torch.Tensor, part: dict[str, Any]) -> torch.Tensor:
         """Mean cross entropy."""
-        return F.cross_entropy(outputs, part["label"].remainder(outputs.shape[1]))
-
-
-class Autoencoder(nn.Module):
-    """Paints an image's thumbnail from 64 numbers: what can be learned without labels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = _encoder()
-        self.code = nn.Linear(WIDTHS[-1] * 16, 64)
-        self.paint = nn.Linear(64, 3 * THUMBNAIL**2)
-
-    def forward(self, part: dict[str, Any]) -> torch.Tensor:
-        """(N, 3, THUMBNAIL, THUMBNAIL) from the part's ``"image"``, uint8 (N, H, W, 3)."""
-        features = F.adaptive_avg_pool2d(self.encoder(_floats(part["image"])), 4)
-        painted: torch.Tensor = self.paint(F.relu(self.code(features.flatten(1))))
-        return painted.view(-1, 3, THUMBNAIL, THUMBNAIL)
-
-    def loss(self, outputs: torch.Tensor, part: dict[str, Any]) -> torch.Tensor:
-        """Mean squared error."""
-        return F.mse_loss(outputs, F.adaptive_avg_pool2d(_floats(part["image"]), THUMBNAIL))
+        wanted = part["label"] if self.labelled else part["image"].float().mean((1, 2)).argmax(1)
+        return F.cross_entropy(outputs, wanted.remainder(outputs.shape[1]))
