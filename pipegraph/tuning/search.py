@@ -3,9 +3,8 @@
 A step goes to the sizes that are best by the model (``profile.model``), and gives no stage more than four times the
 workers that were measured; or it makes a queue longer where both ends wait for each other. Every step is measured: it
 stays where throughput grew, and else is taken back. A shorter step is tried then, and where one worker more is no
-faster either, the stage stays as it is. When nothing is left to try, such stages get a second trial, beside a window of
-now: the first may have met a disturbance. Then sizes that nobody needs are given back, and the tuner watches: work that
-has shifted opens the search again.
+faster either, the stage stays as it is. When nothing is left to try, sizes that nobody needs are given back, and the tuner
+watches: work that has shifted opens the search again, and so does time, since a trial may have met a disturbance.
 """
 
 from __future__ import annotations
@@ -105,7 +104,6 @@ class Search:
         self._rest, self._resting = REST, 0
         self._calm: Window | None = None  # as it was when the search settled
         self._slower = 0  # windows in a row that were slower than that
-        self._again = False  # steps that were taken back have their second trial
 
     @property
     def tuning(self) -> Tuning:
@@ -179,7 +177,7 @@ class Search:
             if new.workers > old.workers
         }
         if kept:
-            self._step, self._rest, self._again, self.limit = 0, REST, False, ""
+            self._step, self._rest, self.limit = 0, REST, ""
             self._stuck.clear()
             self._short.clear()
             as_predicted = gain >= AS_PREDICTED * (decision.predicted / decision.before - 1)
@@ -232,7 +230,7 @@ class Search:
             self._needed.clear()
             self.advice = {name: why for name, why in self.advice.items() if name not in self._holders}
             self._holders.clear()
-        self.settled, self._step, self._again, self._best = False, 0, False, 0.0
+        self.settled, self._step, self._best = False, 0, 0.0
         self._stuck = {name: why for name, why in self._stuck.items() if name in self._holders}
         self._short.clear()
         return False
@@ -258,12 +256,7 @@ class Search:
                 if exceeds(pipeline, then) is None:
                     return then, "its queue was sometimes empty and sometimes full"
         self.limit = limit_words(limit, why)
-        if self._again or not (self._stuck.keys() - self._holders or self._short):
-            return None
-        self._stuck = {name: why for name, why in self._stuck.items() if name in self._holders}
-        self._short.clear()
-        self._step, self._again = len(STEPS) - 1, True
-        return self._raise(window)
+        return None
 
     def _give_back(self, window: Window) -> Step | None:
         """Fewer workers, or a shorter queue, where nobody would miss them."""
