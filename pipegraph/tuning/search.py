@@ -3,8 +3,9 @@
 A step goes to the sizes that are best by the model (``profile.model``), and gives no stage more than four times the
 workers that were measured; or it makes a queue longer where both ends wait for each other. Every step is measured: it
 stays where throughput grew, and else is taken back. A shorter step is tried then, and where one worker more is no
-faster either, the stage stays as it is. When nothing is left to try, sizes that nobody needs are given back, and the tuner
-watches: work that has shifted opens the search again, and so does time, since a trial may have met a disturbance.
+faster either, the stage stays as it is. When nothing is left to try, sizes that nobody needs are given back, and the
+tuner watches: work that has shifted opens the search again, and so does time, since a disturbance may have spoilt a
+trial.
 """
 
 from __future__ import annotations
