@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pipegraph import concurrency
 from pipegraph.errors import LoaderClosedError, StoreError
-from pipegraph.storage import Cacheable, CachedFile, NodeCache, StoreClient
+from pipegraph.storage import Cacheable, LocalFile, NodeCache, StoreClient
 from pipegraph.storage.entries import Download, Sink
 from pipegraph.storage.open_blocks import BlockCache
 from pipegraph.storage.space import NO_ROOM
@@ -70,7 +70,7 @@ class Fetcher:
             return self.memory
         return max(1, self.handle.limit // local_ranks()[1])
 
-    def fetch(self, what: Cacheable, download: Download) -> CachedFile:
+    def fetch(self, what: Cacheable, download: Download) -> LocalFile:
         """As `NodeCache.fetch`, counted, and ended by `interrupt` also while it copies from a slow disk."""
         assert self.handle is not None
         downloaded = False

@@ -11,7 +11,7 @@ from pipegraph.errors import StoreError as StoreError
 from pipegraph.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from .entries import Cacheable as Cacheable, CachedFile as CachedFile, CacheStats as CacheStats
+    from .entries import Cacheable as Cacheable, CacheStats as CacheStats
     from .indexing import IndexProgress as IndexProgress, build_manifest as build_manifest
     from .local import LocalParts as LocalParts
     from .manifest import Manifest as Manifest
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Imported at first use: files need no shards, shards that are read no writers, and local ones no stores.
 _MODULES = {
-    "entries": "Cacheable CachedFile CacheStats",
+    "entries": "Cacheable CacheStats",
     "indexing": "IndexProgress build_manifest",
     "local": "LocalParts",
     "manifest": "Manifest",

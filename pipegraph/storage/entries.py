@@ -1,4 +1,4 @@
-"""Entries of a node cache, by name, and open ones."""
+"""Entries of a node cache, by name."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, final
-
-from .shard_files import LocalFile, ShardFile
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -65,30 +63,3 @@ class CacheStats:
     evicted: int = 0
     corrupt: int = 0
     downloaded_nbytes: int = 0
-
-
-class Fate:
-    """What became of an entry on its way to disk; written by the thread that writes it."""
-
-    error: OSError | None = None
-
-
-@final
-class CachedFile(ShardFile):
-    """An entry that is open for reading, and cannot be evicted until it is closed."""
-
-    def __init__(self, name: str, fd: int, fate: Fate | None = None) -> None:
-        self._file = LocalFile.of(fd, name)
-        self.name, self.size = name, self._file.size
-        self._fate = fate
-
-    def read_at(self, offset: int, nbytes: int) -> bytes:
-        data = self._file.read_at(offset, nbytes)
-        # Looked at afterwards: once the disk has refused a page, the kernel may drop it and give back
-        # whatever was there before.
-        if self._fate is not None and self._fate.error is not None:
-            raise self._fate.error
-        return data
-
-    def close(self) -> None:
-        self._file.close()  # and with it the lock

@@ -5,8 +5,7 @@ Invariants, at every moment and whichever process is killed:
 - A file under ``objects/`` is whole, and its bytes had the right size and checksum and were synced
   when it was renamed to there; it is never written to again.
 - A file under ``partial/`` belongs to the one process that holds its exclusive
-  lock; without a lock it is a dead process's, and anyone may take it over. That process alone
-  may read it before it was synced and renamed, once its bytes were checked.
+  lock; without a lock it is a dead process's, and anyone may take it over.
 - Readers hold a lock on the file they read. To remove one, a process takes
   the exclusive lock without waiting, and leaves it alone if that fails.
 """
@@ -26,10 +25,11 @@ from pipegraph.units import format_bytes, parse_bytes
 
 from .arrival import FileArrival
 from .checksum import file_crc32c
-from .commits import Commits
-from .entries import Cacheable, CachedFile, CacheStats, Download
+from .entries import Cacheable, CacheStats, Download
 from .eviction import NextUse
 from .filelock import LOCK_SH, NO_LOCKS, LockWaits, flock, is_at, try_exclusive
+from .manifest import sync_folder
+from .shard_files import LocalFile
 from .space import Space
 
 # One, and three more after bytes that do not match: at one bad transfer in five, two in
@@ -61,7 +61,7 @@ class NodeCache(Closing):
         self.folder = os.path.abspath(folder)
         self.limit = parse_bytes(limit, "NodeCache(limit=...)")
         self._next_use: NextUse = next_use or (lambda name: math.inf)
-        self._waits, self._commits = LockWaits(), Commits()
+        self._waits = LockWaits()
         self._lock = concurrency.Lock()
         self._counts = Counter[str]()
         self._verified: set[tuple[str, int]] = set()
@@ -95,9 +95,9 @@ class NodeCache(Closing):
 
     def __contains__(self, what: Cacheable) -> bool:
         """Whether `open` would find it now; another process may remove it at any time."""
-        return what.name in self._commits.names() or os.path.exists(self._path(what))
+        return os.path.exists(self._path(what))
 
-    def open(self, what: Cacheable) -> CachedFile | None:
+    def open(self, what: Cacheable) -> LocalFile | None:
         """The entry, or None if it is not there.
 
         The first time a process opens an entry its checksum is computed again, if
@@ -108,8 +108,6 @@ class NodeCache(Closing):
         """
         path = self._path(what)
         while True:
-            if file := self._commits.open(what.name):
-                return file
             try:
                 fd = os.open(path, os.O_RDONLY)
             except FileNotFoundError:
@@ -122,7 +120,7 @@ class NodeCache(Closing):
                     continue
                 with contextlib.suppress(PermissionError):  # another user's entry
                     os.utime(fd)
-                file = CachedFile(what.uri, fd)
+                file = LocalFile.of(fd, what.uri)
             except BaseException:
                 os.close(fd)
                 raise
@@ -136,16 +134,13 @@ class NodeCache(Closing):
             self._count(corrupt=1)
             return None
 
-    def fetch(self, what: Cacheable, download: Download) -> CachedFile:
+    def fetch(self, what: Cacheable, download: Download) -> LocalFile:
         """The entry, downloaded if it is not there; of all processes one downloads.
 
         Blocks while another process (or thread) downloads the same entry, and takes over if
         that one dies. `download` is called in this thread without any lock of this
         cache's state held, up to `DOWNLOADS` times if bytes do not match; a later call need not fetch again
         what an earlier one fetched intact.
-
-        What was downloaded is returned once its bytes are checked; it is synced to disk behind that, and
-        only then there for other processes. `flush` waits for it.
 
         Raises:
             OSError (ENOSPC): limit or disk leave no room, since everything there is being
@@ -167,21 +162,14 @@ class NodeCache(Closing):
                 return self._fill(what, fd, download)
 
     def put(self, what: Cacheable, data: bytes) -> None:
-        """Store given bytes, and wait until they are on disk. Raises as `fetch` does."""
-        with self.fetch(what, lambda sink: sink.write_at(0, data)) as file:
-            self._commits.wait(what.name)
-            file.read_at(0, 0)  # raises what the disk said
-
-    def flush(self) -> None:
-        """Wait until everything that was fetched is on disk, for all processes to see."""
-        self._commits.flush()
+        """Store given bytes. Raises as `fetch` does."""
+        self.fetch(what, lambda sink: sink.write_at(0, data)).close()
 
     def close(self) -> None:
-        """End all waits; what was fetched is on disk then. Open files stay readable. Idempotent."""
+        """End all waits. Open files stay readable. Idempotent."""
         with self._lock:
             self._closed = True
         self._waits.close()
-        self._commits.close()
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy in another process is the same cache; it gets its plan there."""
@@ -230,11 +218,13 @@ class NodeCache(Closing):
                 os.close(fd)
             raise
 
-    def _fill(self, what: Cacheable, fd: int, download: Download) -> CachedFile:
-        """Fetch an entry; the file belongs to the commit then, or is closed."""
+    def _fill(self, what: Cacheable, fd: int, download: Download) -> LocalFile:
+        """Fetch an entry, and make it visible; readers of other processes wait for its lock to become shared."""
         partial = os.path.join(self._space.partial, what.name)
         try:
-            self._reserve(what, fd)
+            with self._lock:
+                next_use = self._next_use
+            self._space.reserve(what, fd, next_use)
             arrival = FileArrival(fd, what.nbytes, what.crc32c)
             for left in reversed(range(DOWNLOADS)):
                 download(arrival)
@@ -246,20 +236,18 @@ class NodeCache(Closing):
                     self._to_quarantine(what, partial, found)
             with self._lock:
                 self._verified.add((what.name, os.fstat(fd).st_ino))
-            file = self._commits.add(what.name, what.uri, fd, partial, self._path(what))
+            os.fsync(fd)
+            os.rename(partial, self._path(what))
+            sync_folder(self._space.objects)
+            # Not atomic: an eviction may come between, and this file stays readable all the same.
+            flock(fd, LOCK_SH)
         except BaseException:
             if is_at(fd, partial):
                 os.unlink(partial)
             os.close(fd)
             raise
         self._count(downloaded_nbytes=what.nbytes)
-        return file
-
-    def _reserve(self, what: Cacheable, fd: int) -> None:
-        with self._lock:
-            next_use = self._next_use
-        while (arriving := self._space.reserve(what, fd, next_use, self._commits.names)) is not None:
-            self._commits.wait(arriving)
+        return LocalFile.of(fd, what.uri)
 
     def _to_quarantine(self, what: Cacheable, partial: str, found: str) -> None:
         path = os.path.join(self._space.quarantine, what.name)
@@ -270,7 +258,7 @@ class NodeCache(Closing):
             "them, then index again"
         )
 
-    def _is_sound(self, what: Cacheable, file: CachedFile, fd: int) -> bool:
+    def _is_sound(self, what: Cacheable, file: LocalFile, fd: int) -> bool:
         if file.size != what.nbytes:
             return False
         if what.crc32c is None:

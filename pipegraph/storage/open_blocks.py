@@ -11,19 +11,19 @@ from pipegraph.errors import ChecksumError, ShardError, StoreError
 from pipegraph.storage.formats.shard_format import Block
 
 from .arrival import MemoryArrival
-from .entries import Cacheable, CachedFile, Download, Sink
+from .entries import Cacheable, Download, Sink
 from .local import LocalParts, PartFile, Reopenable
 from .node_cache import DOWNLOADS
 from .object_file import identify, open_part
 from .parts import Part
-from .shard_files import OverlayFile, ShardFile
+from .shard_files import LocalFile, OverlayFile, ShardFile
 from .stores import StoreClient, safe_url
 
 
 class BlockCache(Protocol):
     """The cache through which blocks are fetched: a `NodeCache`, or a wrapper of one."""
 
-    def fetch(self, what: Cacheable, download: Download) -> CachedFile:
+    def fetch(self, what: Cacheable, download: Download) -> LocalFile:
         """As `NodeCache.fetch`."""
 
 
@@ -75,7 +75,7 @@ def open_block(
             return OverlayFile(base, block.offset, _into_memory(what, bring))
         fetch = partial(_through, cache, what, bring)
         entry = fetch()
-        inner = CachedEntry(entry, fetch, local) if isinstance(entry, CachedFile) else entry
+        inner = CachedEntry(entry, fetch, local) if isinstance(entry, LocalFile) else entry
         return OverlayFile(base, block.offset, inner)
     except BaseException:
         base.close()

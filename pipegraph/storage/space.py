@@ -10,7 +10,7 @@ import contextlib
 import errno
 import math
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 
 from pipegraph.units import format_bytes
 
@@ -65,25 +65,14 @@ class Space:
                 if over > 0 and self.remove(os.path.join(self.objects, entry.name)):
                     over -= entry.nbytes
 
-    def reserve(
-        self, what: Cacheable, fd: int, next_use: NextUse, names: Callable[[], Collection[str]]
-    ) -> str | None:
+    def reserve(self, what: Cacheable, fd: int, next_use: NextUse) -> None:
         """Make room for an entry and claim it on disk: `fd` is of its file in ``partial/``, which the caller has
         locked.
-
-        `names` gives this process's entries on their way to disk, which count as entries that are there. It is asked
-        under the lock: while that is waited for, others come.
-
-        Returns:
-            None; or, where one of them should go next, its name: ask again once it has arrived.
 
         Raises:
             OSError (ENOSPC): nothing more may go.
         """
         with self.locked():
-            committing = names()
-            # What is committed moves from `partial` to `objects` meanwhile: looked at in this order, it is not missed.
-            arriving = {e.name: e for e in _scan(self.partial) if e.name in committing}
             there = []
             for entry in _scan(self.objects):
                 # Another version of the same bytes will not be asked for again.
@@ -97,22 +86,16 @@ class Space:
             leftovers = iter(_scan(self.quarantine))
             # Nothing is waited for that is not in the plan, and nothing in it: 0.
             incoming = next_use(what.name)
-            entries = arriving | {entry.name: entry for entry in there}
-            order = iter(
-                eviction_order(list(entries.values()), next_use, 0.0 if incoming == math.inf else incoming)
-            )
+            order = iter(eviction_order(there, next_use, 0.0 if incoming == math.inf else incoming))
             while True:
                 while need > 0:
-                    gone = self._evict_next(leftovers, order, committing, what)
-                    if isinstance(gone, str):
-                        return gone
-                    need -= gone
+                    need -= self._evict_next(leftovers, order, what)
                 try:
                     # The file's full length is reserved, so that others see it as used.
                     if hasattr(os, "posix_fallocate"):  # not on macOS, where a full disk is noticed later
                         os.posix_fallocate(fd, 0, max(1, what.nbytes))
                     os.ftruncate(fd, what.nbytes)
-                    return None
+                    return
                 except OSError as error:
                     if error.errno not in NO_ROOM:
                         raise
@@ -120,13 +103,9 @@ class Space:
                     need = 1  # others fill this disk: the limit is lower than it says
 
     def _evict_next(
-        self,
-        leftovers: Iterator[CacheEntry],
-        order: Iterator[CacheEntry],
-        committing: Collection[str],
-        what: Cacheable,
-    ) -> int | str:
-        """Remove the first file that nobody reads; the bytes freed, or the name of one that has not arrived."""
+        self, leftovers: Iterator[CacheEntry], order: Iterator[CacheEntry], what: Cacheable
+    ) -> int:
+        """Remove the first file that nobody reads; the bytes freed."""
         for entry in leftovers:
             if self.remove(os.path.join(self.quarantine, entry.name)):
                 return entry.nbytes
@@ -134,8 +113,6 @@ class Space:
             if self.remove(os.path.join(self.objects, entry.name)):
                 self.evicted += 1
                 return entry.nbytes
-            if entry.name in committing:  # not renamed yet, or renamed and still locked
-                return entry.name
         limit, used = format_bytes(self.limit), format_bytes(self.usage())
         raise OSError(
             errno.ENOSPC,

@@ -55,7 +55,6 @@ def cache(tmp_path: Path) -> Iterator[NodeCache]:
 
 
 def files(cache: NodeCache) -> list[str]:
-    cache.flush()
     return sorted(
         p.name for f in ("objects", "partial", "quarantine") for p in (Path(cache.folder) / f).iterdir()
     )
@@ -197,7 +196,6 @@ def test_bytes_that_never_match_are_quarantined_with_a_clear_error(cache: NodeCa
 
 def test_an_entry_that_rotted_on_disk_is_fetched_again(cache: NodeCache) -> None:
     read(cache, 1)
-    cache.flush()
     path = Path(cache.folder) / "objects" / entry(1).name
     path.write_bytes(content(1)[:-1] + b"!")
     other = NodeCache(cache.folder, 10_000)
@@ -205,7 +203,6 @@ def test_an_entry_that_rotted_on_disk_is_fetched_again(cache: NodeCache) -> None
     with other.fetch(entry(1), source) as file:
         assert content(1) == file.read_at(0, 1000)
     assert (source.calls, other.stats.corrupt) == (1, 1)
-    other.flush()
     path.write_bytes(b"short")
     assert other.open(entry(1)) is None
 
@@ -216,7 +213,6 @@ def test_two_that_find_an_entry_rotten_remove_it_once(
 ) -> None:
     """What the first has fetched in its place stays, as does that it is not there."""
     read(cache, 1)
-    cache.flush()
     path = Path(cache.folder) / "objects" / entry(1).name
     path.write_bytes(content(2))
     late, check = NodeCache(cache.folder, 10_000), node_cache.file_crc32c
@@ -226,7 +222,6 @@ def test_two_that_find_an_entry_rotten_remove_it_once(
         first = NodeCache(cache.folder, 10_000)
         if fetched_again:
             read(first, 1)
-            first.flush()
         else:
             assert first.open(entry(1)) is None
         return check(*args)
@@ -236,10 +231,46 @@ def test_two_that_find_an_entry_rotten_remove_it_once(
     assert path.exists() is fetched_again
 
 
+def test_what_the_disk_refuses_to_sync_is_an_error_and_leaves_nothing(
+    cache: NodeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(fd: int) -> None:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="the disk is broken"):
+        patched.setattr(os, "fsync", broken)
+        read(cache, 1)
+    assert cache.usage() == 0
+    assert content(1) == read(cache, 1)
+
+
+def test_an_entry_is_seen_by_others_once_it_is_synced_and_then_not_downloaded_again(
+    cache: NodeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncing, go, real = threading.Event(), threading.Event(), os.fsync
+
+    def slow(fd: int) -> None:
+        syncing.set()
+        assert go.wait(20)
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    other, found = NodeCache(cache.folder, cache.limit), []
+    readers = [threading.Thread(target=lambda c=c: found.append(read(c, 1))) for c in (cache, other)]
+    readers[0].start()
+    assert syncing.wait(20)
+    assert entry(1) not in other
+    readers[1].start()
+    go.set()
+    for reader in readers:
+        reader.join(20)
+    assert found == [content(1)] * 2
+    assert other.stats.downloaded_nbytes == 0
+
+
 def test_a_lower_limit_than_before_holds_from_the_start(cache: NodeCache) -> None:
     for number in range(10):
         read(cache, number)
-    cache.flush()
     assert NodeCache(cache.folder, 3500).usage() == 3000
 
 
@@ -392,7 +423,6 @@ def test_a_full_disk_evicts_and_then_says_so(cache: NodeCache, monkeypatch: pyte
 
 def test_no_descriptor_is_left_open(cache: NodeCache) -> None:
     read(cache, 0)
-    cache.flush()
     before = set(os.listdir("/proc/self/fd"))
     for number in range(30):
         read(cache, number)
@@ -400,13 +430,11 @@ def test_no_descriptor_is_left_open(cache: NodeCache) -> None:
         cache.fetch(entry(77), Source(2))
     with pytest.raises(OSError):
         read(cache, 1, 20_000)
-    cache.flush()
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_pickled_cache_is_the_same_folder_and_limit(cache: NodeCache) -> None:
     read(cache, 1)
-    cache.flush()
     copy = pickle.loads(pickle.dumps(cache))
     assert (copy.folder, copy.limit) == (cache.folder, cache.limit)
     assert entry(1) in copy

@@ -11,16 +11,16 @@ from pipegraph.storage.node_cache import NodeCache
 ENTRIES, ENTRY_NBYTES, LIMIT = 12, 40_000, 200_000
 
 # Children read at random, and end themselves with SIGKILL at a random line
-# of the cache's code, in whichever thread that runs. Three live at any time, so that they meet at every lock.
+# of the cache's code. Three live at any time, so that they meet at every lock.
 READERS = """
-import os, random, signal, sys, threading
-from pipegraph.storage import arrival, commits, filelock, space
+import os, random, signal, sys
+from pipegraph.storage import arrival, filelock, space
 from pipegraph.storage import node_cache as cache_module
 from pipegraph.storage.node_cache import Cacheable, NodeCache
 from pipegraph.storage.checksum import crc32c_extend
 
 folder, kills, seed, n, nbytes, limit = sys.argv[1], *map(int, sys.argv[2:])
-modules = {module.__file__ for module in (arrival, cache_module, commits, filelock, space)}
+modules = {module.__file__ for module in (arrival, cache_module, filelock, space)}
 
 def data(i):
     return bytes([i + 1]) * nbytes
@@ -38,7 +38,6 @@ def live(rng):
             os.kill(os.getpid(), signal.SIGKILL)
         return trace
     uses = [rng.randrange(n) for _ in range(1000)]
-    threading.settrace(trace)  # of the thread that syncs and renames
     sys.settrace(trace)
     names, now = [entries[i].name for i in uses], 0
     def next_use(name):

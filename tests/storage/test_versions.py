@@ -39,7 +39,6 @@ def test_an_object_that_was_replaced_does_not_come_from_the_cache_as_it_was(
     assert read(Part(url), store=connect(s3_port), cache=cache) == OLD
     connect(s3_port).put(url, NEW)
     assert read(Part(url), store=connect(s3_port), cache=cache) == NEW
-    cache.flush()
     assert len(os.listdir(Path(cache.folder) / "objects")) == 1
 
 
@@ -47,7 +46,6 @@ def test_a_cached_object_is_asked_for_its_version_only(
     proxy: Any, connect: Connect, url: str, cache: NodeCache
 ) -> None:
     read(Part(url), store=connect(proxy.port), cache=cache)
-    cache.flush()
     proxy.seen.clear()
     store = connect(proxy.port)
     for _ in range(3):
