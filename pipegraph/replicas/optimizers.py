@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ class OneOptimizer:
         if any(self._indices(replica) != self._layout for replica in range(1, len(each))):
             raise ReplicaError("optimizer= made different parameter groups for different replicas")
         self._touched = False
+        self._states: MutableMapping[Any, Any] = {}
         self.groups = self.each[0].param_groups
         if owners is not None:
             self.groups = [dict(group) for group in self.groups]
@@ -87,7 +89,7 @@ class OneOptimizer:
                 self._take_settings(self.groups, optimizer.param_groups)
         self._take_members()
         if self._touched:
-            self._copy_states()
+            self._give_states()
             self._touched = False
 
     def settings_from_step(self) -> None:
@@ -131,37 +133,42 @@ class OneOptimizer:
                 owned = [i for i in indices if self._owners is None or self._owners[i] == replica]
                 group["params"] = [self._parameters[replica][i] for i in owned]
 
-    def place(self, key: Any) -> tuple[Any, Any]:
-        """Where the state of the first replica's parameter lies: the owner's mapping, and its own parameter."""
-        index = self._index.get(id(key))
-        if self._owners is None or index is None:
-            self._touched = True
-            return self.each[0].state, key
-        owner = self._owners[index]
-        return self.each[owner].state, self._parameters[owner][index]
+    def state(self) -> MutableMapping[Any, Any]:
+        """By parameter of the first replica, wherever it lies: from now on in a user's hands."""
+        self._states = self._joined()
+        self._touched = True
+        return self._states
 
-    def state_keys(self) -> list[Any]:
-        """The first replica's parameters that have a state, on whichever replica."""
+    def _joined(self) -> MutableMapping[Any, Any]:
+        first = self.each[0].state
         if self._owners is None:
-            return list(self.each[0].state)
-        order = [i for group in self._layout for i in group]
-        return [
-            self._parameters[0][i]
-            for i in order
-            if self._parameters[self._owners[i]][i] in self.each[self._owners[i]].state
-        ]
+            return first
+        if self._touched:
+            return self._states
+        joined = defaultdict(dict, {key: value for key, value in first.items() if id(key) not in self._index})
+        for index in [i for group in self._layout for i in group]:
+            owner = self._owners[index]
+            own = self._parameters[owner][index]
+            if own in self.each[owner].state:
+                joined[self._parameters[0][index]] = self.each[owner].state[own]
+        return joined
 
-    def _copy_states(self) -> None:
-        """The first replica's state to the others, where it was in a user's hands."""
+    def _give_states(self) -> None:
+        """What was in a user's hands: to the owners, or from the first replica to the others."""
         if self._owners is not None:
+            for index, owner in enumerate(self._owners):
+                self.each[owner].state.pop(self._parameters[owner][index], None)
+            for key, value in self._states.items():
+                index = self._index.get(id(key), -1)
+                owner = 0 if index < 0 else self._owners[index]
+                self.each[owner].state[key if index < 0 else self._parameters[owner][index]] = value
             return
-        first = self.each[0]
         for optimizer, given in zip(self.each[1:], self._parameters[1:], strict=True):
             memo: dict[int, Any] = {
                 id(mine): its for mine, its in zip(self._parameters[0], given, strict=True)
             }
             source, target = self._parameters[0][0].device, given[0].device
-            state = copied(dict(first.state), source, target, memo)
+            state = copied(dict(self.each[0].state), source, target, memo)
             optimizer.state.clear()
             optimizer.state.update(state)
 
@@ -191,24 +198,12 @@ class OneOptimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """As of one optimizer over the whole module."""
+        first = self.each[0]
         if self._owners is None:
-            return self.each[0].state_dict()
-        states = [optimizer.state_dict() for optimizer in self.each]
-        merged: dict[str, Any] = {"state": {}, "param_groups": []}
-        place = 0
-        for number, indices in enumerate(self._layout):
-            left = [iter(state["param_groups"][number]["params"]) for state in states]
-            packed = []
-            for index in indices:
-                owner = self._owners[index]
-                own = next(left[owner])
-                if own in states[owner]["state"]:
-                    merged["state"][place] = states[owner]["state"][own]
-                packed.append(place)
-                place += 1
-            settings = {key: value for key, value in self.groups[number].items() if key != "params"}
-            merged["param_groups"].append({**settings, "params": packed})
-        return merged
+            return first.state_dict()
+        whole = object.__new__(type(first))
+        vars(whole).update(vars(first), param_groups=self.groups, state=self._joined())
+        return whole.state_dict()
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raises:
@@ -223,7 +218,7 @@ class OneOptimizer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the checked state of one optimizer into all; every replica gets tensors of its own."""
-        self._touched = True  # until all have it, the next step gives all what the first has
+        self._touched = self._owners is None  # until all have it, the next step gives all what the first has
         for replica, optimizer in enumerate(self.each):
             optimizer.load_state_dict(copied(self._part_of(state, replica), _CPU, _CPU, {}))
         if self._owners is None:

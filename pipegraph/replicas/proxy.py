@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, NoReturn
 
 import torch
@@ -42,7 +42,7 @@ class JointOptimizer(Optimizer):
     @property
     def state(self) -> MutableMapping[torch.Tensor, Any]:  # type: ignore[override]
         """By parameter of the first replica. What you change in an entry reaches all replicas with the next step."""
-        return _States(self._parts)
+        return self._parts.state()
 
     def step(self, closure: Any = None) -> Any:
         """Sum the gradients of all replicas, and step every replica's optimizer. Gradients stay until zero_grad()."""
@@ -121,35 +121,3 @@ class _Handles:
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
-
-
-class _States(MutableMapping[torch.Tensor, Any]):
-    """Optimizer state by the first replica's parameters."""
-
-    def __init__(self, parts: OneOptimizer) -> None:
-        self._parts = parts
-
-    def __getitem__(self, key: torch.Tensor) -> Any:
-        states, own = self._parts.place(key)
-        return states[own]
-
-    def __setitem__(self, key: torch.Tensor, value: Any) -> None:
-        states, own = self._parts.place(key)
-        states[own] = value
-
-    def __delitem__(self, key: torch.Tensor) -> None:
-        states, own = self._parts.place(key)
-        del states[own]
-
-    def __contains__(self, key: object) -> bool:
-        return any(key is known for known in self)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._parts.state_keys())
-
-    def __len__(self) -> int:
-        return len(self._parts.state_keys())
-
-    def clear(self) -> None:
-        for each in self._parts.each:
-            each.state.clear()
