@@ -42,7 +42,8 @@ def broadcast_coalesced(
             received: dict[int, torch.Tensor] = {}
             for group in _groups(dense, buffer_size):
                 given = [dense[i] for i in group]
-                received.update(zip(group, _cut_like(sent(_flat(given, given), place), given), strict=True))
+                flat = torch.cat([_flat(tensor, tensor) for tensor in given])
+                received.update(zip(group, _cut_like(sent(flat, place), given), strict=True))
             copies.append(join([received[i] for i in range(len(dense))]))
     return copies
 
@@ -74,10 +75,11 @@ def reduce_add_coalesced(
             sums[i] = sum_in_order([given[i].detach().to(place) for given in inputs])
         chosen = [inputs[0][i] for i in dense]
         for group in _groups(chosen, buffer_size):
-            likes = [chosen[i] for i in group]
-            flats = [_flat([given[dense[i]] for i in group], likes) for given in inputs]
+            flats = [
+                torch.cat([_flat(given[dense[i]].detach(), chosen[i]) for i in group]) for given in inputs
+            ]
             total = sum_in_order([sent(flat, place) for flat in flats])
-            for i, part in zip(group, _cut_like(total, likes), strict=True):
+            for i, part in zip(group, _cut_like(total, [chosen[i] for i in group]), strict=True):
                 sums[dense[i]] = part
     return [total for total in sums if total is not None]
 
@@ -101,12 +103,11 @@ def flat_like(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return flat.as_strided(like.shape, torch.empty_like(like, device="meta").stride(), flat.storage_offset())
 
 
-def _flat(tensors: Sequence[torch.Tensor], likes: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The elements of tensors one after the other, each in the memory order of its like, which may be another."""
-    flat = tensors[0].new_empty(sum(like.numel() for like in likes))
-    for part, tensor in zip(_cut_like(flat, likes), tensors, strict=True):
-        part.copy_(tensor)
-    return flat
+def _flat(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The elements in the memory order of `like`, which may be another than the tensor's own."""
+    if tensor.is_contiguous() and like.is_contiguous():
+        return tensor.reshape(-1)
+    return torch.empty_like(like, device=tensor.device).copy_(tensor).as_strided((like.numel(),), (1,))
 
 
 def _cut_like(flat: torch.Tensor, likes: Sequence[torch.Tensor]) -> list[torch.Tensor]:

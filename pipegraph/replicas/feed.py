@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,12 +30,20 @@ class ReplicaFeed:
     Attributes:
         fetch: by replica a function that gives its part, on its device, ready for the thread's stream.
         rows: by replica; None where they are unknown.
-        shapes: what a compiler would specialise on.
+        parts: as they were given or cut.
     """
 
     fetch: Sequence[Callable[[], Any]]
     rows: list[int | None]
-    shapes: Callable[[], object]
+    parts: Sequence[Any]
+
+    def shapes(self) -> object:
+        """What a compiler would specialise on."""
+        return tuple(
+            (path, tuple(leaf.shape), leaf.dtype)
+            for path, leaf in leaves(list(self.parts))
+            if isinstance(leaf, torch.Tensor)
+        )
 
 
 def batch_feed(batch: Any, slots: Sequence[Slot], dim: int) -> ReplicaFeed:
@@ -60,7 +68,7 @@ def call_feed(args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slo
     """Arguments of a call; each part is a pair (args, kwargs), which are cut as one."""
     if len(args) == 1 and not kwargs and isinstance(args[0], Scattered):
         feed = _scattered_feed(args[0], slots, dim)
-        return ReplicaFeed([_as_argument(fetch) for fetch in feed.fetch], feed.rows, feed.shapes)
+        return replace(feed, fetch=[_as_argument(fetch) for fetch in feed.fetch])
     both = (args, kwargs)
     rows = rows_of(both, dim)
     if rows is None:
@@ -80,13 +88,11 @@ def _scattered_feed(batch: Scattered, slots: Sequence[Slot], dim: int) -> Replic
         )
     rows = list(batch.rows or [part_rows(part, dim) for part in batch])
     fetch = [partial(batch.wait, replica) for replica in range(len(batch))]
-    return ReplicaFeed(fetch, rows, lambda: _shapes(list(batch)))
+    return ReplicaFeed(fetch, rows, batch)
 
 
 def _moving(parts: list[Any], rows: Sequence[int | None], slots: Sequence[Slot]) -> ReplicaFeed:
-    return ReplicaFeed(
-        [_mover(part, slots[r].device) for r, part in enumerate(parts)], list(rows), lambda: _shapes(parts)
-    )
+    return ReplicaFeed([_mover(part, slots[r].device) for r, part in enumerate(parts)], list(rows), parts)
 
 
 def _mover(part: Any, device: torch.device) -> Callable[[], Any]:
@@ -108,11 +114,3 @@ def from_another_gpu(part: Any, device: torch.device) -> bool:
 
 def _as_argument(fetch: Callable[[], Any]) -> Callable[[], Any]:
     return lambda: ((fetch(),), {})
-
-
-def _shapes(parts: list[Any]) -> object:
-    return tuple(
-        (path, tuple(leaf.shape), leaf.dtype)
-        for path, leaf in leaves(parts)
-        if isinstance(leaf, torch.Tensor)
-    )

@@ -7,7 +7,6 @@ hook has stored, through a penalty on gradients. What only returns gradients (``
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -68,7 +67,6 @@ class Outside:
         self._lock = concurrency.Lock()
         self.under_way = False
         self._finish: weakref.ref[Callable[[], None]] | None = None
-        self._process = os.getpid()
         self._guards: dict[int, RemovableHandle] = {}
         self._checked = -1
         self._reached: tuple[int, set[int]] = (-1, set())
@@ -113,7 +111,7 @@ class Outside:
         Raises:
             ReplicaError: a backward or call before has failed, and what it has left is not cleared away yet.
         """
-        if self._usage is None or os.getpid() != self._process:
+        if self._usage is None or not self._usage.here:
             return False  # a forked child has the hooks, and none of the threads
         if not (self._guards and self._usage.syncing):
             return False
@@ -263,7 +261,7 @@ class Outside:
 
     def _guard(self, parameter: Parameter, grad: torch.Tensor) -> None:
         task = torch._C._current_graph_task_id()
-        if self.busy or task == self._checked or os.getpid() != self._process:
+        if self.busy or task == self._checked or not (self._usage and self._usage.here):
             return
         if _captured(parameter):
             raise ReplicaError(
