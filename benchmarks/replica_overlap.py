@@ -121,7 +121,8 @@ def main() -> None:
             hidden, total = trace.hidden()
             shares.append(hidden / total)
             exposed.append(1e3 * (total - hidden))
-        buckets = [sum(m.numel for m in b.members) * 4 for b in reducer.layout]
+        sizes = [parameter.nbytes for parameter in executor.module.parameters()]
+        buckets = [sum(sizes[index] for index in bucket.offsets) for bucket in reducer.layout]
     share, left = harness.spread(shares), harness.spread(exposed)
     print(trace.picture())
     print(f"reduction time hidden by backward: {share} of all; not hidden: {left} ms")

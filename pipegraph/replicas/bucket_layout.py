@@ -117,7 +117,7 @@ class BucketLayout:
         self.buckets = [
             self._reduce_streams.make(number, plan, self._parameters) for number, plan in enumerate(plans)
         ]
-        self.home = {member.parameter: live for live in self.buckets for member in live.plan.members}
+        self.home = {index: live for live in self.buckets for index in live.plan.offsets}
 
     # The way back: `flags` are what the gradients of each parameter are, on any replica of any rank
 

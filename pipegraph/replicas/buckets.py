@@ -16,20 +16,14 @@ ALIGN_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A parameter's place in a bucket, in elements."""
-
-    parameter: int
-    offset: int
-    numel: int
-
-
-@dataclass(frozen=True, slots=True)
 class GradientBucket:
-    """Gradients of one type that are reduced together, on replica `owner`'s side stream."""
+    """Gradients of one type that are reduced together, on replica `owner`'s side stream.
+
+    `offsets`: by parameter its place, in elements.
+    """
 
     dtype: torch.dtype
-    members: tuple[Member, ...]
+    offsets: dict[int, int]
     numel: int
     owner: int
 
@@ -74,11 +68,11 @@ def _laid_out(
 ) -> GradientBucket:
     dtype, owner = key
     step = max(1, ALIGN_BYTES // dtype.itemsize)
-    members, end = [], 0
+    offsets, end = {}, 0
     for index in indices:
-        members.append(Member(index, end, parameters[index].numel()))
+        offsets[index] = end
         end += -(-parameters[index].numel() // step) * step
-    return GradientBucket(dtype, tuple(members), end, turn if owner is None else owner)
+    return GradientBucket(dtype, offsets, end, turn if owner is None else owner)
 
 
 def deal_owners(nbytes: Sequence[int], replicas: int) -> list[int]:

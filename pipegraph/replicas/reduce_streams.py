@@ -88,10 +88,8 @@ class ReduceStreams:
         buffers = [torch.zeros(plan.numel, dtype=plan.dtype, device=slot.device) for slot in self._slots]
         views = [
             {
-                member.parameter: flat_like(
-                    buffer.narrow(0, member.offset, member.numel), given[member.parameter]
-                )
-                for member in plan.members
+                index: flat_like(buffer.narrow(0, offset, given[index].numel()), given[index])
+                for index, offset in plan.offsets.items()
             }
             for buffer, given in zip(buffers, parameters, strict=True)
         ]

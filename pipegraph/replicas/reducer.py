@@ -172,10 +172,10 @@ class Reducer:
             self._layout.begin()
             for live in self._layout.buckets:
                 live.marked = set()
-                live.pending = len(live.plan.members) * len(active)
-                live.left = [len(live.plan.members)] * len(self._parameters)
+                live.pending = len(live.plan.offsets) * len(active)
+                live.left = [len(live.plan.offsets)] * len(self._parameters)
                 # What idle replicas have accumulated is added once all backwards have returned.
-                live.pending += any(member.parameter in late for member in live.plan.members)
+                live.pending += any(index in late for index in live.plan.offsets)
 
     def _hooked(self, generation: object, replica: int, index: int, parameter: torch.Tensor) -> None:
         if generation is self._generation:  # an interrupt may have come before a hook's handle was kept
@@ -260,20 +260,20 @@ class Reducer:
 
     def _fill(self, live: LiveBucket) -> None:
         """Marks, from their ``.grad``, what no hook has seen."""
-        for member in live.plan.members:
+        for index in live.plan.offsets:
             for replica, given in enumerate(self._parameters):
-                grad = given[member.parameter].grad
-                if grad is None or (replica, member.parameter) in live.marked:
+                grad = given[index].grad
+                if grad is None or (replica, index) in live.marked:
                     continue
                 if grad.is_sparse:
-                    self._sparse.add(member.parameter)
+                    self._sparse.add(index)
                 else:
-                    self.streams.put(live, replica, member.parameter, grad)
-                live.marked.add((replica, member.parameter))
+                    self.streams.put(live, replica, index, grad)
+                live.marked.add((replica, index))
         for replica in live.contributors() or [live.plan.owner]:
-            for member in live.plan.members:
-                if (replica, member.parameter) not in live.marked:
-                    self.streams.put(live, replica, member.parameter, None)
+            for index in live.plan.offsets:
+                if (replica, index) not in live.marked:
+                    self.streams.put(live, replica, index, None)
             self.streams.arrived(live, replica)
 
     @property
