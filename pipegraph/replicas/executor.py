@@ -200,38 +200,49 @@ class ReplicaExecutor(Closing):
         if clip_norm is not None and not clip_norm > 0:
             raise ReplicaError(f"clip_norm must be > 0, got {clip_norm}")
         with self._usage.entered(), self.call():
-            feed = batch_feed(batch, self._runner.slots, self._dim)
-            del batch
-            self._align()
-            for part in () if self._optimizers is None else self._optimizers.parts:
-                part.align()
-            reducer = self._reducer if self._usage.syncing else None
-            self._replicas.spoilt = True
-            try:
-                if reducer is not None:
-                    reducer.begin(list(range(len(feed.fetch))))
-                elif self._reducer is not None:
-                    self._reducer.watch_accumulation()
-                total, kept = self._calls.backward(
-                    feed, forward or by_signature, loss, reduction, scaler, outputs, self._reducer
-                )
-                del feed
-                if reducer is not None:
-                    reducer.complete()
-                    reducer.give()
-            except BaseException as failure:
-                self._forget(reducer, failure)
-                raise
-            if not self._usage.syncing or self._update is None:
-                self._replicas.spoilt = False
-                return StepResult(total, kept, None, stepped=False)
-            norm, stepped = self._update.make(clip_norm, scaler)
-            for proxy in self._proxies:
-                proxy._opt_called = True  # what schedulers ask, to warn of a step before the optimizer's
-            self._replicas.drop_gradients()
+            return self._step(batch, loss, forward or by_signature, reduction, clip_norm, scaler, outputs)
+
+    # Apart, because a `try` inside the `with` has a line at which Ctrl-C would leave the lock taken.
+    def _step(
+        self,
+        batch: Any,
+        loss: Loss,
+        forward: Forward,
+        reduction: Reduction,
+        clip_norm: float | None,
+        scaler: GradScaler | None,
+        outputs: bool,
+    ) -> StepResult:
+        feed = batch_feed(batch, self._runner.slots, self._dim)
+        del batch
+        self._align()
+        for part in () if self._optimizers is None else self._optimizers.parts:
+            part.align()
+        reducer = self._reducer if self._usage.syncing else None
+        self._replicas.spoilt = True
+        try:
             if reducer is not None:
-                reducer.release()
-            return StepResult(total, kept, norm, stepped)
+                reducer.begin(list(range(len(feed.fetch))))
+            elif self._reducer is not None:
+                self._reducer.watch_accumulation()
+            total, kept = self._calls.backward(feed, forward, loss, reduction, scaler, outputs, self._reducer)
+            del feed
+            if reducer is not None:
+                reducer.complete()
+                reducer.give()
+        except BaseException as failure:
+            self._forget(reducer, failure)
+            raise
+        if not self._usage.syncing or self._update is None:
+            self._replicas.spoilt = False
+            return StepResult(total, kept, None, stepped=False)
+        norm, stepped = self._update.make(clip_norm, scaler)
+        for proxy in self._proxies:
+            proxy._opt_called = True  # what schedulers ask, to warn of a step before the optimizer's
+        self._replicas.drop_gradients()
+        if reducer is not None:
+            reducer.release()
+        return StepResult(total, kept, norm, stepped)
 
     def _step_outside(self, part: OneOptimizer) -> None:
         """The user's own ``executor.optimizer.step()``."""
@@ -308,22 +319,25 @@ class ReplicaExecutor(Closing):
             StateError: the optimizer's groups do not fit; nothing was loaded.
         """
         with self._usage.entered(), self.call():
-            self._exchange.settle()
-            optimizers = self._optimizers if "optimizer" in state else None
-            if optimizers is not None:
-                optimizers.check(state["optimizer"])
+            self._load(state)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._exchange.settle()
+        optimizers = self._optimizers if "optimizer" in state else None
+        if optimizers is not None:
+            optimizers.check(state["optimizer"])
+        try:
+            module = self._replicas.modules[0]
+            module.load_state_dict(own_keys(state["model"], module))
+        finally:
+            # What was refused may have been loaded in part, as with torch: the replicas stay alike.
+            self._copy_all()
+        if optimizers is not None:
             try:
-                module = self._replicas.modules[0]
-                module.load_state_dict(own_keys(state["model"], module))
-            finally:
-                # What was refused may have been loaded in part, as with torch: the replicas stay alike.
-                self._copy_all()
-            if optimizers is not None:
-                try:
-                    optimizers.load_state_dict(state["optimizer"])
-                except BaseException:
-                    self.break_off("a failed load_state_dict left the optimizers different")
-                    raise
+                optimizers.load_state_dict(state["optimizer"])
+            except BaseException:
+                self.break_off("a failed load_state_dict left the optimizers different")
+                raise
 
     def train(self, mode: bool = True) -> Self:
         """Training mode for all replicas (the others follow at the next call)."""
