@@ -13,7 +13,7 @@ from pipegraph.errors import DataError, StoreError
 
 from .manifest import Manifest
 from .parts import Part, PartsLike, expand_braces, has_magic, is_url, local_path
-from .side_files import MANIFEST
+from .side_files import MANIFEST, OLD_MANIFEST
 from .stores import StoreClient
 from .urls import glob_regex
 
@@ -29,19 +29,26 @@ def manifest_beside(parts: Sequence[Part], name: str = MANIFEST) -> str | None:
 
 def load_beside(parts: Sequence[Part], store: StoreClient | None = None) -> tuple[str, Manifest] | None:
     """The manifest that lies beside these parts and lists some of them, and its place."""
-    path = manifest_beside(parts)
-    if path is None:
-        return None
-    try:
-        manifest = Manifest.load(path, store)
-    except FileNotFoundError:
-        return None
-    except DataError as error:
-        if isinstance(error, StoreError) and error.errno == errno.ENOENT:
-            return None
-        raise DataError(f"{path!r} is not used: {error}") from error
-    listed = any(number is not None for number in numbers_in(manifest.parts, parts))
-    return (path, manifest) if listed else None
+    refused = None
+    for name in (MANIFEST, OLD_MANIFEST):
+        path = manifest_beside(parts, name)
+        if path is not None:
+            try:
+                manifest = Manifest.load(path, store)
+            except FileNotFoundError:
+                continue
+            except StoreError as error:  # some stores forbid what is not there
+                refused = (
+                    refused if error.errno == errno.ENOENT else DataError(f"{path!r} is not used: {error}")
+                )
+                continue
+            except DataError as error:
+                raise DataError(f"{path!r} is not used: {error}") from error
+            if any(number is not None for number in numbers_in(manifest.parts, parts)):
+                return path, manifest
+    if refused is not None:
+        raise refused
+    return None
 
 
 def index_beside(parts: Sequence[Part]) -> tuple[str, list[Part]] | None:

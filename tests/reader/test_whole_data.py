@@ -90,6 +90,21 @@ def test_an_unfinished_pack_can_be_read_as_far_as_it_is(unfinished: Path) -> Non
     assert 0 < count(unfinished, missing="skip") < SAMPLES
 
 
+def test_an_unfinished_pack_of_an_earlier_version_is_known_and_continued(
+    unfinished: Path, tmp_path: Path
+) -> None:
+    os.rename(unfinished / "_pack.json.partial", unfinished / "manifest.json.partial")
+    with pytest.raises(DataError, match=NOT_ENDED):
+        count(unfinished)
+    pack_shards(tmp_path / "my photos", unfinished, size="10 kB", workers=1, shuffle=7)
+    assert count(unfinished) == SAMPLES
+    assert not list(unfinished.glob("*.partial"))
+    for name in ("pack.json", "manifest.json"):
+        os.rename(unfinished / f"_{name}", unfinished / name)
+    assert len(pack_shards(tmp_path / "my photos", unfinished, size="10 kB", workers=1, shuffle=7)) == SAMPLES
+    assert count(unfinished) == SAMPLES
+
+
 def test_an_unfinished_writer_is_refused_and_an_unfinished_index_is_not(tmp_path: Path) -> None:
     with pytest.raises(Stopped), pg.ShardWriter(tmp_path / "out", size="1 kB") as writer:
         for number in range(9):
@@ -102,7 +117,8 @@ def test_an_unfinished_writer_is_refused_and_an_unfinished_index_is_not(tmp_path
     with pg.ShardWriter(tmp_path / "out", size="1 kB") as writer:
         for number in range(writer.written, 9):
             writer.write({"n": number, "x": bytes(600)})
-    (tmp_path / "out" / "_manifest.json.partial").write_text('\n{"of": [1], "index": {}}\n')  # of an index
+    for name in ("_manifest.json.partial", "manifest.json.partial"):
+        (tmp_path / "out" / name).write_text('\n{"of": [1], "index": {}}\n')  # of an index
     assert count(tmp_path / "out") == 9
 
 

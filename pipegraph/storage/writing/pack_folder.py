@@ -17,7 +17,17 @@ from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.filelock import NO_LOCKS
 from pipegraph.storage.journal import Journal
 from pipegraph.storage.manifest import Manifest, PartIndex, write_atomically
-from pipegraph.storage.side_files import JOURNAL, MANIFEST, SETTINGS, continuation
+from pipegraph.storage.side_files import (
+    JOURNAL,
+    MANIFEST,
+    OLD_JOURNAL,
+    OLD_MANIFEST,
+    OLD_SETTINGS,
+    SETTINGS,
+    continuation,
+    old_if_there,
+    unfinished_pack,
+)
 from pipegraph.storage.space import NO_ROOM
 from pipegraph.units import counted
 
@@ -40,7 +50,7 @@ class PackFolder(Closing):
         self.finished: dict[int, PartIndex] = {}
         self.kinds: dict[str, str] | None = None
         self._journal: Journal | None = None
-        self._journal_path = Path(self.folder, JOURNAL)
+        self._journal_path = Path(unfinished_pack(self.folder) or os.path.join(self.folder, JOURNAL))
         self.complete = self._was_completed()
         if not self.complete:
             # A library that is missing is named before there is anything to continue.
@@ -70,7 +80,7 @@ class PackFolder(Closing):
         return os.path.join(self.folder, encoder_of(self.settings["format"]).shard_name.format(number))
 
     def _was_completed(self) -> bool:
-        path = os.path.join(self.folder, SETTINGS)
+        path = old_if_there(self.folder, SETTINGS, OLD_SETTINGS)
         try:
             with open(path, "rb") as file:
                 known = json.load(file)
@@ -80,14 +90,15 @@ class PackFolder(Closing):
             raise DataError(f"{path}: not the settings of a pack: {error}") from error
         self._compare(known, "holds a pack that was made with")
         self.manifest()
-        # A process that was killed behind its last step has left this.
-        self._journal_path.unlink(missing_ok=True)
+        # A process that was killed behind its last step has left these.
+        for name in (JOURNAL, OLD_JOURNAL):
+            Path(self.folder, name).unlink(missing_ok=True)
         self._remove_partial()
         return True
 
     def manifest(self) -> Manifest:
         """The manifest of a complete pack."""
-        path = os.path.join(self.folder, MANIFEST)
+        path = old_if_there(self.folder, MANIFEST, OLD_MANIFEST)
         manifest = Manifest.load(path)
         for part in manifest.parts:
             if not os.path.isfile(part.uri) or os.path.getsize(part.uri) != part.size:
@@ -137,7 +148,9 @@ class PackFolder(Closing):
     def _check_empty(self) -> None:
         shard = os.path.splitext(self.path(0))[1]
         names = os.listdir(self.folder)
-        found = [n for n in names if n == MANIFEST or (n.startswith("shard") and n.endswith(shard))]
+        found = [
+            n for n in names if n in (MANIFEST, OLD_MANIFEST) or (n.startswith("shard") and n.endswith(shard))
+        ]
         if found:
             self._journal_path.unlink()
             raise DataError(
@@ -157,7 +170,9 @@ class PackFolder(Closing):
                 self.finished[int(record["shard"])] = index
 
     def _remove_partial(self) -> None:
-        written_at_once = tuple(f".{name}." for name in (MANIFEST, SETTINGS, INDEX))
+        written_at_once = tuple(
+            f".{name}." for name in (MANIFEST, SETTINGS, INDEX, OLD_MANIFEST, OLD_SETTINGS)
+        )
         for name in os.listdir(self.folder):
             if name.startswith(written_at_once) or (name.startswith(".shard") and PARTIAL in name):
                 Path(self.folder, name).unlink(missing_ok=True)
@@ -186,6 +201,7 @@ class PackFolder(Closing):
             text = json.dumps(index, sort_keys=True).encode()
             write_atomically(os.path.join(self.folder, INDEX), [text])
         manifest.save(os.path.join(self.folder, MANIFEST))
+        Path(self.folder, OLD_MANIFEST).unlink(missing_ok=True)  # of a pack that an earlier version began
         text = json.dumps(self.settings, indent=1, sort_keys=True).encode() + b"\n"
         write_atomically(os.path.join(self.folder, SETTINGS), [text])
         self._journal_path.unlink(missing_ok=True)  # another process may have seen that it is complete
