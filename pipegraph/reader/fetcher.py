@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from enum import Enum
 from typing import Any, Final
 
-from pipegraph import concurrency
-from pipegraph.errors import LoaderClosedError, StoreError
+from pipegraph.errors import StoreError
 from pipegraph.storage import Cacheable, LocalFile, NodeCache, StoreClient
 from pipegraph.storage.entries import Download, Sink
 from pipegraph.storage.open_blocks import BlockCache
@@ -27,16 +25,12 @@ COUNTERS: Final = {
 """What the store's client counts, as counters of the stage."""
 
 
-class Destination(Enum):
-    """Where fetched blocks go."""
-
-    MEMORY = 1
-    CACHE = 2
-    FULL = 3  # the cache, which had no room for the last block: it went to memory
-
-
 class Fetcher:
-    """Fetches blocks for one reader; closing it ends only that reader's waits."""
+    """Fetches blocks for one reader; closing it ends only that reader's waits.
+
+    Attributes:
+        in_memory: whether fetched blocks lie in memory: without a cache, and where it had no room for the last one.
+    """
 
     def __init__(
         self,
@@ -51,18 +45,12 @@ class Fetcher:
         self.in_use = remote or cache is not None
         self.memory = max(1, memory)
         self._count = count
-        self._stopped = concurrency.Event()
-        self._destination = Destination.MEMORY if cache is None else Destination.CACHE
+        self.in_memory = cache is None
 
     @property
     def cache(self) -> BlockCache | None:
         """The cache to load through: this object, which counts and interrupts each `fetch`."""
         return None if self.handle is None else self
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether fetched blocks lie in memory, not on disk."""
-        return self._destination is not Destination.CACHE
 
     def budget(self) -> int:
         """Bytes for blocks: this rank's share of the cache, else of memory."""
@@ -71,26 +59,26 @@ class Fetcher:
         return max(1, self.handle.limit // local_ranks()[1])
 
     def fetch(self, what: Cacheable, download: Download) -> LocalFile:
-        """As `NodeCache.fetch`, counted, and ended by `interrupt` also while it copies from a slow disk."""
+        """As `NodeCache.fetch`, counted."""
         assert self.handle is not None
         downloaded = False
 
         def run(sink: Sink) -> None:
             nonlocal downloaded
             downloaded = True
-            download(_Stoppable(sink, self._stopped))
+            download(sink)
 
         try:
             file = self.handle.fetch(what, run)
         except StoreError:
             raise
         except OSError as error:  # no room, or the folder is gone: the block is read into memory
-            if error.errno not in NO_ROOM and self._destination is Destination.CACHE:
+            if error.errno not in NO_ROOM and not self.in_memory:
                 _log.warning("the node cache cannot be used, blocks are read into memory: %s", error)
-            self._destination = Destination.FULL
+            self.in_memory = True
             self._count("blocks without room in the cache", 1)
             raise
-        self._destination = Destination.CACHE
+        self.in_memory = False
         self._count("cache misses" if downloaded else "cache hits", 1)
         return file
 
@@ -100,23 +88,12 @@ class Fetcher:
 
     def interrupt(self) -> None:
         """End every wait and every transfer."""
-        self._stopped.set()
         if self.handle is not None:
             self.handle.close()
         if self.store is not None:
             self.store.close()
 
     close = interrupt
-
-
-class _Stoppable:
-    def __init__(self, sink: Sink, stopped: concurrency.Event) -> None:
-        self._sink, self._stopped = sink, stopped
-
-    def write_at(self, offset: int, data: bytes) -> None:
-        if self._stopped.is_set():
-            raise LoaderClosedError("the pipeline was closed while a block was copied")
-        self._sink.write_at(offset, data)
 
 
 def local_ranks() -> tuple[int, int]:

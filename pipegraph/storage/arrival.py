@@ -1,12 +1,12 @@
-"""Bytes that arrive in pieces: how far they cover what was asked for, and whether they are the right ones."""
+"""Bytes that arrive in pieces: whether all have come, and whether they are the right ones."""
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections.abc import Callable
 
 from pipegraph import concurrency
-from pipegraph.errors import DataError
 
 from .checksum import crc32c_extend, file_crc32c
 from .shard_files import LocalFile, ShardFile
@@ -20,25 +20,10 @@ class _Arrival:
         self._lock = concurrency.Lock()
         self._sizes: dict[int, int] = {}  # of the pieces, by where they begin; under the lock
 
-    def _note(self, offset: int, nbytes: int) -> None:
-        """A piece has come. Called with the lock held."""
-        if offset < 0 or offset + nbytes > self._nbytes:
-            raise DataError(f"download wrote bytes {offset}..{offset + nbytes} of an entry of {self._nbytes}")
-        if nbytes:
-            self._sizes[offset] = nbytes
-
     def mismatch(self) -> str | None:
         """What is wrong with what came, or None; once every call of `write_at` has returned."""
-        with self._lock:
-            pieces = sorted(self._sizes.items())
-        covered = 0
-        for offset, nbytes in pieces:
-            if offset > covered:
-                break
-            if offset < covered:
-                raise DataError(f"download wrote the bytes from {offset} to {covered} in pieces that overlap")
-            covered += nbytes
-        if covered < self._nbytes:
+        covered = sum(self._sizes.values())
+        if covered != self._nbytes:
             return f"{covered} of {self._nbytes} bytes came"
         if self._crc32c is None or (found := self._crc()) == self._crc32c:
             return None
@@ -50,15 +35,16 @@ class _Arrival:
 
 
 class FileArrival(_Arrival):
-    """A sink that writes to an open file; the file stays the caller's. Thread-safe."""
+    """A sink that writes to an open file, which stays the caller's. Thread-safe; `check` raises to end the writing."""
 
-    def __init__(self, fd: int, nbytes: int, crc32c: int | None) -> None:
+    def __init__(self, fd: int, nbytes: int, crc32c: int | None, check: Callable[[], None]) -> None:
         super().__init__(nbytes, crc32c)
-        self._fd = fd
+        self._fd, self._check = fd, check
 
     def write_at(self, offset: int, data: bytes) -> None:
+        self._check()
         with self._lock:
-            self._note(offset, len(data))
+            self._sizes[offset] = len(data)
         view, at = memoryview(data), offset
         while view:
             written = os.pwrite(self._fd, view, at)
@@ -83,7 +69,7 @@ class MemoryArrival(_Arrival, ShardFile):
 
     def write_at(self, offset: int, data: bytes) -> None:
         with self._lock:
-            self._note(offset, len(data))
+            self._sizes[offset] = len(data)
             if data:
                 self._data[offset] = data
 

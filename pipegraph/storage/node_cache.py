@@ -184,15 +184,18 @@ class NodeCache(Closing):
 
     # Downloads.
 
+    def _check_open(self) -> None:
+        with self._lock:
+            if self._closed:
+                raise LoaderClosedError("the node cache is closed")
+
     def _path(self, what: Cacheable) -> str:
         return os.path.join(self._space.objects, what.name)
 
     def _own_partial(self, what: Cacheable) -> int | None:
         """An exclusively locked file to download to, or None if the entry may be there by now."""
         path = os.path.join(self._space.partial, what.name)
-        with self._lock:
-            if self._closed:
-                raise LoaderClosedError("the node cache is closed")
+        self._check_open()
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             if not try_exclusive(fd):
@@ -225,7 +228,7 @@ class NodeCache(Closing):
             with self._lock:
                 next_use = self._next_use
             self._space.reserve(what, fd, next_use)
-            arrival = FileArrival(fd, what.nbytes, what.crc32c)
+            arrival = FileArrival(fd, what.nbytes, what.crc32c, self._check_open)
             for left in reversed(range(DOWNLOADS)):
                 download(arrival)
                 found = arrival.mismatch()
