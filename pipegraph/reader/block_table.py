@@ -230,7 +230,7 @@ def _next_use(entry: BlockEntry, schedule: ReadSchedule) -> float:
 
 
 def _needed(entry: BlockEntry, schedule: ReadSchedule) -> bool:
-    return schedule.needs(entry.number) or _awaits_use(entry, schedule)
+    return schedule.next_use(entry.number) is not None or _awaits_use(entry, schedule)
 
 
 def _awaits_use(entry: BlockEntry, schedule: ReadSchedule) -> bool:

@@ -87,7 +87,6 @@ class ReadSchedule:
         self.upcoming: deque[tuple[int, int]] = deque()
         self._opens_until = 0
         self._deals: list[tuple[int, RankSteps]] = []  # (tick of step 0, deal)
-        self._last_use: dict[int, int] = {}  # the last tick at which each block is known to be read
         self._drawn: deque[Uses] = deque()  # the ticks of each draw that are not over yet
         self._stride_from, self._stride_at, self._stride_waited = 0, now, 0.0
 
@@ -161,11 +160,6 @@ class ReadSchedule:
         base, deal = self._deals[0]
         return deal, max(deal.start, self.tick - base)
 
-    def needs(self, number: int) -> bool:
-        """Whether a block is known to be read again."""
-        last = self._last_use.get(number)
-        return last is not None and last >= self.tick
-
     def next_use(self, number: int) -> int | None:
         """The tick at which a block is read next, now or later, as far as it is known."""
         for uses in self._drawn:
@@ -192,13 +186,9 @@ class ReadSchedule:
         self.scanned = scanned
         self._drawn.append(uses)
         known = {number for _, number in self.upcoming}
-        found = zip(uses.numbers.tolist(), uses.first.tolist(), uses.last.tolist(), strict=True)
-        for number, first, last in found:
+        for number, first in zip(uses.numbers.tolist(), uses.first.tolist(), strict=True):
             if number not in there and number not in known:
                 self.upcoming.append((first, number))
-            self._last_use[number] = last
-        if len(self._last_use) > AHEAD:
-            self._last_use = {n: last for n, last in self._last_use.items() if last >= self.tick}
 
     def next_upcoming(self, there: Container[int]) -> tuple[int, int] | None:
         """The first block to come that nobody has asked for yet."""

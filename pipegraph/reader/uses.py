@@ -34,13 +34,14 @@ class Uses:
     """The blocks that a run of steps reads, each once, by their first step; int64 arrays of one length.
 
     Attributes:
+        end: the step behind the last one.
         ticks: every step, those of one block together and in order, the blocks by their number.
         known: the blocks by their number; ``starts``: where each one's steps start in ``ticks``, and the end.
     """
 
     numbers: Int64Array
     first: Int64Array
-    last: Int64Array
+    end: int
     ticks: Int64Array
     known: Int64Array
     starts: Int64Array
@@ -52,14 +53,9 @@ class Uses:
         known, begin = np.unique(blocks[grouped], return_index=True)
         starts = np.append(begin, len(blocks)).astype(np.int64)
         ticks = grouped.astype(np.int64) + start
-        first, last = ticks[starts[:-1]], ticks[starts[1:] - 1]
+        first = ticks[starts[:-1]]
         by_step = np.argsort(first)
-        return Uses(known[by_step], first[by_step], last[by_step], ticks, known, starts)
-
-    @property
-    def end(self) -> int:
-        """The step behind the last one."""
-        return int(self.last.max()) + 1 if len(self.last) else 0
+        return Uses(known[by_step], first[by_step], start + len(blocks), ticks, known, starts)
 
     def next_use(self, number: int, step: int) -> int | None:
         """The first of these steps, from ``step`` on, that reads a block; None if none does."""

@@ -33,11 +33,11 @@ def test_a_block_is_needed_up_to_its_last_known_use() -> None:
     schedule = ReadSchedule(stride=256, now=0.0)
     schedule.add(deal([1, 2, 1, 2, 3, 3]))
     look(schedule)
-    assert schedule.needs(1)
-    assert not schedule.needs(4)
+    assert schedule.next_use(1) is not None
+    assert schedule.next_use(4) is None
     schedule.reached(0, 3, 1.0, 0.0)
-    assert not schedule.needs(1)
-    assert schedule.needs(2)
+    assert schedule.next_use(1) is None
+    assert schedule.next_use(2) is not None
 
 
 def test_what_is_there_or_asked_for_already_is_not_upcoming() -> None:

@@ -9,13 +9,18 @@ from pipegraph.reader.uses import Uses
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.integers(0, 100))
-def test_uses_name_each_block_once_with_its_first_and_last_step(blocks: list[int], start: int) -> None:
+def test_uses_name_each_block_once_by_its_first_step_and_know_every_next_one(
+    blocks: list[int], start: int
+) -> None:
     uses = Uses.of(np.array(blocks), start)
     assert sorted(uses.numbers.tolist()) == sorted(set(blocks))
     assert uses.first.tolist() == sorted(uses.first.tolist())
-    for number, first, last in zip(uses.numbers, uses.first, uses.last, strict=True):
+    assert uses.end == start + len(blocks)
+    for number, first in zip(uses.numbers.tolist(), uses.first.tolist(), strict=True):
         steps = [start + i for i, block in enumerate(blocks) if block == number]
-        assert (first, last) == (steps[0], steps[-1])
+        assert first == steps[0]
+        for step in range(start, uses.end + 1):
+            assert uses.next_use(number, step) == next((each for each in steps if each >= step), None)
 
 
 def test_the_ranks_of_a_node_are_those_that_torchrun_names_else_all(monkeypatch: pytest.MonkeyPatch) -> None:
