@@ -229,7 +229,8 @@ class ActorHost(Host):
 
     def _say_what_is_waited_for(self, link: Any) -> None:
         with contextlib.suppress(Exception):
-            running = bool(state.actors(link.actor._actor_id.hex())["Pid"])
+            known = state.actors(link.actor._actor_id.hex()) or {}  # nothing before Ray has registered it
+            running = bool(known.get("Pid"))
             free = list(state.available_resources_per_node().values())
             whole = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             context = self._contexts[0]
