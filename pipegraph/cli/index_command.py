@@ -38,15 +38,9 @@ def run_index(
             folder.mkdir(parents=True, exist_ok=True)
             journal = folder / hashlib.blake2b(out.encode(), digest_size=16).hexdigest()
         progress = stack.enter_context(ProgressLine(""))
-        started = False
 
         def show(state: IndexProgress) -> None:
-            nonlocal started
-            if not started:
-                started = True
-                progress.start("indexing", state.parts, unit="shards", done=state.parts_done)
-                return
-            progress.advance(state.parts_done, 1, f"{state.samples:,} samples")
+            progress.count("indexing", state.parts_done, state.parts, f"{state.samples:,} samples")
 
         try:
             manifest = build_manifest(

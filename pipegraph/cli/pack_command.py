@@ -18,21 +18,14 @@ def run_pack(
     """Pack ``source`` into the folder ``target``; a run that was stopped resumes."""
     complete = Path(target, MANIFEST).is_file()  # written last: then nothing more is
     with ProgressLine("") as progress:
-        started = False
 
         def report(state: PackProgress) -> None:
-            nonlocal started
             total, done = state.shards, state.shards_done
+            samples = f"{state.samples_done:,} samples"
             if total is None:
-                progress.say(f"{done:,} shards, {state.samples_done:,} samples")
-                return
-            if not started:
-                started = True
-                if done:
-                    progress.say(f"{done:,} of {total:,} shards were written before")
-                progress.start("packing", total, unit="shards", done=done)
-                return
-            progress.advance(done, 1, f"{state.samples_done:,} samples, {format_bytes(state.nbytes)}")
+                progress.say(f"{done:,} shards, {samples}")
+            elif progress.count("packing", done, total, f"{samples}, {format_bytes(state.nbytes)}") and done:
+                progress.say(f"{done:,} of {total:,} shards were written before")
 
         manifest = pack_shards(
             _source(source),

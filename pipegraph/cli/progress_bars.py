@@ -84,3 +84,11 @@ class ProgressLine:
             eta = f"ETA {max(0.0, left):.0f} s"
             words = [f"{self._name}: {min(100, 100 * done / self._total):3.0f} %", rate, note, eta]
             self.console.print("  ".join(word for word in words if word), markup=False, soft_wrap=True)
+
+    def count(self, name: str, done: int, total: int, note: str) -> bool:
+        """So many shards of a job are done; returns whether this call, the first of its name, has begun the task."""
+        if name == self._name:
+            self.advance(done, 1, note)
+            return False
+        self.start(name, total, unit="shards", done=done)
+        return True
