@@ -86,7 +86,7 @@ class ProgressLine:
             self.console.print("  ".join(word for word in words if word), markup=False, soft_wrap=True)
 
     def count(self, name: str, done: int, total: int, note: str) -> bool:
-        """So many shards of a job are done; returns whether this call, the first of its name, has begun the task."""
+        """``done`` shards of a job are there; returns whether this call, the first of its name, has begun the task."""
         if name == self._name:
             self.advance(done, 1, note)
             return False

@@ -227,7 +227,7 @@ def test_tune_prints_settings_that_can_be_pasted(pipeline, capsys):
     assert main(["tune", f"{pipeline}:graph", "--seconds", "1"]) == 0
     found = printed(capsys)
     assert found.out.startswith("graph.resize({")
-    assert "decisions" in found.err
+    assert " decision" in found.err  # one, or more of them, as fast as the machine is
     spaces = {"__name__": "pasted"}
     exec(compile(pathlib.Path(pipeline).read_text() + "\n" + found.out, "pasted.py", "exec"), spaces)
     assert all(not spec.tuned for spec in spaces["graph"].stages.values())
