@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, count, islice
 from typing import Any, final
@@ -11,7 +12,7 @@ import numpy as np
 
 from pipegraph.capabilities import BundleItems, Resumable, UserData, UserFunctions
 from pipegraph.contracts import Context, Fact, History, Source
-from pipegraph.errors import GraphError, PipegraphError
+from pipegraph.errors import GraphError, PipegraphError, StateError
 from pipegraph.fingerprints import HandedOut, length_of
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
@@ -97,6 +98,9 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
     def given(self) -> tuple[Any, Any]:
         return None if self._one_shot else self.iterable, None  # it cannot be read anew
 
+    def reads_once(self) -> Any:
+        return self.iterable if self._one_shot else None
+
     def has_length(self) -> bool:
         return self.length(0, 0, 1) is not None
 
@@ -155,17 +159,24 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
         stride, offset = (world_size, rank) if self.shard else (1, 0)
         left, number = self._left(epoch), start * stride + offset
         resumed, self._from = self._from, None
-        read, state = 0, None
-        if resumed is not None:
+        read, state, whole = 0, None, False
+        if resumed is not None and resumed[0]:
             step, state = resumed
             read = int(left.at(np.array([(step - 1) * stride + offset]))[0]) + 1
+        elif resumed is not None:
+            beginning = resumed[1]
+            read = int("first" in beginning and int(left.at(np.array([number]))[0]) > 0)
+            state, whole = beginning.get("first" if read else "start"), not read
         self._draws.one(epoch, (self._stage, read))
         if self.handed_out is not None:
             self.handed_out.note(self.iterable[: HandedOut.VALUES])
-        self._now = drawing = self._drawing.begin(self._items(epoch, resumed is not None), epoch, state)
+        self._now = drawing = self._drawing.begin(self._items(epoch, state is not None), epoch, state, whole)
         items = drawing.items
         if Fact.IN_MEMORY not in self.facts:
             items = self._draws.each(items, epoch, (self._stage,), read)
+        delivered = self._delivered(left, start, stride, offset)
+        if delivered > read:
+            read = self._passed(items, read, delivered, epoch)
         wanted: list[Iterator[Any]] = []
         for position in left.front[number::stride].tolist():
             wanted.append(islice(items, position - read, position - read + 1))
@@ -175,8 +186,38 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
         found = chain.from_iterable(wanted)
         return found if type(self.iterable) is range else map(own, found)
 
+    def _delivered(self, left: Left, start: int, stride: int, offset: int) -> int:
+        """How many items there must be: the last one that was delivered is behind as many, but itself."""
+        if start:
+            return int(left.at(np.array([(start - 1) * stride + offset]))[0]) + 1
+        return 0 if len(left.front) else left.start
+
+    def _passed(self, items: Iterator[Any], read: int, delivered: int, epoch: int) -> int:
+        """Pass over the items up to number ``delivered``, which were delivered before the state was saved.
+
+        Raises:
+            StateError: there are fewer.
+        """
+        came = count()
+        deque(zip(islice(items, delivered - read), came, strict=False), maxlen=0)
+        found = read + next(came)
+        if found < delivered:
+            raise StateError(
+                f"stage {self._stage!r}: {delivered} items of its iterable were delivered in epoch {epoch} when the "
+                f"state was saved, and now it ended after {found}, so what followed is lost. Give FromIterable the "
+                "same items again: a list, or a callable that returns a new iterator. An iterator or a generator that "
+                "was read before, by another loader or graph, has none left"
+            )
+        return delivered
+
     def snapshot(self) -> Any:
         return None if self._now is None else self._now.state()
+
+    def begun(self) -> Any:
+        return None if self._now is None else self._now.beginning
+
+    def between(self) -> Any:
+        return None if self._callable else self._drawing.between(self.iterable)
 
     def restore(self, step: int, snapshot: Any) -> None:
         # None: another loader was reading the same object then.

@@ -81,6 +81,9 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
     def given(self) -> tuple[Any, Any]:
         return self._of(UserData).given()
 
+    def reads_once(self) -> Any:
+        return self._of(UserData).reads_once()
+
     def origin(self) -> str:
         return self._of(UserData).origin()
 
@@ -245,6 +248,16 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
     def snapshot(self) -> Any:
         inner = self._of(Resumable).snapshot()
         return inner if self.random_access else [*self._began, inner]
+
+    def begun(self) -> Any:
+        found = self._of(Resumable).begun()
+        if self.random_access or found is None:
+            return found
+        return None if self._began[0] else [0, 0, found]
+
+    def between(self) -> Any:
+        found = self._of(Resumable).between()
+        return found if self.random_access or found is None else [0, 0, found]
 
     def restore(self, step: int, snapshot: Any) -> None:
         if self.random_access:

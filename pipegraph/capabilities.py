@@ -135,6 +135,10 @@ class UserData(ABC):
         """The data that the user gave, and what decides its order: the training loop may change both between epochs."""
         return None, None
 
+    def reads_once(self) -> Any:
+        """The iterator that it reads, which no other source must read; None for what can be read again."""
+        return None
+
     def changed_in_place(self) -> bool:
         """Whether stages have changed the user's data since a pass began; False where that is not known."""
         return self.handed_out is not None and self.handed_out.changed(self.given()[0])
@@ -149,14 +153,21 @@ class Resumable(ABC):
 
     @abstractmethod
     def snapshot(self) -> Any:
-        """JSON from which :meth:`restore` can continue at the current item; None if ``iterate`` can only start over.
+        """JSON from which :meth:`restore` can continue at the current item; None if ``iterate`` can only start over."""
 
-        For a random-access source, called between epochs: the state that the next ``positions`` needs at any step.
-        """
+    def begun(self) -> Any:
+        """JSON for ``restore(0, ...)``, of the beginning of the pass whose first item was drawn; None if unknown."""
+        return None
+
+    def between(self) -> Any:
+        """As :meth:`begun`, of the pass to come: called while none reads the source."""
+        return None
 
     @abstractmethod
     def restore(self, step: int, snapshot: Any) -> None:
         """Called right before an ``iterate`` that may resume from ``snapshot``, taken before the item of ``step``.
+
+        That of step 0 is of the beginning of the epoch, and for any step of it.
 
         A run may end before it reads: ``begin_run`` must then forget the snapshot.
         """

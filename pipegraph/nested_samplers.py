@@ -1,9 +1,12 @@
-"""Samplers that draw from samplers."""
+"""Samplers that draw from samplers, and their states."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from numbers import Integral
 from typing import Any
+
+import torch
 
 
 def nested_samplers(sampler: Any) -> Iterator[Any]:
@@ -17,3 +20,17 @@ def nested_samplers(sampler: Any) -> Iterator[Any]:
         found.append(sampler)
         below = getattr(sampler, "sampler", None)
         sampler = getattr(sampler, "batch_sampler", None) if below is None else below
+
+
+def keeps_state(thing: Any) -> bool:
+    """Whether it has a state and can be restored. A network's ``state_dict`` is another matter."""
+    methods = getattr(thing, "state_dict", None), getattr(thing, "load_state_dict", None)
+    return all(map(callable, methods)) and not isinstance(thing, torch.nn.Module)
+
+
+def plain_indices(value: Any) -> Any:
+    """Indices as JSON gives them back; None where they are anything else than numbers, texts and lists of these."""
+    if isinstance(value, list | tuple):
+        found = [plain_indices(each) for each in value]
+        return None if None in found else found
+    return int(value) if isinstance(value, Integral) else value if isinstance(value, str) else None

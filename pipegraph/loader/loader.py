@@ -33,7 +33,7 @@ from pipegraph.loader.epoch_pass import Pass
 from pipegraph.loader.lengths import length_of, warn_of_unequal
 from pipegraph.loader.options import LoaderOptions as LoaderOptions
 from pipegraph.loader.position import Place
-from pipegraph.loader.runs import Runs
+from pipegraph.loader.runs import Runs, warn_of_unsaved
 from pipegraph.planning.plan import Wiring
 from pipegraph.planning.tunable import tune_all, why_not_tuned
 
@@ -217,6 +217,7 @@ class Loader(Closing):
         """What a state says of its graph."""
         if self._digest is None:
             self._digest = self.plan.digests(), self.plan.wiring()
+            warn_of_unsaved(self.plan)
         return self._digest
 
     def load_state_dict(self, state: Any, allow: Sequence[str] = ()) -> None:

@@ -14,9 +14,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from pipegraph.capabilities import Resumable
 from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.durations import Stopwatch
 from pipegraph.engine.run import Run
+from pipegraph.engine.stage.kept import encode_state
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
@@ -79,10 +81,11 @@ class Place:
         nothing: this rank has no part: there are more ranks than parts to resume.
         restored: whether it comes from a state.
         snapshots: of the sources' iterators, from the run that resumes here.
+        anew: states of the sources' iterators at its start, if none of the run is known yet.
         floors: per source, the step before which ``delivered`` no longer holds that run's samples.
     """
 
-    __slots__ = "_reached delivered epoch floors rows later nothing restored snapshots start".split()
+    __slots__ = "_reached anew delivered epoch floors rows later nothing restored snapshots start".split()
 
     def __init__(self, epoch: int, start: Resume = Resume(), before: int = 0) -> None:  # noqa: B008 (frozen)
         self.epoch = epoch
@@ -94,6 +97,7 @@ class Place:
         self.nothing = False
         self.restored = False
         self.snapshots: Mapping[str, Snapshots] | None = None
+        self.anew: Mapping[str, Any] = {}
         self.floors: dict[str, int] = {}
 
     @property
@@ -162,11 +166,18 @@ class Progress:
         waits: durations for which the training loop waited, one per chunk.
     """
 
-    def __init__(self, plan: Plan, ledger: Ledger) -> None:
+    def __init__(self, plan: Plan, ledger: Ledger, isolated: bool = False) -> None:
         self._plan = plan
         self._ledger = ledger
         self.tracked = plan.stages[plan.output.stage].unordered_above
         self.counted = self.tracked or any(not stage.spec.outcome.ends for stage in plan.running)
+        self._asked = [
+            (stage.name, source)
+            for stage in plan.running
+            if stage.source is not None
+            and (source := stage.source.can(Resumable)) is not None
+            and not (isolated or (stage.remote and not stage.source.random_access))
+        ]
         self.place = Place(0)
         self.chosen: Place | None = self.place
         self.idle = True
@@ -349,10 +360,18 @@ class Progress:
         """``[step, state]`` of each source's iterator from which a restart here would continue."""
         snapshots = place.snapshots
         if snapshots is None:
-            return {name: list(each) for name, each in place.start.iterators.items()}
-        steps = restarts(self._plan, cursor).steps if any(each.taken for each in snapshots.values()) else {}
+            beginnings = place.anew or self.beginnings_of(place)
+            return {**beginnings, **{name: list(each) for name, each in place.start.iterators.items()}}
+        known = any(each.taken for each in snapshots.values())
+        steps = restarts(self._plan, cursor).steps if known or place.anew else {}
         found = {name: snapshots[name].newest(place.epoch, step) for name, step in steps.items()}
-        return {name: list(each) for name, each in found.items() if each is not None}
+        return {**place.anew, **{name: list(each) for name, each in found.items() if each is not None}}
+
+    def beginnings_of(self, place: Place) -> dict[str, Any]:
+        """``[0, state]`` of the sources' iterators where a pass that begins anew begins. No pass runs."""
+        asked = [] if place.begun else self._asked
+        taken = {name: source.between() for name, source in asked if name not in place.start.iterators}
+        return {name: [0, encode_state(each, name)] for name, each in taken.items() if each is not None}
 
     def _forget(self, place: Place, run: Run) -> None:
         """Drop records that a restart from here would not need."""

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency
+from pipegraph.capabilities import functions_of
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.tracing import Tracer
-from pipegraph.errors import LoaderClosedError
+from pipegraph.errors import LoaderClosedError, PipegraphWarning
 from pipegraph.loader.given_data import GivenData
 from pipegraph.loader.lengths import check_counts_known
 from pipegraph.loader.options import LoaderOptions
 from pipegraph.loader.position import Place, Progress
 from pipegraph.loader.ranks import agree_on_seed
 from pipegraph.machine import available_memory
+from pipegraph.nested_samplers import keeps_state
 from pipegraph.planning.plan import Plan
 
 if TYPE_CHECKING:
@@ -43,7 +46,7 @@ class Runs:
         self.closed = ""
         self.tracer = Tracer()
         self.ledger = Ledger([stage.name for stage in plan.running if stage.unordered_above])
-        self.progress = Progress(plan, self.ledger)
+        self.progress = Progress(plan, self.ledger, options.isolate)
         self.given = GivenData(plan, options.isolate)
         self.group: Any = None
         self.same_data: SameData | None = None
@@ -120,6 +123,7 @@ class Runs:
                 horizon = epoch
             elif place.nothing:
                 horizon = epoch - 1  # nothing is read
+            place.anew = progress.beginnings_of(place)  # no worker reads a source now
             return runtime.start_run(epoch, horizon, place.resume())
         except Cancelled:
             self.close()
@@ -167,6 +171,21 @@ class Runs:
         """Leave the runtime to itself when the loader goes."""
         if self._finalizer is not None:
             self._finalizer.detach()
+
+
+def warn_of_unsaved(plan: Plan) -> None:
+    """Functions of stages have no state that is saved."""
+    for stage in plan.running:
+        for function in () if stage.source is not None else functions_of(stage.operator):
+            if keeps_state(function):
+                kind = type(function).__qualname__
+                warnings.warn(
+                    f"stage {stage.name!r}: a {kind} has state_dict() and load_state_dict(), and the loader's state "
+                    "does not hold it: the state of a function is not saved. If what it returns depends on it, make "
+                    f"{kind} a pg.Operator with these methods; the stage then resumes from them",
+                    PipegraphWarning,
+                    stacklevel=5,
+                )
 
 
 def isolation_of(plan: Plan) -> Isolation:

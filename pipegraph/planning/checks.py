@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from pipegraph.capabilities import Neighbours, RowOperator, functions_of
+from pipegraph.capabilities import Neighbours, RowOperator, UserData, functions_of
 from pipegraph.contracts import DEPENDENCES, STATE_METHODS, FanIn, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import draws_from
@@ -51,6 +51,21 @@ def check_state(spec: StageSpec, operator: Operator, kind: StageKind) -> None:
         raise GraphError(
             f"stage {spec.name!r}: {name} has stateful = True, so it needs both state_dict() and load_state_dict(state)"
         )
+
+
+def check_iterators(planned: Mapping[str, StagePlan]) -> None:
+    """An iterator is read by one source: of two, each would get a part of its items, and which is left to chance."""
+    read: dict[int, str] = {}
+    for stage in planned.values():
+        described = stage.operator.can(UserData)
+        items = None if described is None else described.reads_once()
+        if items is None:
+            continue
+        if (other := read.setdefault(id(items), stage.name)) != stage.name:
+            raise GraphError(
+                f"stages {other!r} and {stage.name!r} read one {type(items).__name__}, so each would get a part of its "
+                "items: let both follow one FromIterable, or give each a list or a callable that returns a new iterator"
+            )
 
 
 def check_policy(spec: StageSpec, operator: Operator | Source, kind: StageKind) -> None:

@@ -15,6 +15,7 @@ from pipegraph.graph import Graph, Node
 from pipegraph.planning.bundle_chains import bundle_rows
 from pipegraph.planning.checks import (
     check_cache,
+    check_iterators,
     check_level,
     check_policy,
     check_source,
@@ -60,6 +61,7 @@ def make_plan(graph: Graph, output: Node | str | None, kind_of: KindOf) -> Plan:
     _pair_routes(planned, edge)
     for stage in planned.values():
         check_substitutes(stage, planned)
+    check_iterators(planned)
     bundle_rows(planned, edge)
     mark_tuned(planned)
     inelastic = tuple(

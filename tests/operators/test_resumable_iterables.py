@@ -1,7 +1,8 @@
 """Iterables with a state of their own: ``FromIterable`` goes on from it, and delivers what it would have delivered."""
 
 import json
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.errors import GraphError, PipegraphWarning, StateError
 
 
 class Numbers:
@@ -133,3 +135,306 @@ def test_ranks_share_one_stream_each_going_on_from_its_own_state() -> None:
     for rank in range(2):
         begun, state = run(rank, stop=40)
         assert begun + run(rank, state)[0] == list(range(rank, 500, 2))
+
+
+class Stream:
+    """Counts its epochs itself, and goes on where it was left."""
+
+    def __init__(self, count: int = 150) -> None:
+        self.count = count
+        self.epoch = self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.count:
+            self.at += 1
+            yield self.epoch * 1000 + self.at
+        self.at, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> Any:
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.epoch, self.at = state["epoch"], state["at"]
+
+
+class OfIterators:
+    """Its iterators have a state, and know the epoch."""
+
+    def __init__(self) -> None:
+        self.epoch = -1
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        made = Stream()
+        made.epoch = self.epoch
+        return _Reading(made)
+
+
+class _Reading(Iterator[int]):
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.items = iter(stream)
+
+    def __next__(self) -> int:
+        return next(self.items)
+
+    def state_dict(self) -> Any:
+        return self.stream.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.stream.load_state_dict(state)
+
+
+class CountingSampler:
+    """A sampler that counts its epochs itself."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        return iter([(self.epoch * 7 + number) % 40 for number in range(6)])
+
+    def state_dict(self) -> Any:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.epoch = state["epoch"]
+
+
+class GoesOn(CountingSampler):
+    """As torchdata's: its state is how many it has yielded, also at the end of an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.yielded = self.skip = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        first, self.skip = self.skip, 0
+        for number in range(first, 6):
+            self.yielded = number + 1
+            yield self.epoch * 6 + number
+
+    def state_dict(self) -> Any:
+        return {"yielded": self.yielded}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.skip = state["yielded"]
+
+
+def shuffled() -> torch.utils.data.RandomSampler:
+    generator = torch.Generator()
+    generator.manual_seed(next(_seeds))  # another one in each process
+    return torch.utils.data.RandomSampler(range(40), generator=generator)
+
+
+_seeds = iter(range(1_000_000))
+
+
+class Batches:
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, indices: list[int]) -> list[int]:
+        return indices
+
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "its own state": lambda: ops.FromIterable(Stream()),
+    "set to epochs": lambda: ops.FromIterable(Numbers(150)),
+    "iterators with a state": lambda: ops.FromIterable(OfIterators()),
+    "sampler with a state": lambda: ops.FromSequence(range(40), sampler=CountingSampler()),
+    "sampler that goes on": lambda: ops.FromSequence(range(40), sampler=GoesOn()),
+    "sampler of samplers": lambda: ops.FromSequence(
+        Batches(), sampler=torch.utils.data.BatchSampler(CountingSampler(), 2, False)
+    ),
+    "generator": lambda: ops.FromSequence(range(40), sampler=shuffled()),
+}
+
+
+def single(source: Any, **options: Any) -> pg.Graph:
+    made = pg.Graph("single")
+    made.add(source, name="numbers", **options)
+    return made
+
+
+def next_state(loader: Any, stop: int) -> tuple[Any, list[Any]]:
+    """The state behind ``stop`` items of a pass (0: before it), and what follows them."""
+    if not stop:
+        return json.loads(json.dumps(loader.state_dict())), list(loader)
+    passing = iter(loader)
+    for _ in range(stop):
+        next(passing)
+    state = json.loads(json.dumps(loader.state_dict()))
+    return state, list(passing)
+
+
+@pytest.mark.parametrize("way", ["thread", "process", "isolated"])
+@pytest.mark.parametrize("which", [each for each in SOURCES if each != "iterators with a state"])
+def test_a_state_of_a_later_epoch_gives_that_epoch(which: str, way: str) -> None:
+    made = SOURCES[which]
+    options: Any = {"backend": "process"} if way == "process" else {}
+    with single(made(), **options).loader(isolate=way == "isolated") as loader:
+        list(loader)
+        found = [next_state(loader, stop) for stop in (0, 1, 5)]
+        following = list(loader)
+    for number, (state, left) in enumerate(found):
+        with single(made(), **options).loader(isolate=way == "isolated") as again:
+            again.load_state_dict(state)
+            assert list(again) == left, number
+            then = [*(each for _, each in found[number + 1 :]), following][0]
+            assert list(again)[-len(then) :] == then
+
+
+def test_an_iterator_resumes_from_its_state_of_the_epochs_beginning() -> None:
+    with single(ops.FromIterable(OfIterators())).loader() as loader:
+        list(loader)
+        state, left = next_state(loader, 3)
+    with single(ops.FromIterable(OfIterators())).loader() as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == left
+
+
+@pytest.mark.parametrize(
+    "which", ["its own state", "set to epochs", "sampler with a state", "sampler that goes on"]
+)
+def test_a_pass_that_was_left_early_does_not_shift_the_next_one(which: str) -> None:
+    made = SOURCES[which]
+    with single(made()).loader() as loader:
+        for number, _ in enumerate(loader):
+            if number == 2:
+                break
+        state, left = next_state(loader, 1)
+    with single(made()).loader() as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == left
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("which", ["its own state", "sampler with a state", "generator"])
+def test_a_state_before_the_first_batch_leads_back_to_it(which: str, begun: bool) -> None:
+    with single(SOURCES[which]()).loader() as loader:
+        passing = iter(loader) if begun else None
+        state = loader.state_dict()
+        passing = passing or iter(loader)
+        first = [next(passing) for _ in range(6)]
+        loader.load_state_dict(state)
+        passing = iter(loader)
+        assert [next(passing) for _ in range(6)] == first
+
+
+def test_a_sampler_whose_state_leads_elsewhere_is_refused() -> None:
+    class Odd(CountingSampler):
+        def load_state_dict(self, state: Any) -> None:
+            self.epoch = 0
+
+    with single(ops.FromSequence(range(40), sampler=Odd())).loader() as loader:
+        list(loader)
+        list(loader)
+        state, _ = next_state(loader, 2)
+    with single(ops.FromSequence(range(40), sampler=Odd())).loader() as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(
+            StateError, match="its sampler, a .*Odd, begins epoch 2 with 14 where the state has 21"
+        ):
+            list(loader)
+
+
+class Bare:
+    """Items without a state and without a length."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.count))
+
+
+@pytest.mark.parametrize("way", ["thread", "process"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_iterable_that_ends_before_the_state_is_refused(way: str, world_size: int) -> None:
+    def made(count: int) -> pg.Graph:
+        return single(ops.FromIterable(Bare(count)), backend=way)
+
+    place: Any = {"rank": 0, "world_size": world_size, "equal_steps": False}
+    with made(10).loader(**place) as loader:
+        state, left = next_state(loader, 10 // world_size)
+        assert left == []
+    with made(10).loader(**place) as loader:  # as many as were delivered: the epoch is over
+        loader.load_state_dict(state)
+        assert list(loader) == []
+    with made(4).loader(**place) as loader:
+        loader.load_state_dict(state)
+        delivered = 10 if world_size == 1 else 9
+        with pytest.raises(
+            StateError, match=f"'numbers': {delivered} items of its iterable .* ended after 4"
+        ):
+            list(loader)
+
+
+def test_the_rest_of_an_iterable_at_another_world_size_must_be_there() -> None:
+    def made(count: int) -> pg.Graph:
+        return single(ops.FromIterable(Bare(count)))
+
+    states = []
+    for rank in range(2):
+        with made(10).loader(rank=rank, world_size=2, equal_steps=False) as loader:
+            states.append(next_state(loader, 3)[0])
+    with made(10).loader() as loader:
+        loader.load_state_dict(states)
+        assert list(loader) == [6, 7, 8, 9]
+    with made(4).loader() as loader:
+        loader.load_state_dict(states)
+        with pytest.raises(StateError, match="6 items of its iterable .* ended after 4"):
+            list(loader)
+
+
+def test_one_iterator_in_two_sources_is_refused() -> None:
+    items = iter(range(6))
+    made = pg.Graph("numbers")
+    made.add(
+        ops.Zip(), made.add(ops.FromIterable(items), name="a"), made.add(ops.FromIterable(items), name="b")
+    )
+    with pytest.raises(GraphError, match="stages 'a' and 'b' read one range_iterator"):
+        made.plan()
+
+
+class Counter:
+    """A function with a state, which stages do not save."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, item: int) -> int:
+        self.calls += 1
+        return item + self.calls
+
+    def state_dict(self) -> Any:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+
+def test_a_function_with_a_state_is_said_not_to_be_saved() -> None:
+    made = pg.Graph("numbers")
+    made.add(ops.FromIterable(range(6))).then(Counter(), name="count")
+    with (
+        made.loader() as loader,
+        pytest.warns(PipegraphWarning, match="'count': a Counter has state_dict"),
+    ):
+        loader.state_dict()
+
+
+def test_a_network_is_only_used() -> None:
+    made = pg.Graph("numbers")
+    made.add(ops.FromIterable([torch.ones(2)])).then(torch.nn.Linear(2, 1), name="score")
+    with made.loader() as loader, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader.state_dict()

@@ -79,7 +79,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
     single = pace.max_rows == 1
     planned = stage.plan.operator
     trusted, waits = Fact.TRUSTED in planned.facts, Fact.WAITS in planned.facts
-    sampled, resumable = source.can(Sampled), source.can(Resumable) is not None
+    sampled, resumable = source.can(Sampled), source.can(Resumable)
     timed = sampled is not None or not trusted  # a user's code, which may be slow
     # Deal bundles one at a time: a better size may be known for the next one.
     room = inner.stats().capacity if single and not waits else 1
@@ -89,13 +89,15 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
         run.horizon.wait_for(epoch, source.reads_ahead)
         filled = 0
         positions: Any = None
+        begun: Callable[[], Any] | None = None
         while stage.stop_epoch < epoch:
             group: Any = [] if sampled is None else DrawnRows([], [])
             failure: Failure | None = None
             try:
                 if positions is None:
                     stage.snapshots.restore(source, epoch, run.first_epoch)
-                    failure = snapshot_of(stage, source, epoch, 0) if resumable else None
+                    if resumable is not None and stage.snapshots.begins(epoch, run.first_epoch):
+                        failure, begun = snapshot_of(stage, resumable.between, epoch, 0), resumable.begun
                     ranks = run.rank, run.world_size
                     seeded: Callable[[], object] = (
                         bool if draws is None else partial(draws.one, epoch, ("positions",))
@@ -112,6 +114,8 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                     group.extend(islice(positions, rows))
                 else:
                     sampled.draw_into(group, positions, rows)
+                if begun is not None:
+                    failure, begun = failure or snapshot_of(stage, begun, epoch, 0), None
                 if timed:
                     stage.drawing_ns += perf_counter_ns() - start
             except BaseException as error:
@@ -136,7 +140,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                 filled = 0
                 yield None if waits else MORE
         # Before the epoch's end is sent: a state taken after it must hold the sampler's generator as of now.
-        failed = snapshot_of(stage, source, epoch + 1, 0) if resumable else None
+        failed = None if resumable is None else snapshot_of(stage, resumable.between, epoch + 1, 0)
         if failed is not None:
             inner.put(failed)
         inner.put(EndOfEpoch(epoch))

@@ -167,10 +167,13 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
         items: Iterator[Any] | None = None
         failure: Failure | None = None
         ended = False
+        begins = resumable and stage.snapshots.begins(epoch, run.first_epoch)
         while stage.stop_epoch < epoch and not ended and failure is None:
             rows = pace.rows(step - began)
             if snapshots:  # taken between two items
                 rows = min(rows, SNAPSHOT_EVERY - step % SNAPSHOT_EVERY)
+            if begins:  # no state has an item of the epoch without the epoch's beginning
+                rows = 1
             unit.begin(0)
             unit.epoch, unit.step = epoch, step
             rows = unit.reserve(rows)
@@ -197,6 +200,8 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                 ended = len(made) < rows
                 if snapshots is None:
                     snapshots = resumable and source.snapshot() is not None
+                if begins:
+                    begins, failure = False, snapshot_of(stage, source.begun, epoch, 0)
             except BaseException as error:
                 failure = failure_of(stage, error, epoch, step + len(made))
             if ended and failure is None and not trusted:
@@ -207,13 +212,17 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
             meter.worked(spent)
             step += len(made)
             if snapshots and not step % SNAPSHOT_EVERY and not ended and failure is None:
-                failure = snapshot_of(stage, source, epoch, step)
+                failure = snapshot_of(stage, source.snapshot, epoch, step)
             unit.send(last=True)
             if made:
                 pace.note(len(made), spent, unit.nbytes)
                 yield
         if failure is not None:
             sender.send(0, failure, False)
+        elif ended and resumable:  # before the epoch's end is sent: a state taken after it must hold this
+            failure = snapshot_of(stage, source.between, epoch + 1, 0)
+            if failure is not None:
+                sender.send(0, failure, False)
         del items  # closes a generator, and what it holds open
         sender.token(0, EndOfEpoch(epoch))
         epoch, step, began = epoch + 1, 0, 0
@@ -313,10 +322,10 @@ def check_length(stage: StageRun, source: Source, epoch: int, steps: int) -> Fai
     )
 
 
-def snapshot_of(stage: StageRun, source: Any, epoch: int, step: int) -> Failure | None:
+def snapshot_of(stage: StageRun, take: Callable[[], Any], epoch: int, step: int) -> Failure | None:
     """Keep a snapshot of the source's iterator before ``step``, if it has any; returns the failure, if it fails."""
     try:
-        snapshot = source.snapshot()
+        snapshot = take()
         if snapshot is not None:
             stage.snapshots.add(epoch, step, snapshot)
     except BaseException as error:

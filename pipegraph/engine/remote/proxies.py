@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partialmethod
+from itertools import islice
 from typing import Any
 
 from pipegraph.bundle import Bundle
@@ -101,6 +102,7 @@ class RemoteSource(Remote):
         near = operator.can(Neighbours)
         self.substitute = None if near is None else near.substitute
         self._restored: Any = None
+        self._begun: Any = None
         self._prepared: tuple[Any, int, Sequence[Any]] | None = None  # indices for the next position
 
     def open(self, context: Context) -> None:
@@ -159,14 +161,30 @@ class RemoteSource(Remote):
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
         """``(position, item)`` from step ``start`` on; after a death the new process continues at the next step."""
 
+        first, self._restored = self._restored, None
+        self._begun = None
+
         def begin(step: int) -> Call:
-            restored, self._restored = self._restored, None
+            # A new process has an object of its own, of no epoch yet.
+            restored = first if self._begun is None else (0, self._begun)
             return "iterate", epoch, rank, world_size, step, restored
 
-        return self._pulled(begin, start)
+        pulled = self._pulled(begin, start)
+        for item in islice(pulled, 1):
+            if start == 0:
+                self._begun = self._snapshot
+            yield item
+        yield from pulled
 
     def snapshot(self) -> Any:
         """The snapshot sent with the last items; at multiples of ``PULL`` it is the current one."""
+        return self._snapshot
+
+    def begun(self) -> Any:
+        return self._begun
+
+    def between(self) -> Any:
+        """That sent with the end of the epoch."""
         return self._snapshot
 
     def restore(self, step: int, snapshot: Any) -> None:

@@ -234,13 +234,17 @@ class ProcessWorker:
     def iterate(self, epoch: int, rank: int, world_size: int, step: int, snapshot: Any) -> Any:
         """Begin an epoch of a source that is read in sequence at a step, from a snapshot taken there if one is given.
         Returns as :meth:`more`: the first item alone, because an answer that is sent early has the snapshot of the one
-        before."""
+        before. That of an epoch's first item is of the epoch's beginning, and that of its end of the next one's."""
         if snapshot is not None:
             assert self._resumable is not None
             self._resumable.restore(*snapshot)
         items = iter(self._operator.iterate(epoch, rank, world_size, step))
         self._page.begin(0)
-        return self._begin(items if self._own else self._draws.each(items, epoch, (self._stage,), step), 1)
+        answer = self._begin(items if self._own else self._draws.each(items, epoch, (self._stage,), step), 1)
+        if step == 0 and self._resumable is not None and not answer[1]:
+            self._snapshot = self._resumable.begun()
+            answer = (*answer[:3], self._snapshot)
+        return answer
 
     def _begin(self, items: Iterator[Any], most: int) -> Any:
         self._items, self._late = items, None
@@ -256,7 +260,10 @@ class ProcessWorker:
             if self._answered:
                 self._answered, self._late = False, late
                 return ANSWERED
-        self._snapshot = None if late[1] or self._resumable is None else self._resumable.snapshot()
+        if self._resumable is not None:
+            ended, failed = late[1:]
+            taken = self._resumable.between if ended else self._resumable.snapshot
+            self._snapshot = None if failed is not None else taken()
         return *late, self._snapshot
 
     def _collect(self, found: list[Any], most: int) -> tuple[list[Any], bool, Carried | None]:

@@ -42,6 +42,10 @@ class Snapshots:
         if first is not None:
             self._taken = (*self._taken, (epoch, *first, 0))
 
+    def begins(self, epoch: int, first_epoch: int) -> bool:
+        """Whether the epoch's beginning is not known from the state that the run resumes from."""
+        return epoch > first_epoch or self.first is None
+
     def restore(self, source: Any, epoch: int, first_epoch: int) -> None:
         """Restore the source from the run's snapshot, if the run begins in this epoch."""
         if epoch == first_epoch and self.first is not None:
@@ -55,7 +59,9 @@ class Snapshots:
             GraphError: it cannot be encoded as JSON.
         """
         encoded = encode_state(snapshot, self._stage)
-        before, taken = self._taken, (*self._taken, (epoch, step, encoded, snapshot_bytes(encoded)))
+        before = self._taken
+        same = bool(before) and before[-1][:2] == (epoch, step)  # it is known better now
+        taken = (*(before[:-1] if same else before), (epoch, step, encoded, snapshot_bytes(encoded)))
         needed = self.needed()
         if needed is not None:
             # Keep one more than needed: another thread may be taking a state of the previous chunk.

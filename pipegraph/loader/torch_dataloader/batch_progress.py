@@ -15,14 +15,13 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch.utils.data import DistributedSampler, SequentialSampler
 
 from pipegraph.errors import PipegraphWarning, StateError
-from pipegraph.nested_samplers import nested_samplers
+from pipegraph.nested_samplers import keeps_state, nested_samplers, plain_indices
 
 VERSION = 4
 
@@ -191,7 +190,7 @@ class Indices:
             progress.order = order
             first = list(islice(drawn, 1))  # most samplers draw the whole order here
             if first and "sampler" in order and "first" not in order:
-                progress.order = {**order, "first": _plain(first[0])}
+                progress.order = {**order, "first": plain_indices(first[0])}
         yield from first
         yield from drawn
 
@@ -238,7 +237,7 @@ def _put_back(sampler: Any, order: dict[str, Any], batches: int) -> Iterator[Any
     for _ in range(2):
         drawn = iter(sampler)
         first = list(islice(drawn, 1))
-        plain = _plain(first[0]) if first else None
+        plain = plain_indices(first[0]) if first else None
         if first and expected in (plain, None):
             order["first"] = plain
             return islice(chain(first, drawn), batches, None)
@@ -250,20 +249,6 @@ def _put_back(sampler: Any, order: dict[str, Any], batches: int) -> Iterator[Any
             "load_state_dict must put it to where it draws the same indices again"
         )
     return iter(())
-
-
-def _plain(value: Any) -> Any:
-    """Indices as JSON gives them back; None where they are anything else than numbers, texts and lists of these."""
-    if isinstance(value, list | tuple):
-        found = [_plain(each) for each in value]
-        return None if None in found else found
-    return int(value) if isinstance(value, Integral) else value if isinstance(value, str) else None
-
-
-def keeps_state(thing: Any) -> bool:
-    """Whether it has a state and can be restored. A network's ``state_dict`` is another matter."""
-    methods = getattr(thing, "state_dict", None), getattr(thing, "load_state_dict", None)
-    return all(map(callable, methods)) and not isinstance(thing, torch.nn.Module)
 
 
 def random_state(sampler: Any) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from pipegraph.errors import NotPicklableError
 from pipegraph.loader.ranks import resolve
 from pipegraph.loader.torch_dataloader.batch_progress import (
     BatchProgress,
-    keeps_state,
     random_state,
     replicas_of,
     restore_random_state,
@@ -23,7 +22,7 @@ from pipegraph.loader.torch_dataloader.batch_progress import (
 )
 from pipegraph.loader.torch_dataloader.in_accelerate import builds_another, loaded_by_accelerate
 from pipegraph.loader.torch_dataloader.inline_pass import Inline
-from pipegraph.nested_samplers import nested_samplers
+from pipegraph.nested_samplers import keeps_state, nested_samplers
 
 if TYPE_CHECKING:
     from pipegraph.graph import Graph

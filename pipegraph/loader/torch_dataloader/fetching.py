@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import _DatasetKind, get_worker_info
 
-from pipegraph.loader.torch_dataloader.batch_progress import keeps_state
+from pipegraph.nested_samplers import keeps_state
 from pipegraph.parameters import function_name
 
 

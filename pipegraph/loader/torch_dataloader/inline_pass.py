@@ -10,8 +10,9 @@ from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from pipegraph.errors import PipegraphWarning
-from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress, Indices, keeps_state
+from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress, Indices
 from pipegraph.loader.torch_dataloader.fetching import Fetching, begun, restore_copy, where, where_copy
+from pipegraph.nested_samplers import keeps_state
 
 
 class Noting(_BaseDataLoaderIter):
