@@ -33,7 +33,7 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
     yield the same items again. If the iterable or its iterator has ``state_dict()`` and ``load_state_dict(state)``, as
     Hugging Face's streaming datasets and torchdata's loaders have, it resumes from its own state instead. A Hugging
     Face dataset with a shuffle buffer is always read again, because its state does not include the buffer: put
-    ``Shuffle`` after it instead.
+    ``Shuffle`` after it instead. If there are fewer items than were delivered, a ``StateError`` says so.
 
     If the iterator blocks for long (a silent socket, a queue), ``close`` and Ctrl-C take 5 s and the thread is left
     behind, because a thread cannot be ended from outside. A worker process is ended within 3 s. A ``Source`` whose

@@ -90,8 +90,9 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
 
     On resume the sampler is iterated again and the indices already delivered are skipped, so it must yield the same
     sequence. Samplers with ``set_epoch`` do; so do samplers with a ``generator`` (its state at the start of the epoch
-    is saved, 7 KB), samplers with ``state_dict()`` and ``load_state_dict(state)`` (as of the start of the epoch too), and those that draw from torch's global generator, which is seeded by the graph's seed and the
-    epoch. A sampler with its own source of randomness needs a ``set_epoch`` that seeds it.
+    is saved, 7 KB) or with ``state_dict()`` and ``load_state_dict(state)`` (saved as of the start of the epoch too),
+    and those that draw from torch's global generator, which is seeded by the graph's seed and the epoch. A sampler with
+    its own source of randomness needs a ``set_epoch`` that seeds it, or these two methods.
 
     Args:
         dataset: has ``__len__`` and ``__getitem__``.

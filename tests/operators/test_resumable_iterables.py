@@ -252,7 +252,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
     "sampler with a state": lambda: ops.FromSequence(range(40), sampler=CountingSampler()),
     "sampler that goes on": lambda: ops.FromSequence(range(40), sampler=GoesOn()),
     "sampler of samplers": lambda: ops.FromSequence(
-        Batches(), sampler=torch.utils.data.BatchSampler(CountingSampler(), 2, False)
+        Batches(), sampler=torch.utils.data.BatchSampler(CountingSampler(), 1, False)
     ),
     "generator": lambda: ops.FromSequence(range(40), sampler=shuffled()),
 }
