@@ -42,8 +42,8 @@ class Turn:
         """Begin to read ``items`` in an epoch, from ``state`` if there is one; ``set_epoch`` is called first where it
         exists.
 
-        A state of the beginning of an epoch (``whole``) is loaded before that. It may be of the end of the epoch before:
-        then the iterable first finishes that one, and its next iteration is the epoch.
+        A state of the beginning of an epoch (``whole``) is loaded before that. It may be of the end of the epoch
+        before: then the iterable first finishes that one, and its next iteration is the epoch.
 
         Another loader may set another epoch, or load another state, as soon as the first item is there, and no sooner.
         """
