@@ -94,9 +94,10 @@ class Turn:
             return self._between(items)
 
     def _between(self, items: Any) -> Any:
-        if self._unfinished is not None or _is_streaming(items):  # the state of these is of the end of their last pass
+        # The state of a streaming dataset is of the end of its last pass; set_epoch alone decides what comes.
+        if self._unfinished is not None or _is_streaming(items):
             return None
-        with contextlib.suppress(Exception):  # some have none before they are first read: they begin at their start
+        with contextlib.suppress(Exception):  # some have none before they are first read
             return {"start": copy.deepcopy(items.state_dict())}
         return None
 

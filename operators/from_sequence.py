@@ -308,7 +308,9 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
 
     def between(self) -> Any:
         generators = [generator.get_state() for generator in _generators(self.sampler)]
-        states = [copy.deepcopy(each.state_dict()) for each in nested_samplers(self.sampler) if keeps_state(each)]
+        states = [
+            copy.deepcopy(each.state_dict()) for each in nested_samplers(self.sampler) if keeps_state(each)
+        ]
         self._began = {"generators": generators, "states": states, "first": None}
         return self._began if generators or states else None
 
