@@ -165,9 +165,9 @@ def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # None, closed, or of the user's own
+                stream.flush()
         os._exit(code)
 
 

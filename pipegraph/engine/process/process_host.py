@@ -14,6 +14,7 @@ from pipegraph.contracts import Context
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.sealed import Sealed
 from pipegraph.engine.process.segments import anonymous_file
+from pipegraph.engine.process.surroundings import fill_standard_descriptors
 from pipegraph.engine.process.wire import Port
 from pipegraph.engine.remote.contract import NOTHING, Died, Link, Overdue, Unreadable, exit_reason
 from pipegraph.engine.remote.host import Host
@@ -141,6 +142,10 @@ class ProcessHost(Host):
             self._running.forget()
         self._forget()
         self._started = False
+
+    def start(self) -> None:
+        fill_standard_descriptors()  # closed since the last start
+        super().start()
 
     def _live(self, wake: int) -> ProcessLink:
         with contextlib.ExitStack() as undo:

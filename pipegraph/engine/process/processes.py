@@ -9,6 +9,7 @@ from pipegraph.contracts import Context
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.process_host import ProcessHost
 from pipegraph.engine.process.sealed import Sealed
+from pipegraph.engine.process.surroundings import fill_standard_descriptors
 from pipegraph.engine.remote.host import Host
 from pipegraph.engine.remote.pool import Pool
 from pipegraph.errors import GraphError, WorkerDiedError
@@ -31,6 +32,7 @@ class Processes(Pool):
                 f"backend='process' needs Linux: this Python has no {', '.join(missing)}; use backend='thread'"
             )
         self._borrowed: zygote.Zygote | None = None
+        fill_standard_descriptors()
 
     @property
     def parent(self) -> zygote.Zygote:

@@ -19,6 +19,17 @@ DESCRIPTORS = 4
 """How many :func:`taken` gives."""
 
 
+def fill_standard_descriptors() -> None:
+    """Open /dev/null as each of the descriptors 0, 1 and 2 that is closed, as in a daemon.
+
+    Else the next files and sockets would get these numbers: what is printed would be written to them, and a worker
+    would take them for its output.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
 @contextlib.contextmanager
 def taken() -> Iterator[list[int]]:
     """The present surroundings, as descriptors to send, which are closed afterwards."""
@@ -32,14 +43,7 @@ def taken() -> Iterator[list[int]]:
         with os.fdopen(facts, "wb", closefd=False) as file:
             pickle.dump((sys.path, dict(os.environ)), file)
         folder = keep(os.open(".", os.O_PATH | os.O_CLOEXEC))  # also one that was deleted
-        yield [facts, folder, *(keep(_copy(fd)) for fd in (1, 2))]
-
-
-def _copy(fd: int) -> int:
-    try:
-        return os.dup(fd)
-    except OSError:  # the trainer has closed it
-        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        yield [facts, folder, *(keep(os.dup(fd)) for fd in (1, 2))]
 
 
 def enter(fds: list[int]) -> None:

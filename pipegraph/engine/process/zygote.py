@@ -80,6 +80,7 @@ class Zygote:
         forks.notify(self)
 
     def _begin(self) -> None:
+        surroundings.fill_standard_descriptors()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ready, ready = os.pipe()
         try:
