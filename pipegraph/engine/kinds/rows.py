@@ -49,7 +49,7 @@ class _Job:
         self.reserved = reserved
         self.taken = 0
         self.left = len(chunk.row_lineages)
-        self.failed: dict[int, Exception] = {}
+        self.failed: dict[int, BaseException] = {}
 
 
 def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
@@ -116,7 +116,7 @@ def _next_row(stage: StageRun) -> tuple[_Job, int] | None:
         return job, index
 
 
-def _row_done(stage: StageRun, job: _Job, index: int, error: Exception | None) -> bool:
+def _row_done(stage: StageRun, job: _Job, index: int, error: BaseException | None) -> bool:
     with stage.jobs_lock:
         if error is not None:
             job.failed[index] = error
@@ -156,11 +156,10 @@ def whole_batches(stage: StageRun, worker: Worker) -> Process:
         made, failed = remote.rows(chunk)
         if made is not None:
             return made
-        still: dict[int, Exception] = {}
+        still: dict[int, BaseException] = {}
         for row, error in failed.items():
-            try:
-                failures.try_again(worker, partial(remote.row, row, None), error)
-            except Exception as last:
+            last = failures.do_row(worker, partial(remote.row, row, None), error)
+            if last is not None:
                 still[row] = last
         kept = failures.judge_rows(worker, chunk, still, remote.row)
         if isinstance(kept, Failure):

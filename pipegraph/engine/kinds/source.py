@@ -17,8 +17,7 @@ from pipegraph.bundle import Bundle, named
 from pipegraph.capabilities import BundleItems, Resumable, UserData
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineages
 from pipegraph.contracts import Fact, History, Source, history_of
-from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.stage.failure_policy import is_interrupt
+from pipegraph.engine.stage.failure_policy import ends_run
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
 from pipegraph.engine.stage_worker import Worker
@@ -335,7 +334,7 @@ def snapshot_of(stage: StageRun, take: Callable[[], Any], epoch: int, step: int)
 
 def failure_of(stage: StageRun, error: BaseException, epoch: int, step: int) -> Failure:
     """The failure that ends the epoch where a source raised ``error``."""
-    if isinstance(error, Cancelled) or is_interrupt(stage, error):
+    if ends_run(stage, error):
         try:
             raise error  # the run is over, or Ctrl-C came in the consumer's thread
         finally:

@@ -19,6 +19,7 @@ from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage, Mark
 from pipegraph.engine.stage.failure_notes import where
+from pipegraph.engine.stage.failure_policy import ends_run
 from pipegraph.engine.stage.groups import missing_from_state, sent_twice
 from pipegraph.engine.stage.kept import decode, encode_state, lineages
 from pipegraph.engine.stage.row_intake import RowIntake
@@ -169,7 +170,9 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
                 inputs = 0
                 try:
                     state = encode_state(operator.state_dict(), stage.name)
-                except Exception as error:
+                except BaseException as error:
+                    if ends_run(stage, error):
+                        raise
                     note(error, f"pipegraph: stage {stage.name!r}, in its state_dict() at {where(item)}")
                     put(Failure(error, item.epoch))
                     yield

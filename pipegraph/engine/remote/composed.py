@@ -79,7 +79,7 @@ class Composed:
             try:
                 chunk = operator.process(chunk)
                 made = 1
-            except Exception:
+            except BaseException:
                 self._failed_in = number
                 raise
             finally:
@@ -100,7 +100,7 @@ class Composed:
 
     def _through(self, made: list[Any], bundle: Bundle, first: int, until: int | None = None) -> None:
         """Append the results of a bundle. After a failure the rows before it still go through the later stages."""
-        failure: Exception | None = None
+        failure: BaseException | None = None
         tail: list[Any] = []  # the key of the failed row
         for number, operator in enumerate(self._members[:until]):
             if number:  # fix the keys first: the next function may drop the field
@@ -113,7 +113,7 @@ class Composed:
                     source.read_into(rows, bundle.data, 0)
                 else:
                     operator.work_into(rows, bundle, 0)
-            except Exception as error:
+            except BaseException as error:
                 failure, self._failed_in = error, number
                 begun = len(rows) + 1
                 tail = [UNNAMED if bundle.names is None else bundle.names[len(rows)]]

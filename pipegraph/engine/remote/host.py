@@ -175,7 +175,8 @@ class Host(ABC):
         expected = self._is_ahead
         while self._unanswered > expected:  # answers to cancelled calls
             with contextlib.suppress(Exception):
-                self._result(self._timeout_s)
+                self._await(self._timeout_s)
+                self._receive()
         if self._running is None:  # the child died
             self.start()
             expected = False

@@ -43,7 +43,7 @@ class RemoteRows(RemoteMap):
     _without: dict[int, Any]
     _replaced: list[tuple[int, Any]]
 
-    def rows(self, chunk: Chunk) -> tuple[Any, dict[int, Exception]]:
+    def rows(self, chunk: Chunk) -> tuple[Any, dict[int, BaseException]]:
         """All rows of a batch: ``(the batch, {})``, or ``(None, the errors by row)``; then :meth:`row`, :meth:`end`."""
         self._chunk, self._without, self._replaced = chunk, {}, []
         made, failed = self._rows()

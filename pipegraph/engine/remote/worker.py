@@ -155,7 +155,7 @@ class ProcessWorker:
         self._draws.one(chunk.epoch, chunk.lineages[0])
         try:
             return self._operator.process(chunk), None, self._report()
-        except Exception as error:
+        except BaseException as error:
             return None, self._carry(error), self._report()
 
     def work(self, bundle: Bundle, start: int, stop: int) -> tuple[Any, Carried | None, Any]:
@@ -174,7 +174,7 @@ class ProcessWorker:
         made = self._made = Made(self._page, start)
         try:
             work(made)
-        except Exception as error:
+        except BaseException as error:
             return list(made), self._carry(error), self._report()
         return self._packed(made), None, self._report()
 
@@ -208,7 +208,7 @@ class ProcessWorker:
             self._draws.one(chunk.epoch, chunk.row_lineages[index])
             try:
                 operator.do_row(self._batch, index, None)
-            except Exception as error:
+            except BaseException as error:
                 failed[index] = self._carry(error)
         if failed:
             return None, failed
@@ -275,7 +275,7 @@ class ProcessWorker:
                 self._page.begin(len(found))
                 if len(found) >= most or now - start > PULL_NS or self._hurried:
                     return found, False, None
-        except Exception as error:
+        except BaseException as error:
             return found, True, self._carry(error)
         return found, True, None
 

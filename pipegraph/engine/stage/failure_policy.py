@@ -24,9 +24,10 @@ from pipegraph.planning.plan import lineage_above
 from pipegraph.tree import copy_containers
 
 
-def is_interrupt(stage: StageContext, error: BaseException) -> bool:
-    """Whether it is a Ctrl-C that came while an inline stage ran in the main thread, not an error of the stage."""
-    return (
+def ends_run(stage: StageContext, error: BaseException) -> bool:
+    """Whether it is no error of the stage: the run is over, or a Ctrl-C came while an inline stage ran in the main
+    thread."""
+    return isinstance(error, Cancelled) or (
         isinstance(error, KeyboardInterrupt)
         and stage.plan.backend.in_consumer
         and concurrency.current_thread() is concurrency.main_thread()
@@ -136,7 +137,7 @@ class Failures:
         Called inside ``except BaseException``. Exceptions that end the run are raised again; so is Ctrl-C, which
         an inline stage may get in its consumer's thread.
         """
-        if isinstance(error, Cancelled) or is_interrupt(self.stage, error):
+        if ends_run(self.stage, error):
             raise error
         meter, name = worker.meter, self.stage.name
         if self.stage.plan.followers:
@@ -163,11 +164,11 @@ class Failures:
         failure: Chunk | Failure | None
         if chunk is not None:
             failure = self.handle(worker, chunk, error)
-        elif isinstance(error, Exception):
+        elif ends_run(self.stage, error):
+            raise error
+        else:
             note(error, f"pipegraph: stage {self.stage.name!r}, at the end of epoch {epoch}")
             failure = Failure(error, epoch)
-        else:
-            raise error
         return [] if failure is None else [failure]
 
     def _loses_state(self, error: Exception) -> bool:
@@ -233,11 +234,22 @@ class Failures:
 
     # -- rows of a batch -----------------------------------------------------------------------
 
-    def do_row(self, worker: Worker, work: Callable[[], None]) -> Exception | None:
-        """Do one row, with retries if the policy has any; returns its error, if it failed."""
+    def do_row(
+        self, worker: Worker, work: Callable[[], None], first: BaseException | None = None
+    ) -> BaseException | None:
+        """Do one row, with retries if the policy has any; returns its error, if it failed.
+
+        Args:
+            first: the error of a first try, if there was one.
+        """
         try:
-            self.retry(worker, work)
-        except Exception as error:
+            if first is None:
+                self.retry(worker, work)
+            else:
+                self.try_again(worker, work, first)
+        except BaseException as error:
+            if ends_run(self.stage, error):
+                raise
             return error
         return None
 
@@ -245,7 +257,7 @@ class Failures:
         self,
         worker: Worker,
         chunk: Chunk,
-        failed: dict[int, Exception],
+        failed: dict[int, BaseException],
         work: Callable[[int, Any], None],
     ) -> list[int] | Failure:
         """Skip or replace the failed rows; returns the rows that are left, or the first failure that ends the epoch.
@@ -256,7 +268,7 @@ class Failures:
         for index, error in sorted(failed.items()):
             worker.meter.failed += 1
             one = chunk.row(index, None)
-            if self.outcome.ends:
+            if self.outcome.ends or not isinstance(error, Exception):
                 return self._give_up(one, error)
             made = self._instead(worker, one, error, index, partial(_in_place, work, index))
             if isinstance(made, Exception):

@@ -1,0 +1,199 @@
+"""A user's SystemExit, KeyboardInterrupt, ... is raised where any other error of the same item would be."""
+
+import asyncio
+import threading
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.capabilities import RowOperator
+from pipegraph.contracts import Context
+from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.remote.deadline_host import ThreadHost
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+PLACEMENTS = [
+    {"backend": "thread"},
+    {"backend": "thread", "timeout": 600},
+    {"backend": "process"},
+    {"isolate": True},
+]
+KINDS = [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit]
+
+
+class Rows(RowOperator):
+    def __init__(self, error):
+        self.error = error
+
+    def process(self, chunk):
+        raise NotImplementedError
+
+    def begin_batch(self, chunk):
+        return chunk
+
+    def do_row(self, batch, index, sample):
+        if batch.data[index] == 5:
+            raise self.error("at 5")
+
+    def end_batch(self, batch, kept):
+        return batch
+
+
+class Held(pg.Regroup):
+    def __init__(self, error):
+        self.error = error
+
+    def begin(self):
+        pass
+
+    def process(self, chunk):
+        return [chunk]
+
+    def flush(self):
+        raise self.error("at the end")
+
+
+class Unsaved(pg.Operator):
+    stateful = True
+
+    def __init__(self, error):
+        self.error, self.begun = error, False
+
+    def process(self, chunk):
+        self.begun = True
+        return chunk
+
+    def state_dict(self):
+        if self.begun:
+            raise self.error("no state")
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+class Work:
+    """Functions that fail at 5."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def map(self, x):
+        if x == 5:
+            raise self.error("at 5")
+        return x
+
+    def items(self):
+        return map(self.map, range(8))
+
+    def children(self, x):
+        for index in range(3):
+            yield self.map(x) * 3 + index
+            if x == 4 and index == 1:
+                raise self.error("in the middle")
+
+    def collate(self, rows):
+        return list(map(self.map, rows))
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return self.map(index)
+
+
+STAGES = {
+    "sequence": lambda error: ops.FromSequence(Work(error)),
+    "iterable": lambda error: ops.FromIterable(Work(error).items),
+    "map": lambda error: ops.Map(Work(error).map),
+    "filter": lambda error: ops.Filter(Work(error).map),
+    "flat_map": lambda error: ops.FlatMap(Work(error).children),
+    "batch": lambda error: ops.Batch(2, collate=Work(error).collate),
+    "rows": Rows,
+    "regroup": Held,
+}
+
+
+def outcome(make, error, placement):
+    options = dict(placement)
+    isolate = options.pop("isolate", False)
+    operator = make(error)
+    graph = pg.Graph("g")
+    if isinstance(operator, pg.Source):
+        node = graph.add(operator, name="work", **options)
+    else:
+        node = graph.add(ops.FromSequence(range(80)))
+        if make is Rows:
+            node = node.then(ops.Batch(2, collate=list))
+        node = node.then(operator, name="work", **options)
+    node.then(Same(), name="below", **options)  # which is fused with it, if it can be
+    found = []
+    with graph.loader(isolate=isolate) as loader, pytest.raises(error) as caught:
+        for item in loader:
+            found.append(item)
+    return found, str(caught.value), caught.value.__notes__
+
+
+class Same:
+    def __call__(self, x):
+        return x
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("stage", STAGES)
+def test_it_is_raised_at_its_items_place_after_what_came_before(stage, placement):
+    expected = outcome(STAGES[stage], ValueError, placement)
+    assert expected[0]
+    for error in KINDS if stage == "iterable" else KINDS[:1]:
+        assert outcome(STAGES[stage], error, placement) == expected
+    if stage != "batch":  # whose error names the batch only in the trainer
+        assert expected == outcome(STAGES[stage], ValueError, PLACEMENTS[0])
+
+
+def test_one_of_a_state_dict_is_raised_at_its_items_place():
+    expected = outcome(Unsaved, ValueError, PLACEMENTS[0])
+    assert expected[0] and outcome(Unsaved, SystemExit, PLACEMENTS[0]) == expected
+
+
+class Gated(pg.Operator):
+    kind = "map"
+
+    def __init__(self):
+        self.entered, self.gate = threading.Event(), threading.Event()
+
+    def process(self, chunk):
+        return chunk
+
+    def leave(self):
+        self.entered.set()
+        self.gate.wait()
+        raise SystemExit("of a pass that was broken off")
+
+    def answer(self):
+        return "answer"
+
+
+def test_one_of_a_cancelled_call_is_dropped_with_its_answer():
+    operator = Gated()
+    host = ThreadHost(operator, Context("work"), 600.0)
+    host.start()
+    ended = []
+
+    def call():
+        try:
+            host.call("invoke", "leave")
+        except Cancelled as error:
+            ended.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    operator.entered.wait()
+    host.cancel()
+    caller.join()
+    assert ended
+    host.uncancel()
+    operator.gate.set()
+    assert host.call("invoke", "answer") == "answer"
+    host.close()
