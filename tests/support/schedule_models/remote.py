@@ -89,11 +89,14 @@ class Page:
 
     def __init__(self, dies: Callable[[], bool]) -> None:
         self.row = NOTHING
+        self.killed = False
         self._dies = dies
 
     def begin(self, row: int) -> None:
-        self.row = row
-        if self._dies():
+        if not self.killed:
+            self.row = row
+            self.killed = self._dies()
+        if self.killed:
             raise _KilledError
 
 
@@ -130,9 +133,12 @@ class FakeHost:
     def _serve(self, question: Any) -> Any:
         name, args = question
         try:
-            return getattr(self._worker, name)(*args)
+            result = getattr(self._worker, name)(*args)
         except _KilledError:
-            raise Died("was killed", self._page.row, "") from None
+            result = None
+        if self._page.killed:  # a killed process does not answer
+            raise Died("was killed", self._page.row, "")
+        return result
 
     def call(self, name: str, *args: Any) -> Any:
         if self._link is None:
