@@ -146,10 +146,7 @@ class AcceleratorStream(Stream):
 
     def record_event(self, event: Event | None = None) -> Event:
         recorded = self._backend.event() if event is None else event
-        if not isinstance(recorded, AcceleratorEvent):
-            raise DeviceError(
-                f"a stream of {self.slot.device} records events of its own kind, got {recorded!r}"
-            )
+        assert isinstance(recorded, AcceleratorEvent)
         recorded.raw.record(self.raw)
         recorded.recorded = True
         return recorded
@@ -166,8 +163,7 @@ class AcceleratorStream(Stream):
 
 def raw_of(stream: Stream) -> torch.Stream:
     """Torch's own stream."""
-    if not isinstance(stream, AcceleratorStream):
-        raise DeviceError(f"a device's events are awaited on its streams, got {stream!r}")
+    assert isinstance(stream, AcceleratorStream)
     return stream.raw
 
 
