@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import harness
 import torch
 from replica_training import MODELS, made, sgd, whole_batch
 from torch.nn.functional import cross_entropy
 
-from pipegraph.replicas import ReplicaExecutor, executor as executor_module
-from pipegraph.replicas.reducer import Reducer
+from pipegraph.replicas import ReplicaExecutor
 
 CLAIM = "buckets are reduced while backward runs"
 WIDTH = 72
@@ -29,11 +29,19 @@ WIDTH = 72
 class Trace:
     """Intervals of side-stream work, and when the first backward began and the last one ended."""
 
-    def __init__(self, reducer: Reducer) -> None:
+    def __init__(self, executor: ReplicaExecutor) -> None:
         self._lock = threading.Lock()
         self.restart()
-        reducer.streams.observer = self._observe
-        executor_module.backward_job = self._backward_job
+        assert executor._reducer is not None
+        executor._reducer.streams.observer = self._observe
+        runner = executor._runner
+        run = runner.run
+
+        def timed(jobs: Mapping[int, Any], serial: bool = False) -> dict[int, Any]:
+            backward = all(getattr(job, "__name__", "") == "backward" for job in jobs.values())
+            return run({r: self._timed(job) for r, job in jobs.items()} if backward else jobs, serial)
+
+        runner.run = timed  # type: ignore[method-assign]
 
     def _observe(self, bucket: int, work: Callable[[], None]) -> None:
         start = time.perf_counter()
@@ -41,12 +49,12 @@ class Trace:
         with self._lock:
             self.work.append((bucket, start, time.perf_counter()))
 
-    def _backward_job(self, share: torch.Tensor) -> Callable[[], None]:
+    def _timed(self, backward: Callable[[], Any]) -> Callable[[], None]:
         """Stamped in the replica's own thread: the caller may be woken later."""
 
         def work() -> None:
             start = time.perf_counter()
-            share.backward()
+            backward()
             end = time.perf_counter()
             with self._lock:
                 self.began = min(self.began, start)
@@ -114,7 +122,7 @@ def main() -> None:
             step()
         reducer = executor._reducer
         assert reducer is not None
-        trace = Trace(reducer)
+        trace = Trace(executor)
         for _ in range(options.rounds):
             trace.restart()
             step()

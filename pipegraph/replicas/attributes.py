@@ -195,8 +195,7 @@ def _members(kind: type) -> tuple[str, ...]:
 
 def _same(before: list[Any], now: list[Any]) -> bool:
     return len(before) == len(now) and all(
-        a is b or (type(a) is type(b) and isinstance(a, (int, float)) and a == b)
-        for a, b in zip(before, now, strict=True)
+        a is b or (type(a) is type(b) is int and a == b) for a, b in zip(before, now, strict=True)
     )
 
 
