@@ -361,6 +361,7 @@ def test_what_is_done_to_the_optimizer_is_done_to_all(make_executor: MakeExecuto
     train(1)
     for each in (optimizer, executor.optimizer):
         each.state.clear()
+    assert executor.state_dict()["optimizer"]["state"] == {}
     train(1)
     for model, each in ((alone, optimizer), (executor.module, executor.optimizer)):
         each.state[next(model.parameters())]["exp_avg"].zero_()
