@@ -146,7 +146,10 @@ class AcceleratorStream(Stream):
 
     def record_event(self, event: Event | None = None) -> Event:
         recorded = self._backend.event() if event is None else event
-        assert isinstance(recorded, AcceleratorEvent)
+        if not isinstance(recorded, AcceleratorEvent):
+            raise DeviceError(
+                f"a stream of {self.slot.device} records events of its own kind, got {recorded!r}"
+            )
         recorded.raw.record(self.raw)
         recorded.recorded = True
         return recorded
@@ -163,7 +166,8 @@ class AcceleratorStream(Stream):
 
 def raw_of(stream: Stream) -> torch.Stream:
     """Torch's own stream."""
-    assert isinstance(stream, AcceleratorStream)
+    if not isinstance(stream, AcceleratorStream):
+        raise DeviceError(f"a device's events are awaited on its streams, got {stream!r}")
     return stream.raw
 
 
