@@ -9,7 +9,7 @@ import threading
 import warnings
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
 from lines import at_line
 from random_graphs.own_operators import WRONG
 from random_graphs.recipes import recipes, row_recipes
@@ -94,6 +94,14 @@ def test_random_graphs_deliver_what_the_inline_reference_delivers(recipe, epochs
 @given(recipes(), st.lists(st.integers(0, 12), min_size=1, max_size=3), st.integers(0, 5))
 def test_random_graphs_resume_exactly_wherever_they_are_stopped(recipe, stops, turn):
     check_resume(recipe, stops, turn)
+
+
+@fuzzed
+@given(recipes(failures=False), st.lists(st.integers(0, 12), min_size=1, max_size=3), st.integers(0, 5))
+def test_sources_that_count_their_epochs_resume_exactly(recipe, stops, turn):
+    # What ends its inputs early leaves it to them how far they have come.
+    assume(not {step.kind for step in recipe.steps} & {"take", "zip", "mix"})
+    check_resume(recipe.counting(), stops, turn)
 
 
 @fuzzed

@@ -21,6 +21,8 @@ from pipegraph.order import StridedOrder
 from pipegraph.policies import Retry, Skip
 from random_graphs.own_operators import ROUTES, Backwards, Counted, InSequence, InTurn, Shuffled
 from random_graphs.stage_functions import (
+    CountingSampler,
+    CountingStream,
     Flaky,
     Rough,
     RunningSum,
@@ -73,6 +75,13 @@ class Recipe:
         """The stage to deliver from: the last."""
         return f"{len(self.steps) - 1}-{self.steps[-1].kind}"
 
+    def counting(self) -> Recipe:
+        """The same with sources that count their epochs themselves, and have states."""
+        other = {"iterable": "counting", "sequence": "counting-sampled", "sampled": "counting-sampled"}
+        return replace(
+            self, steps=tuple(replace(each, kind=other.get(each.kind, each.kind)) for each in self.steps)
+        )
+
     def build(self, inline: bool = False, turn: int = 0, extra: int | None = None) -> Graph:
         """The graph, inline or placed as drawn; ``turn`` varies the placement.
 
@@ -112,6 +121,8 @@ def _operator(step: Step) -> Operator | Source:
     size, delay = step.size, step.delay
     made: dict[str, Any] = {
         "iterable": lambda: ops.FromIterable(items_of("ints", size)),
+        "counting": lambda: ops.FromIterable(CountingStream(size)),
+        "counting-sampled": lambda: ops.FromSequence(items_of("ints", size), sampler=CountingSampler(size)),
         "arrays": lambda: ops.FromSequence([{"x": each["x"]} for each in items_of("arrays", size)]),
         "keyed": lambda: ops.FromSequence(items_of("keyed", size)),
         "sampled": lambda: sampled_from(size, bool(delay % 2)),
