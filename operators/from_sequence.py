@@ -282,7 +282,7 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
         sampler first finishes that one, and its next iteration is the epoch.
         """
         restored, self._restored = self._restored, None
-        if not any(map(keeps_state, nested_samplers(self.sampler))):
+        if not _stateful(self.sampler):
             return self._drawing.begin(self.sampler, epoch).items
         expected = None if restored is None else restored["first"]
         for once_more in (restored is not None, False):
@@ -300,7 +300,8 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
                     f"with {found} where the state has {expected}: its load_state_dict must put it to where it draws "
                     "the same indices again"
                 )
-        self._began = {**(self._began or {}), "first": found}
+        if self._began is not None:
+            self._began = {**self._began, "first": found}
         return chain(first, indices)
 
     def snapshot(self) -> Any:
@@ -308,19 +309,17 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
 
     def between(self) -> Any:
         generators = [generator.get_state() for generator in _generators(self.sampler)]
-        states = [
-            copy.deepcopy(each.state_dict()) for each in nested_samplers(self.sampler) if keeps_state(each)
-        ]
-        self._began = {"generators": generators, "states": states, "first": None}
-        return self._began if generators or states else None
+        states = [copy.deepcopy(each.state_dict()) for each in _stateful(self.sampler)]
+        found = {"generators": generators, "states": states, "first": None} if generators or states else None
+        self._began = found if states else None
+        return found
 
     def begun(self) -> Any:
-        return self._began if self._began and self._began["states"] else None
+        return self._began
 
     def restore(self, step: int, snapshot: Any) -> None:
         self._restored = snapshot
-        stateful = filter(keeps_state, nested_samplers(self.sampler))
-        for each, state in zip(stateful, snapshot["states"], strict=False):
+        for each, state in zip(_stateful(self.sampler), snapshot["states"], strict=False):
             each.load_state_dict(copy.deepcopy(state))
         _load(_generators(self.sampler), snapshot["generators"])
 
@@ -340,6 +339,13 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
 
     def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
         return super().substitute(position, epoch, attempt) if self.sampler is None else None
+
+
+def _stateful(sampler: Any) -> list[Any]:
+    """Those with a state, by their classes: a mock has every method."""
+    return [
+        each for each in nested_samplers(sampler) if keeps_state(each) and hasattr(type(each), "state_dict")
+    ]
 
 
 def _load(generators: Iterator[torch.Generator], states: Sequence[torch.Tensor]) -> None:
