@@ -73,7 +73,7 @@ class ReducerModel(Model):
                     else:
                         raise AssertionError("the error was lost")
                 executor.step(batch, square)
-                executor._settle()
+                executor._exchange.settle()
                 for replica in executor._replicas.parameters:
                     for mine, alone in zip(replica, self.reference[number], strict=True):
                         torch.testing.assert_close(mine, alone)
