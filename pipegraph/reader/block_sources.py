@@ -39,7 +39,6 @@ class BlockSource(ABC):
     """
 
     fetched: bool
-    begins_at_start = True
     keeps: bool = False
     stride: int
     steps_per_block: float

@@ -11,6 +11,7 @@ import errno
 import math
 import os
 from collections.abc import Iterator
+from itertools import chain
 
 from pipegraph.units import format_bytes
 
@@ -83,13 +84,16 @@ class Space:
             need = self.usage() - mine + what.nbytes - self.limit
             if need > 0:
                 need -= self._remove_dead(except_fd=fd)
-            leftovers = iter(_scan(self.quarantine))
             # Nothing is waited for that is not in the plan, and nothing in it: 0.
             incoming = next_use(what.name)
-            order = iter(eviction_order(there, next_use, 0.0 if incoming == math.inf else incoming))
+            order = eviction_order(there, next_use, 0.0 if incoming == math.inf else incoming)
+            spare = chain(
+                ((self.quarantine, entry) for entry in _scan(self.quarantine)),
+                ((self.objects, entry) for entry in order),
+            )
             while True:
                 while need > 0:
-                    need -= self._evict_next(leftovers, order, what)
+                    need -= self._evict_next(spare, what)
                 try:
                     # The file's full length is reserved, so that others see it as used.
                     if hasattr(os, "posix_fallocate"):  # not on macOS, where a full disk is noticed later
@@ -102,16 +106,11 @@ class Space:
                     os.ftruncate(fd, 0)
                     need = 1  # others fill this disk: the limit is lower than it says
 
-    def _evict_next(
-        self, leftovers: Iterator[CacheEntry], order: Iterator[CacheEntry], what: Cacheable
-    ) -> int:
+    def _evict_next(self, spare: Iterator[tuple[str, CacheEntry]], what: Cacheable) -> int:
         """Remove the first file that nobody reads; the bytes freed."""
-        for entry in leftovers:
-            if self.remove(os.path.join(self.quarantine, entry.name)):
-                return entry.nbytes
-        for entry in order:
-            if self.remove(os.path.join(self.objects, entry.name)):
-                self.evicted += 1
+        for folder, entry in spare:
+            if self.remove(os.path.join(folder, entry.name)):
+                self.evicted += folder == self.objects
                 return entry.nbytes
         limit, used = format_bytes(self.limit), format_bytes(self.usage())
         raise OSError(
