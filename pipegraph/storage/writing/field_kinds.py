@@ -27,9 +27,9 @@ def number_of(value: Any) -> Any:
 
 def refuse_odd_names(sample: Mapping[Any, Any]) -> None:
     """Raises DataError for a field whose name is no text."""
-    odd = next((name for name in sample if not isinstance(name, str)), None)
-    if odd is not None:
-        raise DataError(f"the names of fields are texts, got {odd!r}; write {str(odd)!r}")
+    for name in sample:
+        if not isinstance(name, str):
+            raise DataError(f"the names of fields are texts, got {name!r}; write {str(name)!r}")
 
 
 def kind_of(value: Any) -> str:
