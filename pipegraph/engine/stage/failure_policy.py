@@ -151,6 +151,14 @@ class Failures:
             or name != self.name
         ):
             return self._give_up(chunk, error, name)
+        if self.outcome.substitutes and chunk.batched:
+            note(
+                error,
+                f"pipegraph: stage {name!r} failed for a whole batch of {len(chunk.lineages)} samples, not for one of "
+                f"its rows, and on_error={self.policy!r} replaces samples only: put the stage above the Batch, or use "
+                "pg.Skip(), which leaves the batch out",
+            )
+            return self._give_up(chunk, error, name)
         out = self._instead(worker, chunk, error, row, self._whole(worker), made)
         return self._give_up(chunk, out) if isinstance(out, Exception) else out
 
