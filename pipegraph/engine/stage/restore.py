@@ -12,7 +12,7 @@ on), then what is left of an epoch is a set of positions that can be dealt to an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -71,32 +71,49 @@ class Restarts:
 def restarts(plan: Plan, cursor: Cursor) -> Restarts:
     """How every running stage must restart so that the output continues after ``cursor``."""
     found = Restarts()
-    asked: dict[str, dict[EdgeKey, Cursor]] = {stage.name: {} for stage in plan.running}
-    asked[plan.output.stage]["", 0] = cursor
+    asked: dict[str, dict[EdgeKey, list[Cursor]]] = {stage.name: {} for stage in plan.running}
+    asked[plan.output.stage]["", 0] = [cursor]
     for stage in reversed(plan.running):
         wanted = asked[stage.name]
-        lowest = None
-        if wanted:
-            cursors = list(wanted.values())
-            lowest = cursors[0]
-            for other in cursors[1:]:
-                if earlier(other, lowest):
-                    lowest = other
+        cursors = _different(each for of_edge in wanted.values() for each in of_edge)
+        lowest = _lowest(cursors)
         if not stage.unordered_above:
-            for edge, each in wanted.items():
+            for edge, of_edge in wanted.items():
+                each = _lowest(of_edge)
                 if earlier(lowest, each):
                     found.skips[edge] = each
         restart, inputs = Restart(), [None] * len(stage.upstream)
         if lowest is not None:
             restart, inputs = stage.kind.split(stage, lowest)
+        asking = [inputs]
+        if stage.unordered_above and lowest is not None:
+            # These may be of different orders of completion: none has all inputs at the lowest that one needs.
+            asking += [stage.kind.split(stage, each)[1] for each in cursors if each is not lowest]
         found.stages[stage.name] = restart
         if not stage.upstream:
             found.steps[stage.name] = restart.step
             found.inputs.update({follower.name: restart.step for follower in stage.followers})
-        for index, (edge_up, each) in enumerate(zip(stage.upstream, inputs, strict=True)):
-            asked[edge_up.stage][stage.name, index] = each
+        for index, edge_up in enumerate(stage.upstream):
+            each = [of_inputs[index] for of_inputs in asking]
+            asked[edge_up.stage][stage.name, index] = _different(each)
             for name in (stage.name, *(follower.name for follower in stage.followers)):
-                found.inputs[name] = each
+                found.inputs[name] = _lowest(each)
+    return found
+
+
+def _lowest(cursors: Sequence[Cursor]) -> Cursor:
+    found = cursors[0] if cursors else None
+    for each in cursors[1:]:
+        if earlier(each, found):
+            found = each
+    return found
+
+
+def _different(cursors: Iterable[Cursor]) -> list[Cursor]:
+    found: list[Cursor] = []
+    for each in cursors:
+        if each not in found:
+            found.append(each)
     return found
 
 
