@@ -130,7 +130,10 @@ class PartFile(Reopenable[LocalFile]):
 
     def version(self) -> str:
         """Of the file as it is now; its last part no program can set back."""
-        return file_version(os.fstat(self.opened().fileno()))
+        file = (
+            self.opened()
+        )  # a reference, so that another thread that makes room does not close it meanwhile
+        return file_version(os.fstat(file.fileno()))
 
     def _open_again(self) -> LocalFile:
         opened = _opened(self._part)

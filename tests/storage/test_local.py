@@ -99,3 +99,20 @@ def test_a_file_that_is_written_over_while_it_is_open_is_an_error(part: Part) ->
     with pytest.raises(ShardError, match="was changed while it was read"):
         for _ in range(LOOK_EVERY):
             file.read_at(10, 10)
+
+
+def test_a_file_stays_open_while_it_is_looked_at_though_another_thread_makes_room(
+    part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = LocalParts(max_open=1)
+    file = local.open(part)
+    first, look = file.version(), os.fstat
+
+    def makes_room(fd: int) -> os.stat_result:
+        monkeypatch.setattr(os, "fstat", look)
+        (tmp_path / "b.bin").write_bytes(DATA)
+        local.open(Part(str(tmp_path / "b.bin"), len(DATA)))  # as another thread may at this moment
+        return look(fd)
+
+    monkeypatch.setattr(os, "fstat", makes_room)
+    assert file.version() == first
