@@ -78,8 +78,8 @@ def check_policy(spec: StageSpec, operator: Operator | Source, kind: StageKind) 
         )
     if spec.policy.retries and kind.keeps:
         raise GraphError(
-            f"stage {spec.name!r}: Retry() tries one item again, but {operator.name} holds earlier items; put the work "
-            "that may fail into a separate stage"
+            f"stage {spec.name!r}: {type(spec.policy).__name__}() tries one item again, but {operator.name} holds "
+            "earlier items; put the work that may fail into a separate stage"
         )
 
 
@@ -136,12 +136,13 @@ def check_substitutes(stage: StagePlan, planned: Mapping[str, StagePlan]) -> Non
             f"stage {stage.name!r}: {word}() works for one-to-one stages, not for {stage.operator.name}"
         )
     chain = lineage_above(stage, planned)
-    whole = stage.source is None and chain[0].level == "batch"
-    if whole and not (stage.operator.can(RowOperator) and policy.neighbours):
-        raise GraphError(
-            f"stage {stage.name!r}: {word}() replaces a single sample, but this function works on a whole batch; move "
-            "it before Batch"
-        )
+    if stage.source is None and chain[0].level == "batch":
+        rows = stage.operator.can(RowOperator) is not None
+        if not rows or policy.substitutes == "output":
+            why = "gives results, but this stage works on rows of a batch"
+            if not rows:
+                why = "replaces a single sample, but this function works on a whole batch"
+            raise GraphError(f"stage {stage.name!r}: {word}() {why}; move it before Batch")
     for above in chain if policy.neighbours else ():
         operator = above.operator
         if above.source is not None:

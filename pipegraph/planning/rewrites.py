@@ -188,6 +188,8 @@ def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
         fusing = above.operator.can(Fuses)
         if not plain or below.spec.on_error != "raise" or fusing is None:
             continue
+        if above.spec.outcome.substitutes == "output":  # for which the lower stage still has its work to do
+            continue
         if not _only_reader(above, planned, output):
             continue
         fused = fusing.take_in(below.work)

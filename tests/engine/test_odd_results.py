@@ -10,8 +10,8 @@ from pipegraph import operators as ops
 from pipegraph.capabilities import BundleMap
 from pipegraph.chunk import Chunk, Failure
 from pipegraph.engine.contents import Contents
-from pipegraph.error_policy import ErrorPolicy
 from pipegraph.errors import GraphError
+from pipegraph.policies import ErrorPolicy
 
 
 class Windows(pg.Regroup):
@@ -449,11 +449,11 @@ def test_an_input_that_a_fan_in_does_not_have_is_named(then, text):
 class Default(ErrorPolicy):
     """A value in a failed item's place: no other sample is read for it."""
 
-    substitutes = True
+    substitutes = "output"
     value: object = None
 
     def instead(self, failed, error, neighbours):
-        return failed.replace(self.value)
+        return [failed.replace(self.value)]
 
 
 def fails_at_two(x):

@@ -16,6 +16,24 @@ from typing import Any
 from pipegraph.chunk import Cursor, Lineage
 from pipegraph.engine.stage.cursors import earlier
 
+SHARE_COUNTS_AFTER = 100
+"""A budget given as a share is not judged before this many items, but at the epoch's end: 1 bad of the first 3 is no
+rate, 1 bad of all 3 is."""
+
+
+def is_share(budget: int | float | None) -> bool:
+    """Whether a budget is a share of the items, and not a number of them."""
+    return isinstance(budget, float) and budget > 0
+
+
+def exceeded(budget: int | float | None, failed: int, items: int) -> bool:
+    """Whether ``failed`` of ``items`` (this failure included) is more than the budget allows."""
+    if budget is None:
+        return False
+    if is_share(budget):
+        return items >= SHARE_COUNTS_AFTER and failed / items > budget
+    return failed > budget
+
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:

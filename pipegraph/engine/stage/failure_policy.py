@@ -17,10 +17,18 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.stage.failure_notes import explain, log_first
 from pipegraph.engine.stage.stage_context import StageContext
 from pipegraph.engine.stage_worker import Worker
-from pipegraph.error_policy import exceeded, is_share
-from pipegraph.errors import BudgetError, StageTimeoutError, WorkerDiedError, described, note
+from pipegraph.errors import (
+    BudgetError,
+    GraphError,
+    StageTimeoutError,
+    WorkerDiedError,
+    described,
+    note,
+    shown,
+)
 from pipegraph.global_generators import Draws, drawing
 from pipegraph.planning.plan import lineage_above
+from pipegraph.policies import check_instead
 from pipegraph.tree import copy_containers
 
 
@@ -46,7 +54,7 @@ class Failures:
         self.policy = stage.plan.spec.policy
         self.outcome = stage.plan.spec.outcome
         self.name = stage.plan.judged
-        self.judges_epochs = is_share(self.outcome.budget)
+        self.judges_epochs = isinstance(self.outcome.budget, float) and self.outcome.budget > 0
 
     def guard(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
         """Wrap ``process`` with retries, if the policy has any."""
@@ -192,6 +200,8 @@ class Failures:
 
     def _judge(self, worker: Worker, chunk: Chunk, error: Exception, row: int, made: int) -> Exception | None:
         """Record the failure, or return the error that exceeds the budget."""
+        from pipegraph.engine.stage.budgets import Quarantined, exceeded
+
         stage, name = self.stage, self.name
         budget = self.outcome.budget
         stage.wait_turn(worker.ticket)
@@ -208,8 +218,6 @@ class Failures:
                     f"of {budget} in on_error={self.policy!r}",
                 )
                 return error
-            from pipegraph.engine.stage.budgets import Quarantined
-
             what = described(error)
             lost = [
                 (row, Quarantined(key, row[1], chunk.epoch, name, what))
@@ -300,18 +308,35 @@ class Failures:
     ) -> Chunk | Exception | None:
         """What takes the place of a failed item, None for nothing, or the error with which the epoch ends.
 
-        ``work`` does this stage's work on another sample.
+        ``work`` does this stage's work on a substitute that enters as its input.
         """
         problem = self._judge(worker, failed, error, row, made)
         if problem is not None:
             return problem
-
-        def neighbours(tries: int) -> Iterator[Chunk]:
-            for sample in self._candidates(worker, failed, tries):
+        policy, stage = self.outcome, self.stage
+        if policy.substitutes == "input":  # a row's work draws from the generator that is current
+            Draws(stage.run.seed, stage.name).one(failed.epoch, failed.lineages[0])
+        try:
+            given = policy.instead(failed, error, partial(self._candidates, worker, failed))
+            check_instead(policy, given)
+            if given is None or isinstance(given, Exception):
+                return given
+            for each in given:
+                if not isinstance(each, Chunk) or each.lineages != failed.lineages:
+                    raise GraphError(
+                        f"on_error={policy!r}: instead() gave {shown(each)}, which is no chunk of the failed sample: "
+                        "give failed.replace(data)"
+                    )
+                each.data = copy_containers(each.data)
+                if policy.substitutes == "output":
+                    return each
                 with suppress(Exception):
-                    yield work(sample)
-
-        return self.outcome.instead(failed, error, neighbours)
+                    if isinstance(done := work(each), Chunk):
+                        return done
+        except Exception as wrong:
+            note(wrong, f"pipegraph: raised by on_error={policy!r} for {described(error)}")
+            return wrong
+        return error
 
     def _whole(self, worker: Worker) -> Callable[[Chunk], Chunk]:
         """The work of this stage on a whole chunk; a source has done it once the sample is read."""
@@ -359,7 +384,7 @@ def substitutes(stage: StageContext, worker: Worker) -> list[Operator | Source]:
         return worker.chain
     chain: list[Operator | Source] = []
     for above in reversed(lineage_above(stage.plan, stage.run.plan.stages)):
-        if above.bypassed is None and not above.kind.gathers:
+        if above.bypassed is None and not above.kind.gathers and not above.caches:
             operator = copy.copy(above.operator)
             operator.open(stage.run.context(above.name, worker.index))
             worker.substituting.append(operator)
