@@ -134,6 +134,7 @@ class Mix(FanIn, Planned, Repeats):
 
     With ``"repeat"`` each input must come from a single source, through stages with one input and one reader each, and
     must give at least one item each time its source is read. Windows, batches and packed rows may span two rounds.
+    Round k of epoch e is read as the source's epoch ``e + k * 2**20``, which samplers and functions get as their epoch.
 
     Raises:
         GraphError: a weight is not positive, ``stop`` is unknown, or, at the plan, the number of inputs differs.

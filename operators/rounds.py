@@ -29,7 +29,7 @@ from pipegraph.integers import integer
 _POSITION_BITS = 40
 """Of a position those below are its place in a round, those above the round's number."""
 _EPOCH_BITS = 20
-"""Round k of epoch e is read as the source's epoch ``e + k * 2**20``: all differ, and round 0 is the epoch itself."""
+"""Where nobody knows how many rounds an epoch has, round k of epoch e is the source's epoch ``e + k * 2**20``."""
 
 
 def round_of(chunk: Chunk) -> int:
@@ -69,7 +69,7 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
     def _index_of(self, position: Any, epoch: int) -> Any:
         number, place = self._decoded(position)
         assert self.source.index_of is not None
-        return self.source.index_of(place, _epoch(epoch, number))
+        return self.source.index_of(place, self._epoch(epoch, number))
 
     @property
     def name(self) -> str:
@@ -119,12 +119,16 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
         self.source.begin_run(epoch, history)
         self._from = None
 
+    def _epoch(self, epoch: int, number: int) -> int:
+        """The source's epoch that is read as a round: each is another one, and they follow each other if known."""
+        return epoch + (number << _EPOCH_BITS) if self.count is None else epoch * self.count + number
+
     def has_length(self) -> bool:
         return self.count is not None and self._of(UserData).has_length()
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
         rounds = range(self.count or 0)
-        sizes = [self.source.length(_epoch(epoch, number), rank, world_size) for number in rounds]
+        sizes = [self.source.length(self._epoch(epoch, number), rank, world_size) for number in rounds]
         return None if self.count is None or None in sizes else sum(size or 0 for size in sizes)
 
     # -- rounds of a known length ----------------------------------------------------------------------
@@ -135,7 +139,7 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
         """``(round, its step to begin with, items in it)`` from step ``start`` on."""
         number = 0
         while self.count is None or number < self.count:
-            size = self.source.length(_epoch(epoch, number), rank, world_size)
+            size = self.source.length(self._epoch(epoch, number), rank, world_size)
             if size == 0:
                 return
             if size is not None and start >= size:
@@ -150,13 +154,13 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
         first_place = next(places, None)
         if self.can(Sampled):  # a sampler comes to its order of a round by those before it
             for before in range((self.count or 0) if first_place is None else first_place[0]):
-                deque(self.source.positions(_epoch(epoch, before), rank, world_size, 0), maxlen=0)
+                deque(self.source.positions(self._epoch(epoch, before), rank, world_size, 0), maxlen=0)
         for number, first, size in () if first_place is None else chain([first_place], places):
             if size is None:
                 raise GraphError(
                     f"{self.name}: its sampler has no length, so it cannot be repeated; give it a __len__"
                 )
-            for place in self.source.positions(_epoch(epoch, number), rank, world_size, first):
+            for place in self.source.positions(self._epoch(epoch, number), rank, world_size, first):
                 if isinstance(place, Drawn):
                     yield Drawn(_coded(number, place.position), place)
                 else:
@@ -167,7 +171,7 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
         for number, first, size in self._places(epoch, rank, world_size, steps.start):
             wanted = len(steps) - len(found)
             last = first + wanted if size is None else min(size, first + wanted)
-            inner = self.source.positions_of(range(first, last), _epoch(epoch, number), rank, world_size)
+            inner = self.source.positions_of(range(first, last), self._epoch(epoch, number), rank, world_size)
             found += [_coded(number, place) for place in inner]
             if len(found) >= len(steps):
                 break
@@ -175,12 +179,12 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
 
     def read(self, position: Any, epoch: int) -> Any:
         number, place = self._decoded(position)
-        return self.source.read(place, _epoch(epoch, number))
+        return self.source.read(place, self._epoch(epoch, number))
 
     def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
         found: list[Any] = []
         for number, places in self._by_round(positions):
-            indices = self._of(BundleSource).indices_of(places, _epoch(epoch, number))
+            indices = self._of(BundleSource).indices_of(places, self._epoch(epoch, number))
             found += [(indices, place) for place in range(len(indices))]
         return found
 
@@ -199,7 +203,7 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
 
     def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
         number, place = self._decoded(position)
-        other = self._of(Neighbours).substitute(place, _epoch(epoch, number), attempt)
+        other = self._of(Neighbours).substitute(place, self._epoch(epoch, number), attempt)
         return None if other is None else _coded(number, other)
 
     def _decoded(self, position: Any) -> tuple[int, Any]:
@@ -226,7 +230,7 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
             self._from = None
         source = self.source
         while self.count is None or number < self.count:
-            inner = _epoch(epoch, number)
+            inner = self._epoch(epoch, number)
             skip = start - begins
             size = source.length(inner, rank, world_size)
             self._began = (number, begins)
@@ -266,17 +270,14 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
             self._from = (step, snapshot)
 
 
-def _epoch(epoch: int, number: int) -> int:
-    return epoch + (number << _EPOCH_BITS)
-
-
 def _coded(number: int, position: int) -> int:
     return number << _POSITION_BITS | position
 
 
 @final
 class Repeat(Operator, Planned, Repeats):
-    """Repeat the stream ``times`` times in each epoch. Its source is read that many times, each time in another order.
+    """Repeat the stream ``times`` times in each epoch. Its source is read that many times, each time in another order:
+    round k of epoch e is its epoch ``e * times + k``, which its sampler's ``set_epoch`` and its functions get.
 
     It may follow any chain of stages with one input and one reader each, except ``Take``. Windows, batches and packed
     rows may span two rounds. The stage itself does nothing and is left out of the plan. The

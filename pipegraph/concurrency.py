@@ -18,6 +18,7 @@ from threading import (
     Thread as Thread,
     active_count as active_count,
     current_thread as current_thread,
+    enumerate as enumerate,
     get_ident as get_ident,
     get_native_id as get_native_id,
     local as local,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import operator
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -48,11 +49,20 @@ def is_namedtuple(data: Any) -> bool:
 
 
 def rebuilt(like: Any, entries: Sequence[Any]) -> Any:
-    """A container of the kind of ``like`` with other entries: of its keys, places or fields, in their order."""
-    if is_namedtuple(like):
-        return type(like)._make(entries)
-    if isinstance(like, tuple | list):
-        return type(like)(entries)
+    """A container of the kind of ``like`` with other entries: of its keys, places or fields, in their order.
+
+    What else it holds, such as the attributes of a subclass, is kept; ``__init__`` and ``__new__``, which may take
+    something else than entries, do not run.
+    """
+    kind = type(like)
+    if kind is list or kind is tuple:
+        return kind(entries)
+    if isinstance(like, tuple):
+        return _rebuilt_tuple(like, entries)
+    if isinstance(like, list):
+        made = copy.copy(like)
+        list.__setitem__(made, slice(None), entries)
+        return made
     if is_dataclass_value(like):
         return with_fields(like, {f.name: e for f, e in zip(dataclasses.fields(like), entries, strict=True)})
     if type(like) is dict or not isinstance(like, MutableMapping):
@@ -61,6 +71,20 @@ def rebuilt(like: Any, entries: Sequence[Any]) -> Any:
     for key, entry in zip(like, entries, strict=True):
         fresh[key] = entry
     return fresh
+
+
+def _rebuilt_tuple(like: tuple[Any, ...], entries: Sequence[Any]) -> Any:
+    kind: Any = type(like)
+    if len(entries) == len(like) and all(map(operator.is_, entries, like)) and not hasattr(like, "__dict__"):
+        return like
+    try:
+        made = tuple.__new__(kind, entries)
+    except TypeError:  # one of C's: they have attributes besides their entries, such as nanoseconds
+        reduced: Any = like.__reduce__()
+        return kind(entries, *reduced[1][1:]) if hasattr(kind, "n_sequence_fields") else kind(entries)
+    if hasattr(like, "__dict__"):
+        made.__dict__.update(like.__dict__)
+    return made
 
 
 def entries(data: Any) -> list[tuple[str, Any]] | None:

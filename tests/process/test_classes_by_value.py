@@ -2,6 +2,8 @@
 
 import dataclasses
 import warnings
+from collections import namedtuple
+from typing import NamedTuple
 
 import pytest
 
@@ -74,6 +76,25 @@ def test_objects_with_slots_cross_both_ways(place):
         (batch,) = loader
     assert type(batch) is slotted
     assert batch.a.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_named_tuples_cross_both_ways(place):
+    stage, options = PLACES[place]
+
+    class Point(NamedTuple):
+        x: int
+        y: int = 5
+
+    class Named(namedtuple("Named", "x")):
+        __slots__ = ()
+
+    graph = pg.Graph("tuples")
+    graph.add(ops.FromSequence([Point(1), Named(2)])).then(lambda sample: sample, **stage)
+    with graph.loader(**options) as loader:
+        found = list(loader)
+    assert list(map(type, found)) == [Point, Named]
+    assert found == [(1, 5), (2,)]
 
 
 @pytest.mark.parametrize("place", PLACES)

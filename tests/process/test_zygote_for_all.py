@@ -10,7 +10,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 
 gate = threading.Event()
-threading.Thread(target=gate.wait, daemon=True).start()  # as a progress bar has one
+threading.Thread(target=gate.wait, daemon=True).start()  # as a logger has one
 
 def delivered(function, **options):
     graph = pg.Graph("g")
@@ -118,3 +118,51 @@ print(Resources.now().leaked_since(before))
         isolate,
     )
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_tqdms_monitor_is_no_reason_for_a_fresh_interpreter(programs, tmp_path):
+    """Workers have what the script has set in modules: they are forked from it."""
+    (tmp_path / "settings.py").write_text("size = 1\n\ndef read(x):\n    return size\n")
+    done = programs.run(
+        """
+import sys, threading
+import pipegraph as pg
+from pipegraph import operators as ops
+
+class TMonitor(threading.Thread):
+    daemon = True
+    def run(self):
+        gate.wait()
+
+TMonitor.__module__ = "tqdm._monitor"
+gate = threading.Event()
+TMonitor().start()
+sys.path.append(sys.argv[1])
+import settings
+settings.size = 2
+graph = pg.Graph("g")
+graph.add(ops.FromSequence(range(2))).then(settings.read, backend="process")
+with graph.loader() as loader:
+    print(list(loader))
+gate.set()
+""",
+        tmp_path,
+    )
+    assert (done.stdout, done.stderr) == ("[2, 2]\n", "")
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["forked", "fresh interpreter"])
+def test_the_timeout_of_the_scripts_sockets_is_not_that_of_ours(programs, threads):
+    """A pass, and the time between two, may be longer than the timeout."""
+    done = programs.run(
+        """
+import socket, sys, threading
+socket.setdefaulttimeout(0)  # each wait would fail at once
+"""
+        + (BEGIN if threads else BEGIN.replace("threading.Thread(target=gate.wait, daemon=True).start()", ""))
+        + """
+print(delivered(abs), delivered(abs, isolate=True), len(data_loader()), socket.getdefaulttimeout())
+gate.set()
+"""
+    )
+    assert (done.stdout, done.stderr) == ("[0, 1] [0, 1] 2 0.0\n", "")

@@ -63,6 +63,15 @@ def test_fillings_of_columns_that_do_not_fit_say_so() -> None:
         ops.Load(fill=3)  # type: ignore[arg-type]
 
 
+def test_fillings_inside_lists_and_structs_are_not_cut_to_the_columns_type() -> None:
+    lists = written(pa.table({"n": pa.array([[1], None])}))
+    structs = written(pa.table({"n": pa.array([{"a": 1, "b": [2]}, None])}))
+    for file, fill in ((lists, [1.5]), (structs, {"a": 1.5}), (structs, {"a": 1, "b": [0.5]})):
+        with pytest.raises(GraphError, match="is no value of type"):
+            list(ParquetFormat(fill={"n": fill}).samples(file))
+    assert whole(structs, ParquetFormat(fill={"n": {"a": 3, "b": None}}))[2][1]["n"] == {"a": 3, "b": None}
+
+
 @pytest.mark.parametrize("value", [1, 1_000])
 def test_nanoseconds_are_numpys_whatever_their_value(value: int) -> None:
     plain = pa.array([value, None])

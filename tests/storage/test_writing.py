@@ -404,6 +404,41 @@ def test_what_has_no_place_in_a_format_is_named(
     assert not list((tmp_path / "out").glob("*shard*"))
 
 
+FIRST = {"int": [1, 2], "float": [0.5], "float32": np.ones(2, np.float32), "number": 0.5}
+ODD = {
+    "int": [[1.5, 2.0], [float("nan")], ["7"], [True], [None], (1.7,), [1e18], [2**63], [[1], [0.5]]],
+    "float": [["1.5"], [True], [None], [2**60 + 1], [0.5, 2**60 + 1], [np.array([1])]],
+    "float32": [[1e300], [2**25 + 1]],
+    "number": [2**60 + 1],
+}
+
+
+@pytest.mark.parametrize("format", ["parquet", "mds"])
+@pytest.mark.parametrize(("first", "odd"), [(first, odd) for first in ODD for odd in ODD[first]], ids=str)
+def test_numbers_that_would_change_are_refused(tmp_path: Path, format: str, first: str, odd: Any) -> None:
+    writer = pg.ShardWriter(tmp_path / "out", format=format)
+    writer.write({"v": FIRST[first]})
+    with pytest.raises(DataError, match="field 'v' holds"), writer:
+        writer.write({"v": odd})
+
+
+@pytest.mark.parametrize("format", ["parquet", "mds"])
+def test_lists_of_numbers_that_fit_are_written(tmp_path: Path, format: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"a": [1, 2], "b": [0.5], "c": np.ones(1, np.float32)},
+        {"a": [4] if format == "mds" else [], "b": [1, 2.5], "c": [0.1]},
+        {"a": (np.int64(3),), "b": [float("nan"), float("inf")], "c": [2, -1]},
+    ]
+    with pg.ShardWriter(tmp_path / "out", format=format) as writer:
+        for row in rows:
+            writer.write(row)
+    file = LocalFile(str(next((tmp_path / "out").glob(f"*.{format}"))))
+    for row, found in zip(rows, format_of(file.name).samples(file), strict=True):
+        for name, dtype in (("a", np.int64), ("b", np.float64), ("c", np.float32)):
+            assert found[name].dtype == dtype
+            np.testing.assert_array_equal(found[name], np.array(row[name], dtype))
+
+
 def test_a_key_of_bytes_is_the_text_that_it_is(tmp_path: Path) -> None:
     with pg.ShardWriter(tmp_path / "out", "tar") as writer:
         writer.write({"key": b"abc", "x": b"1"})

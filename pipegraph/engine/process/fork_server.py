@@ -55,7 +55,7 @@ def serve(fd: int, ready: int, collects: bool, names: Sequence[str] = ()) -> Non
     ):  # the trainer no longer needs it, as the closed socket will say
         os.write(ready, b"r")
     os.close(ready)
-    with socket.socket(fileno=fd) as sock:
+    with surroundings.socket_of(fd) as sock:
         _fork_on_request(sock)
 
 
@@ -158,7 +158,7 @@ def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:
         # Processes forked by a user's function must end on SIGTERM: multiprocessing's pools wait for that.
         os.register_at_fork(after_in_child=_end_by_sigterm)
         module, _, name = entry.partition(":")
-        with socket.socket(fileno=fds[0]) as sock:
+        with surroundings.socket_of(fds[0]) as sock:
             code = getattr(importlib.import_module(module), name)(sock, *fds[1:]) or 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1

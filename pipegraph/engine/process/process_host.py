@@ -103,7 +103,9 @@ class ProcessLink(Link):
 
     def _close(self) -> None:
         self._port.close()
-        os.close(self._stack)
+        stack, self._stack = self._stack, -1  # see Sealed.close
+        if stack >= 0:
+            os.close(stack)
         del self._page  # an error's traceback may keep this link, but not its memory
 
     def forget(self) -> None:

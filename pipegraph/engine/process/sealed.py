@@ -50,9 +50,12 @@ class Sealed:
 
     def close(self) -> None:
         """Close our descriptor; other processes keep theirs."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = (
+            self.fd,
+            -1,
+        )  # before it is closed: a Ctrl-C meanwhile must not have the number closed again
+        if fd >= 0:
+            os.close(fd)
 
 
 def cannot_be_sent(

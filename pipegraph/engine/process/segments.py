@@ -71,9 +71,9 @@ class Segment:
 
     def close(self) -> None:
         """Close the descriptor used for sending. The mapping has its own, and is freed with the last array."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1  # see Sealed.close
+        if fd >= 0:
+            os.close(fd)
 
 
 class Arena:

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import os
 import pickle
+import socket
 import sys
 from collections.abc import Iterator
 
@@ -61,3 +62,18 @@ def enter(fds: list[int]) -> None:
         os.dup2(fd, number)
         os.close(fd)
     importlib.invalidate_caches()  # of folders that did not exist when the forking process looked
+
+
+def socket_pair(kind: int = socket.SOCK_STREAM) -> tuple[socket.socket, socket.socket]:
+    """Connected sockets of our own, which wait without an end whatever ``socket.setdefaulttimeout`` was given."""
+    pair = socket.socketpair(socket.AF_UNIX, kind)
+    for end in pair:
+        end.settimeout(None)
+    return pair
+
+
+def socket_of(fd: int) -> socket.socket:
+    """The socket of a descriptor that this process was given; as those of :func:`socket_pair`."""
+    sock = socket.socket(fileno=fd)
+    sock.settimeout(None)
+    return sock

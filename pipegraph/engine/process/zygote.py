@@ -66,8 +66,10 @@ class Child:
 
     def close(self) -> None:
         """Close our descriptors."""
-        os.close(self.sentinel)
         self.sock.close()
+        sentinel, self.sentinel = self.sentinel, -1  # see Sealed.close
+        if sentinel >= 0:
+            os.close(sentinel)
 
 
 class Zygote:
@@ -81,7 +83,7 @@ class Zygote:
 
     def _begin(self) -> None:
         surroundings.fill_standard_descriptors()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = surroundings.socket_pair(socket.SOCK_SEQPACKET)
         self._ready, ready = os.pipe()
         try:
             self.forked = self.forked and may_fork()
@@ -116,7 +118,7 @@ class Zygote:
             OSError: no process could be forked.
             Cancelled: ``cancel`` became readable.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours, theirs = surroundings.socket_pair()
         try:
             for last in (False, True):
                 sock = self._sock
@@ -289,14 +291,16 @@ forks.in_child(_after_fork)
 
 
 def may_fork() -> bool:
-    """Whether this process may be forked: it has no other Python thread and no context on an accelerator.
+    """Whether this process may be forked: it has no other Python thread, but for tqdm's monitor, and no context on an
+    accelerator. The monitor holds no lock that a worker needs, unless its function draws a progress bar.
 
     Threads of native libraries' pools do not count: OpenBLAS ends and restarts its own around a fork, and the zygote
     sets the others' pools to one thread, as ``DataLoader``'s workers do.
     """
-    if not hasattr(os, "fork") or sys.platform == "darwin" or concurrency.active_count() > 1:
+    if not hasattr(os, "fork") or sys.platform == "darwin":
         return False
-    if concurrency.current_thread() is not concurrency.main_thread():
+    threads = [each for each in concurrency.enumerate() if type(each).__module__ != "tqdm._monitor"]
+    if threads != [concurrency.main_thread()] or concurrency.current_thread() is not threads[0]:
         return False
     from pipegraph.device import is_initialized
 

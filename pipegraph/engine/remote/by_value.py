@@ -45,7 +45,12 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return reduced  # it is no class, or one that the reader imports
         make, arguments, *rest = reduced
         slots = vars(value).get("__slots__")
-        if isinstance(slots, str | list | tuple | dict) and isinstance(arguments[3], dict):
+        # Those of a tuple are empty, and NamedTuple writes them itself.
+        if (
+            not issubclass(value, tuple)
+            and isinstance(slots, str | list | tuple | dict)
+            and isinstance(arguments[3], dict)
+        ):
             arguments[3]["__slots__"] = slots
         _SENT[arguments[-2]] = value
         return _made, (make, arguments), *rest

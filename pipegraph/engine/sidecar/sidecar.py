@@ -9,7 +9,6 @@ are passed on, so that taking a state needs no call.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -19,6 +18,7 @@ from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.contents import samples_in
+from pipegraph.engine.process import surroundings
 from pipegraph.engine.process.process_host import ProcessHost
 from pipegraph.engine.process.processes import Processes
 from pipegraph.engine.remote.base_proxy import Remote
@@ -56,7 +56,7 @@ class SidecarHost(ProcessHost):
     def _start(self) -> None:
         """As the base class's, with a new control connection."""
         self._end_control()
-        ours, theirs = socket.socketpair()
+        ours, theirs = surroundings.socket_pair()
         self._control = Connection(ours.detach())
         self.extra = (theirs.fileno(),)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -118,8 +118,12 @@ def fitted(value: Any, kind: str, field: str) -> Any:
             array = array_of(value)
             if isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") != np.dtype(dtype):
                 raise TypeError(f"an array of {array.dtype}")
+            if isinstance(value, list | tuple):
+                _check_numbers(value, np.dtype(dtype))
             return np.ascontiguousarray(array, dtype=dtype)
         if found == kind or (kind == "float" and found == "int"):
+            if kind == "float":
+                _check_numbers((value,), np.dtype(float))
             plain = {"int": int, "float": float, "bool": bool, "bytes": bytes}.get(kind)
             return plain(value) if plain is not None else value if kind == "text" else as_json(value)
         if kind == "json":
@@ -130,6 +134,30 @@ def fitted(value: Any, kind: str, field: str) -> Any:
         f"field {field!r} holds {kind} in the samples that were looked at first, and {found} in this one; make all "
         "values of a field alike"
     )
+
+
+def _check_numbers(values: Sequence[Any], dtype: np.dtype[Any]) -> None:
+    """Raises TypeError or OverflowError if a number changes by becoming one of ``dtype``; floats may be rounded."""
+    kinds = set(map(type, values))
+    if kinds == {float} and dtype == np.float64:
+        return
+    for value in values:
+        if isinstance(value, list | tuple):
+            _check_numbers(value, dtype)
+            continue
+        number = number_of(value)
+        if isinstance(number, bool | np.bool_):
+            fits = dtype.kind == "b"
+        elif isinstance(number, int):
+            fits = dtype.kind in "iuf" and int(dtype.type(number)) == number
+        elif isinstance(number, float | np.floating):
+            size = abs(float(number))
+            fits = dtype.kind == "f" and (size <= float(np.finfo(dtype).max) or not np.isfinite(size))
+        else:
+            array = array_of(number)
+            fits = isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") == dtype
+        if not fits:
+            raise TypeError(f"{value!r} would change as {dtype}")
 
 
 def fitted_fields(sample: Mapping[str, Any], kinds: Kinds, number: int) -> Iterator[tuple[str, str, Any]]:
