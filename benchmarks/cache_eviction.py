@@ -32,10 +32,10 @@ from pipegraph.order import BlockOrder, LaneOrder, Order, PartOrder, StridedOrde
 from pipegraph.reader.next_use import NextUseIndex
 from pipegraph.reader.uses import RankSteps
 from pipegraph.storage import Manifest, Part
-from pipegraph.storage.eviction import CacheEntry, NextUse, eviction_order
 from pipegraph.storage.formats import Block
 from pipegraph.storage.manifest import PartIndex
 from pipegraph.storage.node_cache import Cacheable, NodeCache
+from pipegraph.storage.space import CacheEntry, NextUse, eviction_order
 
 CLAIM = "plan-based eviction hits as often as the offline optimum, on scans many times as often as LRU"
 BLOCKS, SAMPLES, EPOCHS = 480, 16, 6

@@ -25,9 +25,9 @@ from typing import Any
 
 import harness
 
-from pipegraph.storage import LocalFile
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.formats.tarheader import members
+from pipegraph.storage.shard_files import LocalFile
 
 CLAIM = "tar samples come several times as fast as through tarfile"
 SHARD_NBYTES = 200_000_000

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipegraph.lazy_names import lazy_names
+from pipegraph.importing import lazy_names
 
 if TYPE_CHECKING:
     from pipegraph.operators.batching import Batch as Batch, MicroBatches as MicroBatches, Unbatch as Unbatch

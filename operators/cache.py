@@ -28,8 +28,7 @@ from pipegraph.errors import DataError, GraphError, PipegraphWarning, shown
 from pipegraph.fingerprints import HandedOut
 from pipegraph.forks import lock_free_after_fork
 from pipegraph.operators.columns import ARRAYS
-from pipegraph.tensor_bytes import bytes_of
-from pipegraph.tree import buffers, copy_containers, map_leaves, own_memory
+from pipegraph.tree import buffers, bytes_of, copy_containers, map_leaves, own_memory
 from pipegraph.units import parse_bytes
 
 Value = tuple[tuple[Any, ...] | None, Any]

@@ -50,11 +50,7 @@ def collate(items: Sequence[Any], rules: Any = None, field: str = "") -> Any:
 
 
 def batch_of(parts: Sequence[Columns], rules: Any, field: str = "", named: bool = False) -> Any:
-    """As :func:`collate`, of the samples of several parts, laid end to end.
-
-    Args:
-        named: whether this is a field of a dict.
-    """
+    """As :func:`collate`, of several parts laid end to end; ``named``: this is a field of a dict."""
     rule = None
     if rules is not None:
         if not field and isinstance(rules, Mapping):

@@ -32,7 +32,7 @@ from torch.utils.dlpack import from_dlpack
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
-from pipegraph.errors import DataError, GraphError, MissingExtraError, shown
+from pipegraph.errors import DataError, GraphError, extra_module, shown
 from pipegraph.integers import integer
 from pipegraph.parameters import function_name
 from pipegraph.randomness import generator
@@ -128,11 +128,7 @@ class DaliError(DataError):
 
 
 class DaliRunner(ABC):
-    """Runs one chunk at a time; belongs to one worker.
-
-    Attributes:
-        inputs: the fields that the definition names.
-    """
+    """Runs one chunk at a time, for one worker; ``inputs`` are the fields that the definition names."""
 
     inputs: tuple[str, ...] = ()
 
@@ -167,10 +163,7 @@ def open_dali(
 
     A function in DALI's dynamic mode returns one batch, a tuple of them, or a dict by name, which needs no ``outputs``.
     """
-    try:
-        import nvidia.dali  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("nvidia-dali-cuda130", "dali", "Dali") from error
+    extra_module("nvidia.dali", "dali", "Dali", "nvidia-dali-cuda130")
     if getattr(definition, "_is_pipeline_def", False):
         return StaticRunner(definition, outputs, num_threads, device_id)
     return DynamicRunner(definition, outputs, num_threads, device_id)

@@ -19,8 +19,15 @@ from pipegraph.contracts import Context, Fact, Operator, Source
 from pipegraph.errors import DataError, GraphError
 from pipegraph.once import Once
 from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
-from pipegraph.operators.shard_samples import ShardFeed, ShardPart, ShardSample
-from pipegraph.operators.shared_reader import Reading, blocks_nbytes, check_memory, holds_blocks
+from pipegraph.operators.shared_reader import (
+    Reading,
+    ShardFeed,
+    ShardPart,
+    ShardSample,
+    blocks_nbytes,
+    check_memory,
+    holds_blocks,
+)
 from pipegraph.order import Order, StridedOrder
 from pipegraph.reader.columns_filter import Choice, chosen_columns
 from pipegraph.storage.folders import FileList, list_files

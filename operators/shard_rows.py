@@ -20,8 +20,10 @@ from pipegraph.errors import DataError, ShardError
 from pipegraph.operators.ordered import OrderedSource
 from pipegraph.operators.shards import ShardSelect
 from pipegraph.stopping import Stopping
-from pipegraph.storage import LocalParts, Part, ShardFile, open_block
+from pipegraph.storage import Part, ShardFile
 from pipegraph.storage.formats import Block, Format, format_of
+from pipegraph.storage.local import LocalParts
+from pipegraph.storage.open_blocks import open_block
 from pipegraph.storage.parts import is_url
 
 BLOCKS = 1024
@@ -63,11 +65,7 @@ def _is_in_place(name: Any) -> bool:
 
 @final
 class ShardRows(OrderedSource, BundleSource):
-    """See the module docstring.
-
-    Args:
-        select: whose samples are read, in the same order.
-    """
+    """The samples of a ``ShardSelect``, in the same order; see the module docstring."""
 
     name = "shardselect"
 

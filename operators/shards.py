@@ -14,7 +14,7 @@ from pipegraph.contracts import Context, Drawn, Fact, History
 from pipegraph.errors import GraphError, StateError
 from pipegraph.once import Once
 from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
-from pipegraph.operators.shard_samples import ShardFeed, ShardPart, ShardSample
+from pipegraph.operators.shared_reader import ShardFeed, ShardPart, ShardSample
 from pipegraph.order import LaneOrder, Order, PartOrder
 from pipegraph.order.layout import Int64Array
 from pipegraph.reader.manifests import Found, Listed, find_manifest, list_parts

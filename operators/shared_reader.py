@@ -1,4 +1,7 @@
-"""The block reader that the workers of a Load share, and its memory limit."""
+"""What a ``ShardSelect`` hands to ``Load``, and the block reader that the workers of a Load share.
+
+A sample or whole part refers to the feed that it comes from, which tells the reader what is read next.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,76 @@ from pipegraph.machine import available_memory
 from pipegraph.reader.prefetch_policy import SHARE
 
 if TYPE_CHECKING:
-    from pipegraph.operators.shard_samples import ShardFeed
     from pipegraph.operators.shards import ShardSelect
     from pipegraph.order import LaneOrder
     from pipegraph.reader.block_reader import BlockReader
     from pipegraph.reader.columns_filter import Choice
-    from pipegraph.storage import NodeCache
+    from pipegraph.reader.uses import RankSteps
+    from pipegraph.storage import NodeCache, Part
+
+
+class ShardFeed:
+    """What one loader's ``ShardSelect`` deals, epoch by epoch. It travels with the samples to their ``Load``.
+
+    Thread-safe.
+    """
+
+    def __init__(self, select: ShardSelect, context: Context) -> None:
+        self.select = select
+        self.seed, self.rank, self.world_size = context.seed, context.rank, context.world_size
+        self._lock = concurrency.Lock()
+        self._deals: list[RankSteps] = []
+        self._listeners: list[BlockReader] = []
+
+    def new_run(self) -> None:
+        """What was dealt does not hold any more."""
+        with self._lock:
+            self._deals = []
+            for listener in self._listeners:
+                listener.new_run()
+
+    def deal(self, deal: RankSteps) -> None:
+        """The steps of another epoch begin to be dealt."""
+        with self._lock:
+            self._deals = [*self._deals[-1:], deal]
+            for listener in self._listeners:
+                listener.dealt(deal)
+
+    def subscribe(self, listener: BlockReader) -> None:
+        """Notify this one too, at once of what is being dealt."""
+        with self._lock:
+            if listener not in self._listeners:
+                self._listeners.append(listener)
+                for deal in self._deals:
+                    listener.dealt(deal)
+
+
+class ShardSample:
+    """Sample ``index`` of block ``number``; ``Load`` reads it."""
+
+    __slots__ = ("feed", "index", "number")
+
+    def __init__(self, feed: ShardFeed, number: int, index: int) -> None:
+        self.feed = feed
+        self.number = number
+        self.index = index
+
+    def __repr__(self) -> str:
+        return f"<ShardSample {self.index} of block {self.number}>"
+
+
+class ShardPart:
+    """A whole part, by its number in the list of parts; ``Load`` reads its samples."""
+
+    __slots__ = ("feed", "number", "part")
+
+    def __init__(self, feed: ShardFeed, number: int, part: Part) -> None:
+        self.feed = feed
+        self.number = number
+        self.part = part
+
+    def __repr__(self) -> str:
+        return f"<ShardPart {self.number}: {self.part.name}>"
 
 
 @final

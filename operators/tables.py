@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pipegraph.capabilities import BundleSource, Gathers
 from pipegraph.contracts import Fact
-from pipegraph.errors import GraphError, MissingExtraError
+from pipegraph.errors import GraphError, extra_module
 from pipegraph.integers import integer
 from pipegraph.operators.columns import Columns
 from pipegraph.operators.ordered import OrderedSource, order_of
@@ -98,10 +98,7 @@ class FromTable(OrderedSource, BundleSource):
 
 def _arrow_table(given: Any) -> tuple[Any, Int64Array | None]:
     """The pyarrow table under what a user has, and which of its rows are meant, where not all are."""
-    try:
-        arrow = importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "shards", "FromTable") from error
+    arrow = extra_module("pyarrow", "shards", "FromTable")
     if isinstance(given, arrow.Table):
         return given, None
     if isinstance(given, arrow.RecordBatch):

@@ -20,23 +20,15 @@ from pipegraph.batches import map_rows, resolved
 from pipegraph.capabilities import Moves, Planned
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact, Operator
-from pipegraph.device import (
-    Backend,
-    Event,
-    Scattered,
-    Slot,
-    backend_for,
-    copy_tree,
-    devices,
-    normalised,
-    offers,
-    slots_on,
-    unpinned,
-)
-from pipegraph.device.copy import Arrival
+from pipegraph.device.accelerator import offers, unpinned
+from pipegraph.device.backend import Backend, Event, Slot, normalised, slots_on
+from pipegraph.device.copy import Arrival, copy_tree
 from pipegraph.device.device_slabs import Landing
+from pipegraph.device.opening import backend_for
 from pipegraph.device.own_moves import held_apart, moved_by_itself, pinned_by_itself, put_back, tensors_within
 from pipegraph.device.packed_copy import FieldPlace, Packed, pack, packable, places_for
+from pipegraph.device.present import devices
+from pipegraph.device.scattered import Scattered
 from pipegraph.device.slabs import aligned, on_device, ring_for
 from pipegraph.device.split import (
     Whole,
@@ -49,7 +41,7 @@ from pipegraph.device.split import (
 )
 from pipegraph.errors import DeviceError, GraphError
 from pipegraph.operators.batch_slabs import exchanged, tensors_of
-from pipegraph.tensor_bytes import bytes_of
+from pipegraph.tree import bytes_of
 
 
 def _device(device: torch.device | str | int, what: str) -> torch.device:

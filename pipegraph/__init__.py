@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipegraph.lazy_names import lazy_names
+from pipegraph.importing import lazy_names
 
 if TYPE_CHECKING:
     import pipegraph.testing as testing  # noqa: F401

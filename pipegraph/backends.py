@@ -94,11 +94,7 @@ BACKENDS: dict[str, StageBackend] = {each: each for each in (INLINE, THREAD, PRO
 
 
 def backend_of(name: str, stage: str) -> StageBackend:
-    """A backend by its name.
-
-    Raises:
-        GraphError: there is none of this name.
-    """
+    """A backend by its name; raises GraphError if there is none of this name."""
     found = BACKENDS.get(name) if isinstance(name, str) else None
     if found is None:
         raise GraphError(f"stage {stage!r}: backend must be one of {', '.join(BACKENDS)}, got {name!r}")

@@ -78,7 +78,7 @@ def _note(batch: Any, values: Sequence[Any], transposed: bool, top: bool) -> Not
     if isinstance(batch, torch.Tensor | np.ndarray) or not values:
         return None
     if isinstance(batch, list | tuple) and not is_namedtuple(batch):
-        if _are(batch, values):
+        if len(batch) == len(values) and all(map(is_, batch, values)):
             return Rows(type(batch), frozenset(map(type, values)))
         kept = Rows(list, frozenset(map(type, values)))
         if isinstance(values[0], list | tuple) and len(values[0]) == len(batch):
@@ -92,10 +92,6 @@ def _note(batch: Any, values: Sequence[Any], transposed: bool, top: bool) -> Not
         if note is not None:
             found[name] = note
     return found or None
-
-
-def _are(batch: Sequence[Any], values: Sequence[Any]) -> bool:
-    return len(batch) == len(values) and all(map(is_, batch, values))
 
 
 def _at(values: Sequence[Any], name: Any) -> list[Any]:
@@ -124,15 +120,11 @@ def _named(data: Any) -> Mapping[Any, Any]:
 # -- when it is taken apart --------------------------------------------------------------------------
 
 
-def _nothing(part: Any) -> bool:
-    return False
-
-
 def resolved(
     batch: Any,
     note: Note,
     count: int | None,
-    opaque: Callable[[Any], bool] = _nothing,
+    opaque: Callable[[Any], bool] = lambda part: False,
     field: str = "",
     top: bool = True,
 ) -> Parts:

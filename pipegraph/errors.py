@@ -34,9 +34,21 @@ The methods of a user's exceptions and objects (``__str__``, ``__repr__``, ``add
 from __future__ import annotations
 
 import contextlib
+import re
+from importlib import import_module
 from typing import Any
 
-from pipegraph.redaction import without_secrets
+# Of URLs only: the XML in which clouds say what was wrong begins with "<?". Elsewhere than in HTTP a "?" may be part of
+# a name or a pattern, and a name before an "@" that of a container.
+_QUERY = r"((?<![\w+.-])(?:https?://[^\s\"'<>?]*|[A-Za-z][\w+.-]*://[^\s\"'<>?]*(?=\?[^\s/]*=)))\?[^\s\"'<>]*"
+_USER = r"(https?://)[^/\s]*@|([\w+.-]+://)[^/\s:@]*:[^/\s]*@"
+
+
+def without_secrets(text: str) -> str:
+    """Any text without the queries, user names and passwords of the URLs in it."""
+    if "://" not in text:
+        return text
+    return re.sub(_USER, r"\1\2", re.sub(_QUERY, r"\1?...", text, flags=re.IGNORECASE), flags=re.IGNORECASE)
 
 
 class _Redacted(Exception):
@@ -78,14 +90,24 @@ class MissingExtraError(PipegraphError, ImportError):
     """
 
     def __init__(self, module: str, extra: str, purpose: str) -> None:
-        from pipegraph.installing import install_line
-
         super().__init__(f"{purpose} needs {module}, which is not installed: {install_line(extra)}")
         self.extra = extra
         self._given = (module, extra, purpose)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._given  # a copy is made of what was given, not of the message
+
+
+def extra_module(module: str, extra: str, purpose: str, package: str | None = None) -> Any:
+    """A module that an extra of pipegraph installs; ``package`` is what it comes from, if that has another name.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(package or module, extra, purpose) from error
 
 
 class BudgetError(PipegraphError, RuntimeError):
@@ -142,6 +164,24 @@ class PipegraphWarning(_Redacted, UserWarning):
 
 class StuckWorker(PipegraphWarning):
     """User code did not return in time; its daemon thread was abandoned."""
+
+
+def install_line(extra: str, distribution: str | None = None) -> str:
+    """``pip install`` with what an extra stands for, or with one distribution of it.
+
+    Where pipegraph runs from its sources, and nothing was installed that could be asked, it is the clone's own line.
+    """
+    from importlib import metadata  # takes longer than all of this module
+
+    try:
+        stated = metadata.requires("pipegraph-torch") or []
+    except metadata.PackageNotFoundError:
+        stated = []
+    parts = (each.replace("'", '"').partition(";") for each in stated)
+    wanted = [requirement.strip() for requirement, _, marker in parts if f'extra == "{extra}"' in marker]
+    if distribution is not None:
+        wanted = [each for each in wanted if re.match(r"[\w.-]+", each)[0].lower() == distribution.lower()]  # type: ignore[index]
+    return "pip install " + (" ".join(f'"{each}"' for each in wanted) or f'-e ".[{extra}]"')
 
 
 def note(error: BaseException, text: str) -> None:

@@ -66,12 +66,7 @@ class DrawnForSeveral(Exception):
 
 
 class Draws:
-    """The generators of one operator copy, keyed by the current sample. Made in ``open``; used by one worker.
-
-    Args:
-        seed: of the graph.
-        stage: name of the stage.
-    """
+    """The generators of one operator copy, keyed by the current sample. Made in ``open``; used by one worker."""
 
     __slots__ = (
         "_at", "_begun", "_epoch", "_first", "_generators", "_lineages", "_made", "_row", "_seed", "_stage",
@@ -271,11 +266,7 @@ def install() -> None:
 
 
 def _draw(operator: Any, at: int, *args: Any, **kwargs: Any) -> Any:
-    """The kernel: an operator that draws is called in a pipeline's thread.
-
-    Args:
-        at: index of the generator among ``args``; -1 if it is a keyword argument.
-    """
+    """The kernel for draws in a pipeline's thread; ``at`` is the generator's place in ``args``, -1: it is a keyword."""
     draws = _current.get()
     given = kwargs.get("generator") if at < 0 or len(args) <= at else args[at]
     if given is None and draws is not None:

@@ -10,11 +10,7 @@ from pipegraph.errors import DataError, GraphError
 
 
 def integer(value: object, what: str, least: int = 1, rule: str = "must be an int >= {}") -> int:
-    """``value`` as an int.
-
-    Raises:
-        GraphError: it is none, or below ``least``; says ``what`` it is and the ``rule``.
-    """
+    """``value`` as an int; raises GraphError, with ``what`` and the ``rule``, if it is none or below ``least``."""
     try:
         found = least - 1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:

@@ -44,9 +44,7 @@ class ImageBackend(Protocol):
 
 
 def check_interpolation(interpolation: str) -> None:
-    """Raises:
-    GraphError: it is not one of ``INTERPOLATIONS``.
-    """
+    """Raises GraphError for anything but one of ``INTERPOLATIONS``."""
     if interpolation not in INTERPOLATIONS:
         raise GraphError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}")
 

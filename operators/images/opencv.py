@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipegraph.errors import MissingExtraError
+from pipegraph.errors import extra_module
 from pipegraph.operators.images.crop import Region
 from pipegraph.operators.images.decoder import Buffer, ImageHWC, Interpolation
 from pipegraph.operators.images.header import Header
@@ -23,11 +23,7 @@ from pipegraph.operators.images.orientation import oriented, swaps_sides
 @cache
 def opencv() -> Any:
     """The module ``cv2``. None of its settings is touched: the threads of one call stay the user's choice."""
-    try:
-        import cv2
-    except ImportError as error:
-        raise MissingExtraError("opencv-python-headless", "images", "this DecodeImage backend") from error
-    return cv2
+    return extra_module("cv2", "images", "this DecodeImage backend", "opencv-python-headless")
 
 
 def reduction(region: Region, height: int, width: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pipegraph.errors import DecodeError, MissingExtraError
+from pipegraph.errors import DecodeError, MissingExtraError, extra_module
 from pipegraph.operators.images.crop import CropWindow
 from pipegraph.operators.images.decoder import Buffer, ImageHWC, Interpolation
 from pipegraph.operators.images.header import Header, check_size
@@ -24,11 +24,7 @@ from pipegraph.operators.images.orientation import oriented, stored_region
 
 def pillow(feature: str) -> Any:
     """The module ``PIL.Image``."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError("Pillow", "images", feature) from error
-    return Image
+    return extra_module("PIL.Image", "images", feature, "Pillow")
 
 
 def _fill(image: Any, out: ImageHWC, window: CropWindow, interpolation: Interpolation) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipegraph.errors import MissingExtraError
+from pipegraph.errors import extra_module
 from pipegraph.operators.images.crop import Region
 from pipegraph.operators.images.decoder import Buffer, ImageHWC, Scratch
 from pipegraph.operators.images.header import Header
@@ -28,10 +28,7 @@ class SimplejpegRegions:
     name = "simplejpeg"
 
     def __init__(self) -> None:
-        try:
-            import simplejpeg
-        except ImportError as error:
-            raise MissingExtraError("simplejpeg", "images", "backend='simplejpeg'") from error
+        simplejpeg = extra_module("simplejpeg", "images", "backend='simplejpeg'")
         self._decode_jpeg: Any = simplejpeg.decode_jpeg
         self._encoded = Scratch()
         self._pixels = Scratch()

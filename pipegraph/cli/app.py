@@ -184,7 +184,7 @@ def index(
     ] = None,
 ) -> None:
     """Index shards once, so that any order over them can start at any sample. A stopped run resumes."""
-    from pipegraph.cli.index_command import run_index
+    from pipegraph.cli.shard_commands import run_index
 
     run_index(parts, out, checksums, block_size, store or [])
 
@@ -216,7 +216,7 @@ def pack(
     seed: Annotated[int, typer.Option(help="Of the shuffle.")] = 0,
 ) -> None:
     """Write a dataset as shards, in parallel. A stopped run resumes; the shards are the same whatever the workers."""
-    from pipegraph.cli.pack_command import run_pack
+    from pipegraph.cli.shard_commands import run_pack
 
     run_pack(source, target, format, size, workers, shuffle, seed)
 

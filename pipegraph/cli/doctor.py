@@ -9,8 +9,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import NamedTuple
 
-from pipegraph.errors import MissingExtraError
-from pipegraph.installing import install_line
+from pipegraph.errors import MissingExtraError, install_line
 from pipegraph.machine import available_memory, cores, lacking_for_processes
 from pipegraph.units import format_bytes
 
@@ -104,7 +103,9 @@ def _processes() -> list[tuple[str, str]]:
 
 
 def _devices() -> list[tuple[str, str]]:
-    from pipegraph.device import backend_for, devices, offers, unpinned
+    from pipegraph.device.accelerator import offers, unpinned
+    from pipegraph.device.opening import backend_for
+    from pipegraph.device.present import devices
 
     found = devices()
     if not found:

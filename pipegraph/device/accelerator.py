@@ -172,11 +172,7 @@ def raw_of(stream: Stream) -> torch.Stream:
 
 
 class AcceleratorBackend(Backend):
-    """Streams and memory of one device.
-
-    Raises:
-        DeviceError: this machine has no such device.
-    """
+    """Streams and memory of one device; raises DeviceError if this machine does not have it."""
 
     def __init__(self, device: torch.device | str | int) -> None:
         super().__init__(normalised(device))

@@ -181,11 +181,7 @@ class Backend(Closing, ABC):
         self._closed = False
 
     def stream(self, slot: Slot, name: str) -> Stream:
-        """A new stream for `slot`.
-
-        Raises:
-            DeviceError: the slot is on another device, or the backend is closed.
-        """
+        """A new stream for `slot`; raises DeviceError if that is on another device, or the backend is closed."""
         if slot.device != self.device:
             raise DeviceError(f"the backend of {self.device} has no stream for slot {slot}")
         stream = self.new_stream(slot, name)

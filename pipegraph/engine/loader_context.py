@@ -14,9 +14,9 @@ from pipegraph.engine.meter import Meter
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.tracing import Tracer
+from pipegraph.measured import Totals
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.stopping import Stopping
-from pipegraph.totals import Totals
 
 
 class LoaderContext(ABC):
@@ -54,7 +54,7 @@ class LoaderContext(ABC):
         # The trainer's own accelerator, asked in its thread: those of stages have none of their own.
         self._device = None
         if any(stage.memory == "delivered" for stage in plan.running):
-            from pipegraph.device import current_device
+            from pipegraph.device.present import current_device
 
             self._device = current_device()
 

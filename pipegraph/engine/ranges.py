@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pipegraph.device import profiler_ranges
+from pipegraph.device.opening import profiler_ranges
 from pipegraph.engine.tracing import Tracer
 
 WORKING = (

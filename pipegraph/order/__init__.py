@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipegraph.lazy_names import lazy_names
+from pipegraph.importing import lazy_names
 
 if TYPE_CHECKING:
     from pipegraph.order.base import History as History, Order as Order

@@ -44,11 +44,7 @@ class Isolation:
 
 
 def isolate(plan: Plan, kind_of: KindOf) -> Isolation:
-    """Cut a plan.
-
-    Raises:
-        GraphError: a stage on the trainer's side is not one-to-one; says which and why.
-    """
+    """Cut a plan; raises GraphError if a stage on the trainer's side is not one-to-one."""
     operators = {stage.name: stage.operator for stage in plan.running}
     staying = {n for n, op in operators.items() if op.can(Moves)}
     for stage in plan.running:

@@ -15,9 +15,11 @@ from pipegraph.reader.fetcher import Fetcher
 from pipegraph.reader.next_use import NextUseIndex
 from pipegraph.reader.prefetch_policy import SHARE
 from pipegraph.reader.uses import RankSteps
-from pipegraph.storage import LocalParts, Manifest, Part, ShardFile, open_block, open_part
+from pipegraph.storage import Manifest, Part, ShardFile
 from pipegraph.storage.formats import Block, Format, format_of
-from pipegraph.storage.open_blocks import cacheable
+from pipegraph.storage.local import LocalParts
+from pipegraph.storage.object_file import open_part
+from pipegraph.storage.open_blocks import cacheable, open_block
 
 _log = logging.getLogger("pipegraph")
 

@@ -10,8 +10,9 @@ from pipegraph import concurrency
 from pipegraph.errors import DataError, GraphError, ShardError
 
 if TYPE_CHECKING:
-    from pipegraph.storage import Part, ShardFile, StoreClient
+    from pipegraph.storage import Part, ShardFile
     from pipegraph.storage.formats import Format
+    from pipegraph.storage.stores import StoreClient
 
 
 def chosen_columns(columns: Any, operator: str) -> tuple[str, ...] | None:
@@ -84,7 +85,7 @@ class SameFields:
             self._first = first
 
     def _find_first(self, number: int, fields: Mapping[str, str]) -> tuple[Part, Mapping[str, str]]:
-        from pipegraph.storage import open_part
+        from pipegraph.storage.object_file import open_part
 
         # Not whichever is opened first: then timing would decide which parts are the odd ones.
         for part in self._parts[:number]:

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pipegraph.errors import StoreError
-from pipegraph.storage import Cacheable, LocalFile, NodeCache, StoreClient
-from pipegraph.storage.entries import Download, Sink
+from pipegraph.storage import NodeCache
+from pipegraph.storage.entries import Cacheable, Download, Sink
 from pipegraph.storage.open_blocks import BlockCache
+from pipegraph.storage.shard_files import LocalFile
 from pipegraph.storage.space import NO_ROOM
+from pipegraph.storage.stores import StoreClient
 
 _log = logging.getLogger("pipegraph.cache")
 

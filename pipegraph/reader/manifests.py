@@ -15,11 +15,12 @@ from typing import Any, Final, NamedTuple
 
 from pipegraph.errors import DataError, GraphError, LoaderClosedError, PipegraphWarning, ShardError
 from pipegraph.stopping import Stopping
-from pipegraph.storage import Manifest, Part, StoreClient, build_manifest, expand_parts
+from pipegraph.storage import Manifest, Part, build_manifest
 from pipegraph.storage.beside import index_beside, load_beside, missing_error, missing_shards, numbers_in
 from pipegraph.storage.filelock import exclusive
 from pipegraph.storage.indexing import IndexProgress
-from pipegraph.storage.parts import Missing, file_version, is_url
+from pipegraph.storage.parts import Missing, expand_parts, file_version, is_url
+from pipegraph.storage.stores import StoreClient
 
 _log = logging.getLogger("pipegraph.index")
 

@@ -22,9 +22,9 @@ import torch
 from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
-from pipegraph.device import Slot
+from pipegraph.device.backend import Slot
 from pipegraph.errors import ReplicaError
-from pipegraph.tensor_bytes import bytes_of
+from pipegraph.tree import bytes_of
 
 # Each has a check of its own: parameters and modules may not change, buffers are copied.
 APART = frozenset({"_parameters", "_buffers", "_modules"})

@@ -11,7 +11,7 @@ import torch
 from torch.nn import Embedding, EmbeddingBag, Module, Parameter
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from pipegraph.device import Slot
+from pipegraph.device.backend import Slot
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.attributes import APART, Attributes, copied
 from pipegraph.replicas.coalesce import broadcast_coalesced
@@ -70,9 +70,7 @@ def _refuse_gradient(name: str, buffer: torch.Tensor) -> None:
 
 
 def refuse_held_gradients(model: Module) -> None:
-    """Raises:
-    ReplicaError: a parameter has a gradient; names it.
-    """
+    """Raises ReplicaError if a parameter has a gradient, and names it."""
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             raise ReplicaError(

@@ -14,12 +14,11 @@ from torch.nn import Module
 
 from pipegraph.device.split import map_tree
 from pipegraph.replicas.build import Replicas, uses_the_first
-from pipegraph.replicas.caller import no_autocast
 from pipegraph.replicas.compiled import compiled, warn_of_no_overlap
 from pipegraph.replicas.feed import ReplicaFeed
 from pipegraph.replicas.losses import Reduction, shares
 from pipegraph.replicas.reducer import Reducer
-from pipegraph.replicas.replica_threads import note_once
+from pipegraph.replicas.replica_threads import no_autocast, note_once
 from pipegraph.replicas.runner import ReplicaRunner, forked_seed, replica_seed
 from pipegraph.replicas.update import Exchange
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from pipegraph.device import normalised, sent
+from pipegraph.device.backend import normalised
+from pipegraph.device.copy import sent
 
 #: Bytes; DataParallel's choice, large enough that a copy's fixed cost is nothing.
 BUFFER_SIZE = 10 * 1024 * 1024

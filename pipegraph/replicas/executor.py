@@ -12,7 +12,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import Module
 
 from pipegraph.closing import Closing
-from pipegraph.device import Slot, every_device, normalised, slots_on
+from pipegraph.device.backend import Slot, normalised, slots_on
+from pipegraph.device.opening import every_device
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.buckets import deal_owners
 from pipegraph.replicas.build import Replicas, refuse_held_gradients

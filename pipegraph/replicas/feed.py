@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from pipegraph.device import Scattered, Slot
+from pipegraph.device.backend import Slot
+from pipegraph.device.scattered import Scattered
 from pipegraph.device.split import (
     Whole,
     chunk_sizes_for,

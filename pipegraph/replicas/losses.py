@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from pipegraph.device import sent
+from pipegraph.device.copy import sent
 from pipegraph.errors import ReplicaError
 
 Reduction = Literal["mean", "sum"]

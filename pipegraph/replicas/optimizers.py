@@ -206,9 +206,7 @@ class OneOptimizer:
         return whole.state_dict()
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raises:
-        StateError: the groups of a state do not fit.
-        """
+        """Raises StateError if the groups of a state do not fit."""
         sizes = [len(group["params"]) for group in state["param_groups"]]
         if sizes != [len(indices) for indices in self._layout]:
             raise StateError(
@@ -300,9 +298,7 @@ class ReplicaOptimizers:
         return states if self.several else states[0]
 
     def check(self, state: Any) -> None:
-        """Raises:
-        StateError: the state does not fit.
-        """
+        """Raises StateError if the state does not fit."""
         states = self._listed(state)
         if len(states) != len(self.parts):
             raise StateError(f"the state holds {len(states)} optimizers, this executor has {len(self.parts)}")

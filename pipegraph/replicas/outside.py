@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from pipegraph import concurrency
-from pipegraph.device import Backend
+from pipegraph.device.backend import Backend
 from pipegraph.device.split import leaves
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.usage import Usage
@@ -83,12 +83,7 @@ class Outside:
         return self._usage is None or self._usage.busy
 
     def arm(self, outputs: Mapping[int, Any], joined: Any) -> None:
-        """The executor was called with gradients on: from now on the user's backwards are followed.
-
-        Args:
-            outputs: by replica, what it has returned.
-            joined: what the user gets.
-        """
+        """The executor was called with gradients on: from now on the user's backwards are followed."""
         for index, parameter in enumerate(self._parameters[0]):
             if parameter.requires_grad and index not in self._guards:
                 guard = OwnHook(self._guard, parameter)

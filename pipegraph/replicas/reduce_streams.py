@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pipegraph.device import Backend, Event, Slot, Stream
+from pipegraph.device.backend import Backend, Event, Slot, Stream
 from pipegraph.replicas.buckets import GradientBucket
 from pipegraph.replicas.coalesce import flat_like
 from pipegraph.replicas.group import Ranks

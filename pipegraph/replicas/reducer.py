@@ -25,8 +25,8 @@ import torch
 from torch.nn import Parameter
 
 from pipegraph import concurrency
-from pipegraph.device import Backend, Slot, bind_thread
-from pipegraph.device.threads import start_thread
+from pipegraph.device.backend import Backend, Slot
+from pipegraph.device.opening import bind_thread
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.bucket_layout import DENSE, SPARSE, BucketLayout
 from pipegraph.replicas.buckets import GradientBucket
@@ -34,6 +34,7 @@ from pipegraph.replicas.build import uses_the_first
 from pipegraph.replicas.group import Ranks
 from pipegraph.replicas.outside import Outside, OwnHook, refuse_gone
 from pipegraph.replicas.reduce_streams import LiveBucket, ReduceStreams
+from pipegraph.replicas.replica_threads import start_thread
 from pipegraph.replicas.usage import Usage
 
 

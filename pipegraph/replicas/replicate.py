@@ -12,7 +12,7 @@ import torch
 from torch.autograd import Function
 from torch.nn import Module
 
-from pipegraph.device import normalised
+from pipegraph.device.backend import normalised
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.coalesce import broadcast_coalesced, reduce_add_coalesced
 

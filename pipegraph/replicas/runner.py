@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch.nn import Module
 
-from pipegraph.device import Backend, Slot, Stream, backend_for, normalised
+from pipegraph.device.backend import Backend, Slot, Stream, normalised
+from pipegraph.device.opening import backend_for
 from pipegraph.device.own_moves import tensors_within
 from pipegraph.device.split import leaves
 from pipegraph.errors import PipegraphWarning
-from pipegraph.replicas.caller import CallerState
-from pipegraph.replicas.replica_threads import Abandoned, Job, ReplicaThreads, note_once
+from pipegraph.replicas.replica_threads import Abandoned, CallerState, Job, ReplicaThreads, note_once
 
 T = TypeVar("T")
 
@@ -31,9 +31,6 @@ class ReplicaRunner:
     The first slot of a device works on the caller's own current stream there, so one slot per device needs no events
     at all. Further slots of an accelerator have streams of their own, where its allocator can be notified of what these
     read; they are tied to the caller's streams at the edges of each phase. On the CPU every thread is its own stream.
-
-    Args:
-        names: of the replicas, for messages.
     """
 
     def __init__(self, slots: Sequence[Slot], names: Sequence[str] | None = None) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from pipegraph.device import normalised, sent
+from pipegraph.device.backend import normalised
+from pipegraph.device.copy import sent
 from pipegraph.device.split import chunk_sizes_for, cut, moved, refuse_packed, rows_of
 from pipegraph.errors import PipegraphWarning
 from pipegraph.tree import is_dataclass_value, rebuilt, with_fields

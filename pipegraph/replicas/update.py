@@ -11,12 +11,11 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import Parameter
 
-from pipegraph.device import Backend, Slot
+from pipegraph.device.backend import Backend, Slot
 from pipegraph.replicas.build import Replicas
-from pipegraph.replicas.caller import no_autocast
 from pipegraph.replicas.optimizers import OneOptimizer, ReplicaOptimizers
 from pipegraph.replicas.reducer import Reducer
-from pipegraph.replicas.replica_threads import Abandoned, note_once
+from pipegraph.replicas.replica_threads import Abandoned, no_autocast, note_once
 from pipegraph.replicas.runner import ReplicaRunner
 
 DIFFER = "the executor is closed: its replicas may differ after a failed optimizer step"
@@ -93,12 +92,7 @@ class Exchange:
 
 
 class Update:
-    """Makes optimizer steps on all replicas.
-
-    Args:
-        break_off: closes the executor, whose replicas may differ.
-        reducer: None with one replica.
-    """
+    """Makes optimizer steps on all replicas; ``break_off`` closes the executor, whose replicas may differ."""
 
     def __init__(
         self,

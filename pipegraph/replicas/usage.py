@@ -68,18 +68,12 @@ class Usage:
         return self._lock
 
     def began(self) -> None:
-        """This thread holds the lock for a call.
-
-        Raises:
-            ReplicaError: closed meanwhile.
-        """
+        """This thread holds the lock for a call; raises ReplicaError if the executor was closed meanwhile."""
         self._caller = concurrency.get_ident()
         self.refuse_closed()
 
     def refuse_closed(self) -> None:
-        """Raises:
-        ReplicaError: closed.
-        """
+        """Raises ReplicaError once the executor is closed."""
         if self.closed is not None:
             raise ReplicaError(f"the executor is closed: {self.closed}")
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from pipegraph import concurrency
 
-from .checksum import crc32c_extend, file_crc32c
-from .shard_files import LocalFile, ShardFile
+from .shard_files import LocalFile, ShardFile, crc32c_extend, file_crc32c
 
 
 class _Arrival:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 
 from pipegraph.errors import DataError, StoreError
 
@@ -130,7 +129,7 @@ def few(names: Sequence[str]) -> str:
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
-def _tests(named: PartsLike) -> Iterator[Callable[[str], bool]]:
+def _tests(named: PartsLike) -> Iterator[Callable[[str], object]]:
     """For each name, whether it would have named the part at a place."""
     listed = not isinstance(named, str | os.PathLike)
     names: Iterable[str | os.PathLike[str] | Part] = named if listed else [named]  # type: ignore[assignment,list-item]
@@ -149,11 +148,7 @@ def _tests(named: PartsLike) -> Iterator[Callable[[str], bool]]:
     if folders:
         yield lambda place: place.rpartition("/")[0] in folders
     for pattern in patterns:
-        yield partial(_matches, re.compile(glob_regex(pattern)))
-
-
-def _matches(pattern: re.Pattern[str], place: str) -> bool:
-    return pattern.fullmatch(place) is not None
+        yield re.compile(glob_regex(pattern)).fullmatch
 
 
 def _folder(part: Part) -> str:

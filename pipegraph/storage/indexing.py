@@ -14,14 +14,13 @@ from typing import Any, Final
 from pipegraph.errors import PipegraphWarning, ShardError, note
 from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, Block
 
-from .checksum import crc32c_extend, file_crc32c
 from .filelock import NO_LOCKS
 from .formats import Format, format_of
 from .journal import Journal
 from .manifest import Manifest, PartIndex
 from .object_file import open_part
 from .parts import Part, PartsLike, expand_parts, file_version, is_url
-from .shard_files import ShardFile
+from .shard_files import ShardFile, crc32c_extend, file_crc32c
 from .stores import StoreClient
 
 MAX_BLOCKS: Final = 1_000_000

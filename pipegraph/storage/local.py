@@ -11,10 +11,9 @@ from pipegraph.errors import ShardError
 from pipegraph.machine import open_files_limit
 from pipegraph.storage.formats.shard_format import Block
 
-from .checksum import file_crc32c
 from .object_file import open_part
 from .parts import Part, file_version, written_again
-from .shard_files import LocalFile, ShardFile
+from .shard_files import LocalFile, ShardFile, file_crc32c
 
 LOOK_EVERY = 16
 """Reads between two looks at whether an open file was written over: a look costs as much as a small read."""
@@ -85,17 +84,11 @@ class LocalParts:
         self._verified: dict[tuple[str, int, int, int], str] = {}
 
     def open(self, part: Part) -> PartFile:
-        """A part for reading; the caller closes it.
-
-        Raises:
-            DataError: as `open_part`.
-        """
+        """A part for reading; the caller closes it. Raises as `open_part`."""
         return PartFile(part, self)
 
     def matches(self, file: PartFile, block: Block, crc32c: int) -> int | None:
-        """None if a block's bytes have this checksum, else the one they have; not read again while the file is the
-        same.
-        """
+        """None if a block's bytes have this checksum, else theirs; not read again while the file is the same."""
         what = (file.name, block.offset, block.nbytes, crc32c)
         now = file.version()
         with self._lock:

@@ -24,13 +24,11 @@ from pipegraph.errors import ChecksumError, DataError, LoaderClosedError
 from pipegraph.units import format_bytes, parse_bytes
 
 from .arrival import FileArrival
-from .checksum import file_crc32c
 from .entries import Cacheable, CacheStats, Download
-from .eviction import NextUse
 from .filelock import LOCK_SH, NO_LOCKS, LockWaits, flock, is_at, try_exclusive
 from .manifest import sync_folder
-from .shard_files import LocalFile
-from .space import Space
+from .shard_files import LocalFile, file_crc32c
+from .space import NextUse, Space
 
 # One, and three more after bytes that do not match: at one bad transfer in five, two in
 # a thousand entries are given up.

@@ -9,8 +9,17 @@ from typing import Any, Final, TypeVar
 
 from pipegraph.errors import ShardError, StoreError
 
-from .failures import ClosedEarly, Stalled, WrongRange, is_passing, plain, unanswered_plain
-from .retries import Backoff, Hedge, jitter
+from .retries import (
+    Backoff,
+    ClosedEarly,
+    Hedge,
+    Stalled,
+    WrongRange,
+    is_passing,
+    jitter,
+    plain,
+    unanswered_plain,
+)
 from .urls import safe_url
 from .versions import ObjectInfo, Versions
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import io
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cache
 from typing import Final, final
 
 from pipegraph import concurrency
 from pipegraph.closing import Closing
-from pipegraph.errors import ShardError
+from pipegraph.errors import ShardError, extra_module
 
 _BINARY = getattr(os, "O_BINARY", 0)
 
@@ -196,3 +198,22 @@ class _RawView(io.RawIOBase):
         view[:nbytes] = self._file.read_at(self._position, nbytes)
         self._position += nbytes
         return nbytes
+
+
+# Large enough that calls do not count, small enough to stay in a core's cache.
+_PIECE_NBYTES: Final = 1 << 20
+
+
+@cache
+def crc32c_extend() -> Callable[[int, bytes], int]:
+    """``extend(crc, data) -> crc``."""
+    extend: Callable[[int, bytes], int] = extra_module("google_crc32c", "shards", "checking shards").extend
+    return extend
+
+
+def file_crc32c(file: ShardFile, offset: int, nbytes: int, crc: int = 0) -> int:
+    """The checksum of a range, continued from `crc`."""
+    extend = crc32c_extend()
+    for at in range(offset, offset + nbytes, _PIECE_NBYTES):
+        crc = extend(crc, file.read_at(at, min(_PIECE_NBYTES, offset + nbytes - at)))
+    return crc

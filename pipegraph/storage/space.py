@@ -10,14 +10,13 @@ import contextlib
 import errno
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 
+from pipegraph.storage.entries import Cacheable, place_of
+from pipegraph.storage.filelock import LOCK_EX, flock, is_at, try_exclusive
 from pipegraph.units import format_bytes
-
-from .entries import Cacheable, place_of
-from .eviction import CacheEntry, NextUse, eviction_order
-from .filelock import LOCK_EX, flock, is_at, try_exclusive
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a disk says that takes no more of this user's bytes: it is full, or the user's quota is."""
@@ -154,3 +153,31 @@ def _scan(folder: str) -> list[CacheEntry]:
                 status = entry.stat(follow_symlinks=False)
                 found.append(CacheEntry(entry.name, status.st_size, status.st_mtime_ns))
     return found
+
+
+NextUse = Callable[[str], float]
+"""Steps until an entry is used next; ``math.inf`` if never or unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One file in a cache folder, as found there; ``used_ns``: when it was opened last, by the wall clock."""
+
+    name: str
+    nbytes: int
+    used_ns: int
+
+
+def eviction_order(
+    entries: Iterable[CacheEntry], next_use: NextUse, incoming: float = 0.0
+) -> list[CacheEntry]:
+    """The entries that may go, first to go first.
+
+    The one whose next use lies farthest ahead (Belady, "A study of replacement algorithms for a virtual-storage
+    computer", 1966), among those never used again the least recently used. One needed no later than the incoming entry
+    (0 if that is waited for) stays: making room for a far prefetch at its cost would only move the miss forward.
+    """
+    uses = [(next_use(e.name), e) for e in entries]
+    may_go = [(use, e) for use, e in uses if use == math.inf or use > incoming]
+    may_go.sort(key=lambda pair: (-pair[0], pair[1].used_ns, pair[1].name))
+    return [e for _, e in may_go]

@@ -19,14 +19,13 @@ from typing import Any, Final, Generic, TypeVar, final
 
 from pipegraph import concurrency
 from pipegraph.closing import Closing
-from pipegraph.errors import LoaderClosedError, MissingExtraError, StoreError
+from pipegraph.errors import LoaderClosedError, StoreError, extra_module
 from pipegraph.forks import lock_free_after_fork
 
 from .entries import Sink
-from .failures import plain
 from .parts import Part
 from .requests import Requests
-from .retries import Backoff, Hedge
+from .retries import Backoff, Hedge, plain
 from .urls import endpoints, glob_regex, safe_url as safe_url, split_url
 from .versions import ObjectInfo, Versions
 
@@ -79,10 +78,7 @@ class StoreClient(Closing):
         parallel: int = PARALLEL,
         on_count: Callable[[str, int], None] = lambda name, more: None,
     ) -> None:
-        try:
-            self._obstore = importlib.import_module("obstore")
-        except ImportError as error:
-            raise MissingExtraError("obstore", "cloud", "reading remote shards") from error
+        self._obstore = extra_module("obstore", "cloud", "reading remote shards")
         self._options = dict(options or {})
         self._retry, self._grace = retry or Backoff(), grace_s
         self.range_nbytes, self.parallel = range_nbytes, parallel

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from pipegraph.errors import DataError, StoreError
-from pipegraph.redaction import without_secrets
+from pipegraph.errors import DataError, StoreError, without_secrets
 
 
 def split_url(url: str) -> tuple[str, str]:

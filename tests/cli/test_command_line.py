@@ -328,7 +328,8 @@ def test_index_writes_a_manifest_that_any_order_can_use(tmp_path, capsys):
 
 
 def test_index_writes_where_graphs_look_for_it_and_folders_are_their_shards(tmp_path, monkeypatch, capsys):
-    from pipegraph.storage import Manifest, StoreClient, build_manifest
+    from pipegraph.storage import Manifest, build_manifest
+    from pipegraph.storage.stores import StoreClient
 
     (tmp_path / "shards").mkdir()
     (tmp_path / "elsewhere").mkdir()
@@ -355,7 +356,8 @@ def test_index_writes_where_graphs_look_for_it_and_folders_are_their_shards(tmp_
 
 def test_index_reads_and_writes_stores_with_options_and_a_block_size(tmp_path, monkeypatch, capsys):
     pytest.importorskip("obstore")
-    from pipegraph.storage import Manifest, StoreClient
+    from pipegraph.storage import Manifest
+    from pipegraph.storage.stores import StoreClient
 
     monkeypatch.setenv("PIPEGRAPH_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -433,7 +435,7 @@ def test_doctors_extras_are_those_of_the_project():
 
 @pytest.mark.parametrize(
     ("command", "work"),
-    [("index", "index_command.build_manifest"), ("pack", "pack_command.pack_shards")],
+    [("index", "shard_commands.build_manifest"), ("pack", "shard_commands.pack_shards")],
 )
 def test_a_run_that_resumes_says_so_when_it_is_interrupted(monkeypatch, capsys, tmp_path, command, work):
     def stopped(*args, **options):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipegraph.cli.app import run
-from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.manifest import Manifest
+from pipegraph.storage.shard_files import crc32c_extend
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact, Operator
-from pipegraph.device import AcceleratorBackend
+from pipegraph.device.accelerator import AcceleratorBackend
 from pipegraph.device.device_slabs import Arrival, Landing
 from pipegraph.operators.batch_slabs import StageSlabs
 

@@ -15,19 +15,14 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.cli import doctor
 from pipegraph.components import Context
-from pipegraph.device import (
-    Slot,
-    accelerator as module,
-    backend_for,
-    every_device,
-    is_initialized,
-    profiler_ranges,
-    slots_on,
-)
+from pipegraph.device import accelerator as module
+from pipegraph.device.backend import Slot, slots_on
+from pipegraph.device.opening import backend_for, every_device, profiler_ranges
+from pipegraph.device.present import is_initialized
 from pipegraph.device.slabs import pinned
 from pipegraph.errors import DeviceError, GraphError
 from pipegraph.operators.batch_slabs import StageSlabs
-from pipegraph.replicas.caller import no_autocast
+from pipegraph.replicas.replica_threads import no_autocast
 
 ROWS, WIDTH = 4, 512
 STEPS = 40

@@ -8,7 +8,10 @@ import pytest
 import torch
 from accelerators import in_pinned
 
-from pipegraph.device import Scattered, Slot, backend_for, copy_tree
+from pipegraph.device.backend import Slot
+from pipegraph.device.copy import copy_tree
+from pipegraph.device.opening import backend_for
+from pipegraph.device.scattered import Scattered
 
 CPU = torch.device("cpu")
 

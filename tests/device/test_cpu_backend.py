@@ -7,7 +7,8 @@ import threading
 import pytest
 import torch
 
-from pipegraph.device import Slot, backend_for, slots_on
+from pipegraph.device.backend import Slot, slots_on
+from pipegraph.device.opening import backend_for
 from pipegraph.errors import DeviceError
 
 CPU = torch.device("cpu")

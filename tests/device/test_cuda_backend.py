@@ -8,7 +8,9 @@ import sys
 import pytest
 import torch
 
-from pipegraph.device import Slot, backend_for, copy_tree, slots_on
+from pipegraph.device.backend import Slot, slots_on
+from pipegraph.device.copy import copy_tree
+from pipegraph.device.opening import backend_for
 from pipegraph.device.slabs import pinned
 from pipegraph.errors import DeviceError
 

@@ -11,7 +11,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.device import Scattered
+from pipegraph.device.scattered import Scattered
 from pipegraph.device.slabs import SlabRing
 
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)

@@ -15,7 +15,9 @@ from simulated_device.races import Watch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.device import Slot, backend_for, copy_tree
+from pipegraph.device.backend import Slot
+from pipegraph.device.copy import copy_tree
+from pipegraph.device.opening import backend_for
 
 from .test_accelerator_copies import ROWS, WIDTH, numbers
 

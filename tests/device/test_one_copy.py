@@ -11,7 +11,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
-from pipegraph.device import CpuBackend
+from pipegraph.device.backend import CpuBackend
 from pipegraph.device.packed_copy import pack, pack_behind, places_for, room_behind
 from pipegraph.device.slabs import SlabRing, aligned, pageable, power_of_two, slabs_together
 

@@ -164,7 +164,7 @@ def test_what_differs_is_said_in_a_screenful():
     ],
 )
 def test_differences_are_located(one, other, said):
-    from pipegraph.testing.difference import difference
+    from pipegraph.testing.outcome import difference
 
     message = difference(fingerprint(one), fingerprint(other))
     assert re.search(said, message, re.DOTALL) and len(message) < 600

@@ -15,8 +15,9 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.storage import LocalFile, pack_shards
+from pipegraph.storage import pack_shards
 from pipegraph.storage.formats import format_of
+from pipegraph.storage.shard_files import LocalFile
 
 datasets = pytest.importorskip("datasets", reason="make test-interop brings it")
 

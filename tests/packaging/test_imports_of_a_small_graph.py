@@ -11,8 +11,8 @@ import pytest
 
 DESCRIBED = """
     pipegraph backends batches bundle capabilities chunk components concurrency contracts errors
-    fingerprints foreign_arguments forks graph hashed_keys html importing installing integers lazy_names parameters planning
-    planning.kind planning.plan policies redaction stage_spec stopping tree units
+    fingerprints foreign_arguments forks graph hashed_keys html importing integers parameters planning
+    planning.kind planning.plan policies stage_spec stopping tree units
 """
 OPERATORS = """
     engine engine.activity global_generators nested_samplers operators operators.batching operators.collate
@@ -32,21 +32,21 @@ RUN = """
     engine.stage.stage_run engine.stage.unit engine.stage_pump engine.stage_worker
     engine.tracing engine.unwanted engine.worker_threads estimates
     loader loader.delivered loader.epoch_pass loader.given_data loader.lengths loader.loader loader.options
-    loader.position loader.ranks loader.runs machine tensor_bytes totals
+    loader.position loader.ranks loader.runs machine measured
 """
 IMAGES = """
     numpy.typing numpy._typing._add_docstring engine.kinds.rows
     device device.loans device.packed_copy device.slabs once operators.batch_slabs operators.decode operators.images
     operators.images.choice operators.images.companions operators.images.crop operators.images.decoder
     operators.images.header operators.images.image_batch operators.images.normalize_tables operators.images.nvimgcodec
-    operators.images.opencv operators.images.orientation operators.images.pillow operators.images.regions
-    operators.images.simplejpeg operators.load operators.normalize operators.shard_samples operators.shared_reader
+    operators.images.opencv operators.images.orientation operators.images.pillow
+    operators.images.simplejpeg operators.load operators.normalize operators.shared_reader
     reader reader.columns_filter reader.prefetch_policy storage storage.folders
 """
 INLINE_DATALOADER = """
-    pipegraph errors importing installing integers lazy_names loader loader.ranks loader.torch_dataloader
+    pipegraph errors importing integers loader loader.ranks loader.torch_dataloader
     loader.torch_dataloader.batch_progress loader.torch_dataloader.dataloader loader.torch_dataloader.fetching
-    loader.torch_dataloader.in_accelerate loader.torch_dataloader.inline_pass nested_samplers parameters redaction
+    loader.torch_dataloader.in_accelerate loader.torch_dataloader.inline_pass nested_samplers parameters
 """
 GRAPH = """
 import pipegraph as pg

@@ -220,7 +220,7 @@ def test_the_command_line_without_its_extra_gives_its_install_line(missing, monk
 def test_install_lines_name_what_is_missing_and_not_a_package_that_an_index_may_lack(monkeypatch):
     from importlib import metadata
 
-    from pipegraph.installing import install_line
+    from pipegraph.errors import install_line
 
     extras = PROJECT["project"]["optional-dependencies"]
     # What was installed may be older than pyproject.toml: the versions may differ, and nothing else.

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from pipegraph.profile.charts import HEIGHT, WIDTH, histogram, line_chart
+from pipegraph.profile.report import HEIGHT, WIDTH, histogram, line_chart
 from pipegraph.profile.series import MAX_MOMENTS, Moment, append
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipegraph.storage import Manifest, StoreClient, build_manifest
+from pipegraph.storage import Manifest, build_manifest
 from pipegraph.storage.formats import TokenFormat, register_format
+from pipegraph.storage.stores import StoreClient
 
 PARTS, SAMPLES = 4, 30
 

@@ -11,9 +11,10 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import PipegraphWarning, ShardError
-from pipegraph.storage import LocalFile, build_manifest
+from pipegraph.storage import build_manifest
 from pipegraph.storage.formats import Block, TokenFormat
 from pipegraph.storage.formats.tar import TarFormat
+from pipegraph.storage.shard_files import LocalFile
 
 CUTS = {
     "tar": lambda data: data[: len(data) // 2],

@@ -14,11 +14,13 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import ChecksumError, LoaderClosedError
+from pipegraph.errors import ChecksumError, LoaderClosedError, StoreError
 from pipegraph.once import Once
 from pipegraph.reader import fetcher
 from pipegraph.stopping import Stopping
-from pipegraph.storage import Backoff, Manifest, StoreClient, StoreError
+from pipegraph.storage import Manifest
+from pipegraph.storage.retries import Backoff
+from pipegraph.storage.stores import StoreClient
 from pipegraph.testing import Resources
 
 QUICK = Backoff(deadline_s=300, first_s=0.005, max_s=0.05)

@@ -9,8 +9,9 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, GraphError, PipegraphWarning
-from pipegraph.storage import LocalFile, StoreClient
 from pipegraph.storage.formats import format_of
+from pipegraph.storage.shard_files import LocalFile
+from pipegraph.storage.stores import StoreClient
 from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
 
 FORMATS = ("tar", "parquet", "jsonl", "jsonl.gz", "npy", "bin")

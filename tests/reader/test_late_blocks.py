@@ -12,7 +12,8 @@ from pipegraph.reader.block_reader import BlockReader
 from pipegraph.reader.block_sources import BlockSource
 from pipegraph.reader.schedule import Standing
 from pipegraph.reader.uses import RankSteps
-from pipegraph.storage import BytesFile, ShardFile
+from pipegraph.storage import ShardFile
+from pipegraph.storage.shard_files import BytesFile
 
 
 def test_waits_of_several_workers_at_once_count_once() -> None:

@@ -14,9 +14,9 @@ from pipegraph.reader import next_use as next_uses
 from pipegraph.reader.next_use import NextUseIndex
 from pipegraph.reader.uses import RankSteps
 from pipegraph.storage import Manifest, Part
-from pipegraph.storage.eviction import CacheEntry, NextUse, eviction_order
 from pipegraph.storage.formats import Block
 from pipegraph.storage.manifest import PartIndex
+from pipegraph.storage.space import CacheEntry, NextUse, eviction_order
 
 PARTS, BLOCKS, SAMPLES, WORLD, EPOCHS = 30, 4, 12, 4, 4
 RANKS = (2, 3)

@@ -9,8 +9,9 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DataError
-from pipegraph.storage import StoreClient, StoreError, build_manifest
+from pipegraph.errors import DataError, StoreError
+from pipegraph.storage import build_manifest
+from pipegraph.storage.stores import StoreClient
 
 ROWS = 400
 

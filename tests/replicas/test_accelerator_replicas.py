@@ -15,7 +15,9 @@ from accelerators import delay, here
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from pipegraph.device import backend_for, copy_tree, slots_on
+from pipegraph.device.backend import slots_on
+from pipegraph.device.copy import copy_tree
+from pipegraph.device.opening import backend_for
 from pipegraph.device.scattered import Scattered
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas import ReplicaExecutor, gather, parallel_apply, replicate, scatter

@@ -14,7 +14,9 @@ from accelerators import in_pinned, wait_for
 from missing_waits import ROOT, leave_out, waits_in
 from simulated_device.races import Watch
 
-from pipegraph.device import backend_for, copy_tree, slots_on
+from pipegraph.device.backend import slots_on
+from pipegraph.device.copy import copy_tree
+from pipegraph.device.opening import backend_for
 from pipegraph.device.scattered import Scattered
 from pipegraph.replicas import ReplicaExecutor
 from pipegraph.replicas.buckets import plan_buckets

@@ -14,7 +14,7 @@ import torch
 from accelerators import drawn, places
 from torch import nn
 
-from pipegraph.device import Scattered
+from pipegraph.device.scattered import Scattered
 from pipegraph.errors import PipegraphWarning, ReplicaError
 from pipegraph.replicas import ReplicaExecutor
 from pipegraph.replicas.runner import warn_if_unequal

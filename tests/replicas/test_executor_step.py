@@ -13,7 +13,7 @@ from accelerators import drawn, places
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from pipegraph.device import Scattered
+from pipegraph.device.scattered import Scattered
 from pipegraph.errors import PipegraphWarning, ReplicaError, StateError
 from pipegraph.replicas import ReplicaExecutor, Whole, compiled
 

@@ -15,8 +15,9 @@ from torch import nn
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.device import backend_for, every_device, slots_on
 from pipegraph.device.accelerator import AcceleratorEvent
+from pipegraph.device.backend import slots_on
+from pipegraph.device.opening import backend_for, every_device
 from pipegraph.errors import DeviceError, ReplicaError
 from pipegraph.replicas import (
     ReplicaExecutor,

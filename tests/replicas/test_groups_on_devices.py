@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.futures import Future
 
-from pipegraph.device import AcceleratorBackend, Stream, backend_for, slots_on
+from pipegraph.device.accelerator import AcceleratorBackend
+from pipegraph.device.backend import Stream, slots_on
+from pipegraph.device.opening import backend_for
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas import ReplicaExecutor
 from pipegraph.replicas.buckets import plan_buckets

@@ -427,7 +427,7 @@ def test_a_refused_state_leaves_the_replicas_alike(make_executor: MakeExecutor) 
 
 
 def test_a_scattered_batch_of_captions_alone_gives_a_mean(make_executor: MakeExecutor) -> None:
-    from pipegraph.device import Scattered
+    from pipegraph.device.scattered import Scattered
 
     class Lengths(nn.Module):
         def __init__(self) -> None:

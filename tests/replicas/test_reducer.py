@@ -12,7 +12,8 @@ from accelerators import drawn, on_the_accelerator
 from hypothesis import given, strategies as st
 from torch import nn
 
-from pipegraph.device import backend_for, slots_on
+from pipegraph.device.backend import slots_on
+from pipegraph.device.opening import backend_for
 from pipegraph.replicas.buckets import deal_owners, plan_buckets
 from pipegraph.replicas.reducer import Reducer
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import strategies as st
 
 from pipegraph.errors import DataError
-from pipegraph.storage import LocalFile
 from pipegraph.storage.formats import Format, Sample, format_of
-from pipegraph.storage.shard_files import BytesFile
+from pipegraph.storage.shard_files import BytesFile, LocalFile
 
 
 def plain(sample: Sample) -> dict[str, object]:

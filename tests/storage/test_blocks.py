@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 from pipegraph.errors import ChecksumError
-from pipegraph.storage import LocalFile
 from pipegraph.storage.arrival import MemoryArrival
-from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.formats import Sample, format_of
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.manifest import Manifest
@@ -23,6 +21,7 @@ from pipegraph.storage.node_cache import DOWNLOADS, NodeCache
 from pipegraph.storage.object_file import identify
 from pipegraph.storage.open_blocks import cacheable, open_block
 from pipegraph.storage.parts import Part
+from pipegraph.storage.shard_files import LocalFile, crc32c_extend
 from pipegraph.storage.stores import StoreClient
 
 BLOCK = 20_000

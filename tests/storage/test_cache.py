@@ -15,10 +15,10 @@ import pytest
 
 from pipegraph.errors import ChecksumError, DataError, GraphError, LoaderClosedError
 from pipegraph.storage import node_cache
-from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.entries import Cacheable, Sink
-from pipegraph.storage.eviction import NextUse
 from pipegraph.storage.node_cache import DOWNLOADS, NodeCache
+from pipegraph.storage.shard_files import crc32c_extend
+from pipegraph.storage.space import NextUse
 
 
 def content(number: int, nbytes: int = 1000) -> bytes:

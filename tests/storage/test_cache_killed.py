@@ -17,7 +17,7 @@ import os, random, signal, sys
 from pipegraph.storage import arrival, filelock, space
 from pipegraph.storage import node_cache as cache_module
 from pipegraph.storage.node_cache import Cacheable, NodeCache
-from pipegraph.storage.checksum import crc32c_extend
+from pipegraph.storage.shard_files import crc32c_extend
 
 folder, kills, seed, n, nbytes, limit = sys.argv[1], *map(int, sys.argv[2:])
 modules = {module.__file__ for module in (arrival, cache_module, filelock, space)}

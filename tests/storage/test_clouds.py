@@ -10,11 +10,13 @@ import pytest
 from clouds import PAGES, Cloud, serve
 
 from pipegraph.errors import DataError, StoreError
-from pipegraph.storage import NodeCache, StoreClient, expand_parts, open_block
+from pipegraph.storage import NodeCache
 from pipegraph.storage.beside import load_beside
 from pipegraph.storage.formats import Block
-from pipegraph.storage.parts import Part
+from pipegraph.storage.open_blocks import open_block
+from pipegraph.storage.parts import Part, expand_parts
 from pipegraph.storage.retries import Backoff
+from pipegraph.storage.stores import StoreClient
 
 pytest.importorskip("obstore", reason="the cloud extra brings obstore")
 

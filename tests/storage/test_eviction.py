@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pipegraph.storage.eviction import CacheEntry, NextUse, eviction_order
+from pipegraph.storage.space import CacheEntry, NextUse, eviction_order
 
 
 def entry(name: str, used: int = 0) -> CacheEntry:

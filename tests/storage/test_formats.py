@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from pipegraph.errors import DataError, ShardError
-from pipegraph.storage import LocalFile, OverlayFile
 from pipegraph.storage.folders import list_files
 from pipegraph.storage.formats import TokenFormat, format_of
 from pipegraph.storage.formats.parquetfooter import row_groups
 from pipegraph.storage.formats.unpacking import CHUNK_NBYTES, unpacked
-from pipegraph.storage.shard_files import BytesFile
+from pipegraph.storage.shard_files import BytesFile, LocalFile, OverlayFile
 from tests.storage.reading_shards import check
 
 LINES = [{"n": i, "text": "ü" * (i % 50)} for i in range(300)]

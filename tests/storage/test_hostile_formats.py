@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pipegraph.errors import ShardError
-from pipegraph.storage import LocalFile
 from pipegraph.storage.formats import TokenFormat, format_of
-from pipegraph.storage.shard_files import BytesFile
+from pipegraph.storage.shard_files import BytesFile, LocalFile
 from tests.storage.reading_shards import index, memory_bounded, read_damaged, samples
 
 MakeTar = Callable[..., Path]

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from pipegraph.errors import ShardError
-from pipegraph.storage import LocalFile
 from pipegraph.storage.formats import format_of
-from pipegraph.storage.shard_files import BytesFile
+from pipegraph.storage.shard_files import BytesFile, LocalFile
 from tests.storage.reading_shards import memory_bounded, samples
 
 MakeTar = Callable[..., Path]

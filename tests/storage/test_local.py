@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from pipegraph.errors import ChecksumError, ShardError
-from pipegraph.storage import LocalParts, Part, local as module, open_block
-from pipegraph.storage.checksum import crc32c_extend
+from pipegraph.storage import Part, local as module
 from pipegraph.storage.formats.shard_format import Block
-from pipegraph.storage.local import LOOK_EVERY
+from pipegraph.storage.local import LOOK_EVERY, LocalParts
+from pipegraph.storage.open_blocks import open_block
+from pipegraph.storage.shard_files import crc32c_extend
 
 DATA = bytes(range(256)) * 40
 BLOCK = Block(100, 5_000, 0, 1)

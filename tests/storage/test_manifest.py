@@ -15,12 +15,12 @@ import pytest
 from pipegraph.errors import DataError, PipegraphWarning, ShardError
 from pipegraph.order.layout import ManifestLike
 from pipegraph.reader.manifests import local_manifest
-from pipegraph.storage import LocalFile, indexing, journal
-from pipegraph.storage.checksum import crc32c_extend, file_crc32c
+from pipegraph.storage import indexing, journal
 from pipegraph.storage.formats import Block, format_of
 from pipegraph.storage.indexing import IndexProgress, build_manifest
 from pipegraph.storage.manifest import Manifest, write_atomically
 from pipegraph.storage.parts import Part, expand_parts
+from pipegraph.storage.shard_files import LocalFile, crc32c_extend, file_crc32c
 from pipegraph.storage.stores import StoreClient
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from pipegraph.errors import DataError, StoreError
-from pipegraph.storage import LocalFile
-from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.manifest import Manifest
@@ -20,6 +18,7 @@ from pipegraph.storage.node_cache import Cacheable, NodeCache
 from pipegraph.storage.object_file import RemoteFile, open_part
 from pipegraph.storage.parts import Part
 from pipegraph.storage.retries import Backoff
+from pipegraph.storage.shard_files import LocalFile, crc32c_extend
 from pipegraph.storage.stores import Pending, StoreClient
 
 Connect = Callable[..., StoreClient]

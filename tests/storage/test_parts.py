@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from pipegraph.errors import DataError
-from pipegraph.storage import StoreClient, parts, side_files
+from pipegraph.storage import parts, side_files
 from pipegraph.storage.parts import Part, expand_braces, expand_parts
 from pipegraph.storage.side_files import JOURNAL, SETTINGS
+from pipegraph.storage.stores import StoreClient
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ DATA = random.Random(0).randbytes(1_000_000)
 RANK = """
 import sys
 from pipegraph.storage.node_cache import Cacheable, NodeCache
-from pipegraph.storage.checksum import crc32c_extend
+from pipegraph.storage.shard_files import crc32c_extend
 from pipegraph.storage.stores import StoreClient
 folder, url, port, path = sys.argv[1:]
 data = open(path, "rb").read()

@@ -24,11 +24,10 @@ from pipegraph.errors import (
     StoreError,
     note,
 )
-from pipegraph.storage.failures import is_passing, plain
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.parts import expand_parts
-from pipegraph.storage.retries import Backoff, Hedge
+from pipegraph.storage.retries import Backoff, Hedge, is_passing, plain
 from pipegraph.storage.stores import StoreClient
 from pipegraph.storage.urls import safe_url, split_url
 

@@ -12,10 +12,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, ShardError
-from pipegraph.storage import LocalFile, OverlayFile
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.formats.tar import split_key
-from pipegraph.storage.shard_files import BytesFile
+from pipegraph.storage.shard_files import BytesFile, LocalFile, OverlayFile
 
 MakeTar = Callable[..., Path]
 TAR = format_of("a.tar")

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from pipegraph.errors import DataError, StoreError
-from pipegraph.storage import NodeCache, StoreClient, expand_parts, open_block, open_part
+from pipegraph.storage import NodeCache
 from pipegraph.storage.formats import Block
-from pipegraph.storage.object_file import identify
-from pipegraph.storage.parts import Part
+from pipegraph.storage.object_file import identify, open_part
+from pipegraph.storage.open_blocks import open_block
+from pipegraph.storage.parts import Part, expand_parts
+from pipegraph.storage.stores import StoreClient
 from pipegraph.storage.versions import ObjectInfo
 
 Connect = Callable[..., StoreClient]

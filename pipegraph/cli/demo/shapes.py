@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipegraph.errors import MissingExtraError
+from pipegraph.errors import extra_module
 from pipegraph.reader.manifests import cache_folder
 
 CLASSES = ("circle", "ring", "square", "triangle", "star", "cross", "bar", "half-moon")
@@ -67,11 +67,7 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def _cv2() -> Any:
-    try:
-        import cv2
-    except ImportError as error:
-        raise MissingExtraError("cv2", "images", "drawing the demo's images") from error
-    return cv2
+    return extra_module("cv2", "images", "drawing the demo's images")
 
 
 def encoded(image: NDArray[np.uint8]) -> bytes:

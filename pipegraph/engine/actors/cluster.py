@@ -10,7 +10,7 @@ from pipegraph.engine.actors.room import NAMED, unknown
 from pipegraph.engine.process.sealed import cannot_be_sent
 from pipegraph.engine.remote.host import Host
 from pipegraph.engine.remote.pool import Pool
-from pipegraph.errors import GraphError, MissingExtraError, WorkerDiedError
+from pipegraph.errors import GraphError, WorkerDiedError, extra_module
 from pipegraph.planning.plan import Plan, StagePlan
 
 
@@ -27,10 +27,7 @@ class Cluster(Pool):
 
     def __init__(self, plan: Plan, fail: Callable[[WorkerDiedError], None]) -> None:
         super().__init__(plan)
-        try:
-            import ray
-        except ImportError as error:
-            raise MissingExtraError("ray", "ray", "backend='ray'") from error
+        ray = extra_module("ray", "ray", "backend='ray'")
         if not ray.is_initialized():
             raise GraphError(
                 "backend='ray' runs on the Ray cluster that this process is connected to, and it is to none: call "

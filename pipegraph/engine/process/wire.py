@@ -29,7 +29,7 @@ from pipegraph.device.slabs import aligned
 from pipegraph.engine.process.segments import Arena, Segment
 from pipegraph.engine.remote.by_value import ByValuePickler
 from pipegraph.engine.remote.contract import Unreadable
-from pipegraph.tensor_bytes import bytes_of
+from pipegraph.tree import bytes_of
 
 APART = 1 << 12
 """Buffers from this many bytes on are kept out of the pickle: below, a copy costs less than the bookkeeping."""

@@ -302,7 +302,7 @@ def may_fork() -> bool:
     threads = [each for each in concurrency.enumerate() if type(each).__module__ != "tqdm._monitor"]
     if threads != [concurrency.main_thread()] or concurrency.current_thread() is not threads[0]:
         return False
-    from pipegraph.device import is_initialized
+    from pipegraph.device.present import is_initialized
 
     return not is_initialized()
 

@@ -16,7 +16,7 @@ import torch
 from pipegraph.estimates import attributes_of
 from pipegraph.fingerprints import class_data, globals_read
 from pipegraph.parameters import ENTRIES
-from pipegraph.tensor_bytes import bytes_of
+from pipegraph.tree import bytes_of
 
 PIECE_BYTES, SAMPLED_PIECES = 1 << 14, 64
 """Of arrays above a megabyte only 64 pieces of 16 KiB are hashed: the arrays may be mapped files."""

@@ -16,8 +16,7 @@ import torch
 from pipegraph.chunk import Chunk, Lineage
 from pipegraph.engine.stage.cursors import freeze
 from pipegraph.errors import GraphError, StateError
-from pipegraph.tensor_bytes import bytes_of
-from pipegraph.tree import is_dataclass_value, is_namedtuple
+from pipegraph.tree import bytes_of, is_dataclass_value, is_namedtuple
 
 TAG = "pipegraph"
 """The key of a dict that represents another type; its value names the type."""

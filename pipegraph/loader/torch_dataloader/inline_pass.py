@@ -32,7 +32,7 @@ class Noting(_BaseDataLoaderIter):
         """Not where torch pins nothing for the accelerator: it asks this of MPS alone, and fails at the first batch."""
         why = None
         if wanted:
-            from pipegraph.device import unpinned
+            from pipegraph.device.accelerator import unpinned
 
             why = unpinned()
         if why is not None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from pipegraph.errors import DataError, MissingExtraError, PipegraphError, ShardError
+from pipegraph.errors import DataError, PipegraphError, ShardError, extra_module
 from pipegraph.storage.shard_files import ShardFile
 
 from .arrowvalues import arrow_errors
@@ -138,10 +138,7 @@ def _messages(file: ShardFile, at: int, stop: int) -> Iterator[IpcMessage]:
 
 def _fields(file: ShardFile, start: int, stop: int) -> list[tuple[str, Any]]:
     """Name and Arrow type of each column."""
-    try:
-        arrow = importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "shards", f"reading {file.name}") from error
+    arrow = extra_module("pyarrow", "shards", f"reading {file.name}")
     schema = next(_messages(file, start, stop), None)
     if schema is None or schema.kind != _SCHEMA:
         raise ShardError(f"{file.name}, byte {start}: no schema of Arrow rows")

@@ -9,7 +9,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from pipegraph.errors import DataError, GraphError, MissingExtraError, PipegraphError, ShardError
+from pipegraph.errors import DataError, GraphError, PipegraphError, ShardError, extra_module
 from pipegraph.storage.shard_files import ShardFile
 
 from .arrowvalues import arrow_errors, converter, filling, kind_of
@@ -117,10 +117,7 @@ class ParquetFormat(Format):
             return {name: kind_of(schema.field(name).type) for name in self.columns or schema.names}
 
     def _open(self, file: ShardFile, dictionaries: Sequence[str] = ()) -> Any:
-        try:
-            parquet = importlib.import_module("pyarrow.parquet")
-        except ImportError as error:
-            raise MissingExtraError("pyarrow", "shards", f"reading {file.name}") from error
+        parquet = extra_module("pyarrow.parquet", "shards", f"reading {file.name}", "pyarrow")
         try:
             # Pages that carry a CRC are checked. Column chunks are read in pieces: the first rows cost no more.
             reader = parquet.ParquetFile(

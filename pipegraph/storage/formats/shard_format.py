@@ -64,11 +64,7 @@ class BlockSamples(Sequence[Row]):
 
     @abstractmethod
     def sample(self, index: int) -> Row:
-        """One sample, 0 <= ``index`` < ``len``.
-
-        Raises:
-            ShardError: it is broken; names file and place.
-        """
+        """One sample, 0 <= ``index`` < ``len``; raises ShardError, with file and place, if it is broken."""
 
     def run(self, start: int, stop: int) -> list[Row]:
         """Samples that lie one behind the other, at least one; in one read where a format can."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import io
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, final
 
-from pipegraph.errors import MissingExtraError, ShardError, StoreError
+from pipegraph.errors import ShardError, StoreError, extra_module
 from pipegraph.storage.shard_files import BytesFile, ShardFile
 
 from .shard_format import BLOCK_NBYTES, Block, BlockSamples, Format, Sample
@@ -50,10 +49,7 @@ def _gunzip(file: ShardFile) -> Iterator[bytes]:
 
 
 def _unzstd(file: ShardFile) -> Iterator[bytes]:
-    try:
-        zstandard = importlib.import_module("zstandard")
-    except ImportError as error:
-        raise MissingExtraError("zstandard", "shards", f"reading {file.name}") from error
+    zstandard = extra_module("zstandard", "shards", f"reading {file.name}")
     # 128 MiB: the window of the strongest ordinary level; a frame may ask for far more.
     context = zstandard.ZstdDecompressor(max_window_size=1 << 27)
     frame = None

@@ -31,9 +31,8 @@ from pipegraph.storage.manifest import Manifest, PartIndex
 from pipegraph.units import parse_bytes
 
 from .encoder import Sample
-from .encoders import encoder_of
 from .field_kinds import Kinds, kinds_of
-from .pack_folder import PackFolder
+from .pack_folder import PackFolder, encoder_of
 from .pack_sources import PackedStream, PackSource, source_of
 from .shard_file import write_shard
 from .shard_writer import SIZE, ShardWriter

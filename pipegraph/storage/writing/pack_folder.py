@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipegraph.closing import Closing
-from pipegraph.errors import DataError, note
-from pipegraph.storage.checksum import crc32c_extend
+from pipegraph.errors import DataError, GraphError, note
 from pipegraph.storage.filelock import NO_LOCKS
 from pipegraph.storage.journal import Journal
 from pipegraph.storage.manifest import Manifest, PartIndex, write_atomically
+from pipegraph.storage.shard_files import crc32c_extend
 from pipegraph.storage.side_files import (
     JOURNAL,
     MANIFEST,
@@ -29,11 +29,12 @@ from pipegraph.storage.side_files import (
     unfinished_pack,
 )
 from pipegraph.storage.space import NO_ROOM
+from pipegraph.storage.writing.encoder import Encoder
+from pipegraph.storage.writing.mds_encoder import MdsEncoder
+from pipegraph.storage.writing.parquet_encoder import ParquetEncoder
+from pipegraph.storage.writing.shard_file import PARTIAL
+from pipegraph.storage.writing.tar_encoder import TarEncoder
 from pipegraph.units import counted
-
-from .encoder import Encoder
-from .encoders import encoder_of
-from .shard_file import PARTIAL
 
 INDEX: Final = "index.json"
 """What mosaicml-streaming needs beside MDS shards."""
@@ -212,3 +213,14 @@ class PackFolder(Closing):
         journal, self._journal = self._journal, None
         if journal is not None:
             journal.close()
+
+
+_ENCODERS: Final = (TarEncoder, ParquetEncoder, MdsEncoder)
+
+
+def encoder_of(format: str) -> type[Encoder]:
+    """The encoder of a format."""
+    known: dict[str, type[Encoder]] = {each.format: each for each in _ENCODERS}
+    if format not in known:
+        raise GraphError(f"format must be one of {', '.join(known)}, got {format!r}")
+    return known[format]

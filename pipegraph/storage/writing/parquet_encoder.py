@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from pipegraph.errors import DataError, MissingExtraError
+from pipegraph.errors import DataError, extra_module
 
 from .encoder import Encoder, Sample
 from .field_kinds import Kinds, fitted_fields
@@ -24,11 +23,8 @@ class ParquetEncoder(Encoder):
 
     def __init__(self, kinds: Kinds, size: int) -> None:
         super().__init__(kinds, size)
-        try:
-            self._arrow = importlib.import_module("pyarrow")
-            self._parquet = importlib.import_module("pyarrow.parquet")
-        except ImportError as error:
-            raise MissingExtraError("pyarrow", "shards", "writing Parquet") from error
+        self._arrow = extra_module("pyarrow", "shards", "writing Parquet")
+        self._parquet = extra_module("pyarrow.parquet", "shards", "writing Parquet", "pyarrow")
         self._schema = self._arrow.schema([(name, self._type(name, kind)) for name, kind in kinds.items()])
 
     def _type(self, field: str, kind: str) -> Any:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from pipegraph.errors import DataError, note
-from pipegraph.storage.checksum import crc32c_extend
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.indexing import index_part
 from pipegraph.storage.manifest import PartIndex, sync_folder
 from pipegraph.storage.parts import Part
-from pipegraph.storage.shard_files import LocalFile
+from pipegraph.storage.shard_files import LocalFile, crc32c_extend
 
 from .encoder import Encoder, Sample
 

@@ -13,9 +13,8 @@ from pipegraph.storage.manifest import Manifest
 from pipegraph.units import parse_bytes
 
 from .encoder import Encoder
-from .encoders import encoder_of
 from .field_kinds import kinds_of, refuse_odd_names
-from .pack_folder import PackFolder
+from .pack_folder import PackFolder, encoder_of
 from .shard_file import OpenShard
 
 SIZE = "128 MB"

@@ -14,7 +14,7 @@ from pipegraph.errors import LoaderClosedError, ShardError
 from pipegraph.reader.block_reader import BlockReader
 from pipegraph.reader.block_sources import BlockSource
 from pipegraph.reader.uses import RankSteps
-from pipegraph.storage import BytesFile
+from pipegraph.storage.shard_files import BytesFile
 
 BLOCK = 10
 """Bytes of a block."""
