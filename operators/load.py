@@ -94,10 +94,16 @@ class ListFiles(OrderedSource):
         return self.files()[index]
 
     def config(self) -> dict[str, Any]:
-        return {"files": len(self.files()), "pattern": self.pattern, **self.order.config()}
+        files = self.files()
+        data = {"files": len(files), "names": digest_of(files.paths), "classes": len(files.classes)}
+        return {**data, "pattern": self.pattern, **self.order.config()}
 
     def sees(self) -> str:
         return f"{len(self.files())} files, digest {digest_of(self.files().paths)}"
+
+    def origin(self) -> str:
+        files = self.files()
+        return f"{len(files)} files, whose names have the digest {digest_of(files.paths)}"
 
 
 class _Reads(Operator, ReadsStorage):

@@ -17,7 +17,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import PipegraphWarning
+from pipegraph.errors import PipegraphWarning, StateError
 
 ORDERS = [pg.order.LaneOrder(shuffle=False), pg.order.PartOrder(shuffle=False)]
 
@@ -155,6 +155,32 @@ def test_names_that_are_not_utf8_and_broken_links_are_skipped_and_kept_in_a_json
         state = json.loads(json.dumps(loader.state_dict()))
         loader.load_state_dict(state)
     assert batch["bytes"] == [b"", b"1"] and batch["key"][0] == "bad\udcff.jpg"
+
+
+def test_a_state_is_refused_where_the_folder_has_other_names_or_other_labels(tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    for name in ("a/0.jpg", "a/1.jpg", "b/2.jpg"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+
+    def made(root: Path, **options: Any) -> Any:
+        graph = pg.Graph("folder")
+        graph.add(ops.ListFiles(root, **options), name="files")
+        return graph.loader()
+
+    with made(folder) as loader:
+        next(samples := iter(loader))
+        state, rest = loader.state_dict(), [sample["key"] for sample in samples]
+    folder = folder.rename(tmp_path / "there")
+    with made(folder) as loader:
+        loader.load_state_dict(state)
+        assert [sample["key"] for sample in loader] == rest == ["a/1.jpg", "b/2.jpg"]
+    with made(folder, classes=False) as loader, pytest.raises(StateError, match="'files' has other param"):
+        loader.load_state_dict(state)
+    (folder / "a/0.jpg").rename(folder / "b/3.jpg")  # now the first three samples are a/1, b/2, b/3
+    names = r"stage 'files' has other .*3 files, whose names have the digest [0-9a-f]{12}\).*allow=\("
+    with made(folder) as loader, pytest.raises(StateError, match=names):
+        loader.load_state_dict(state)
 
 
 def test_an_unknown_choice_of_classes_is_refused() -> None:
