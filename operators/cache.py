@@ -1,12 +1,13 @@
 """``Cache``: a memo by source index, in memory or in a folder. Never changes what is delivered.
 
-A file of the folder is a tree of plain values and arrays, which are never unpickled: a JSON header says how the tree is
-built, and the bytes of arrays, tensors and byte strings follow it.
+A file of the folder is a tree of plain values and arrays, which are never unpickled: behind a checksum of all the rest a
+JSON header says how the tree is built, and the bytes of arrays, tensors and byte strings follow it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from operator import index as as_int
 from pathlib import Path
 from typing import Any, final
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -117,6 +119,7 @@ class _Folder:
         self._lock = lock_free_after_fork()
         self._used: int | None = None
         self._off = False
+        self._said = False
 
     def _path(self, digest: str, index: Index) -> Path:
         if isinstance(index, int):
@@ -134,8 +137,18 @@ class _Folder:
             return None
         try:
             keys, value = unpack(data)
-        except DataError:
-            path.unlink(missing_ok=True)  # torn by a power cut, or not ours: make it again
+        except DataError as error:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            with self._lock:
+                said, self._said = self._said, True
+            if not said:
+                warnings.warn(
+                    f"Cache: {path}: an entry is damaged ({error}), as by a power cut or a full disk. Such entries are "
+                    "computed again; this is said once",
+                    PipegraphWarning,
+                    stacklevel=2,
+                )
             return None
         return keys, value
 
@@ -199,7 +212,7 @@ class Cache(Memo):
 
     Args:
         where: ``"memory"`` (each loader has its own cache), or a folder (shared by processes, kept between runs; values
-            are never unpickled).
+            are never unpickled, and those whose checksum does not match are computed again).
         limit: bytes, or a text such as ``"20 GB"``.
 
     Raises:
@@ -259,7 +272,7 @@ class Cache(Memo):
 
 # -- values as bytes ---------------------------------------------------------------------------------
 
-_MAGIC = b"pgv1"
+_MAGIC = b"pgv2"
 
 
 def pack(tree: Any) -> bytes:
@@ -270,23 +283,26 @@ def pack(tree: Any) -> bytes:
     """
     parts: list[bytes] = []
     header = json.dumps(_describe(tree, parts)).encode()
-    return b"".join([_MAGIC, len(header).to_bytes(4, "little"), header, *parts])
+    body = [len(header).to_bytes(4, "little"), header, *parts]
+    checksum = functools.reduce(lambda crc, part: crc32(part, crc), body, 0)
+    return b"".join([_MAGIC, checksum.to_bytes(4, "little"), *body])
 
 
 def unpack(data: bytes) -> Any:
-    """The reverse of :func:`pack`."""
-    if data[:4] != _MAGIC or len(data) < 8:
+    """The reverse of :func:`pack`.
+
+    Raises:
+        DataError: these bytes are damaged, or hold a type that this version of torch or NumPy does not know.
+    """
+    if data[:4] != _MAGIC:
         raise DataError("packed value: not one")
-    end = 8 + int.from_bytes(data[4:8], "little")
+    if crc32(memoryview(data)[8:]).to_bytes(4, "little") != data[4:8]:
+        raise DataError("packed value: its checksum does not match")
+    end = 12 + int.from_bytes(data[8:12], "little")
     try:
-        described = json.loads(data[8:end])
-    except ValueError as error:
-        raise DataError("packed value: its header is broken") from error
-    reader = _Reader(data, end)
-    tree = reader.build(described)
-    if reader.at != len(data):
-        raise DataError(f"packed value: {len(data)} bytes, {reader.at} expected")
-    return tree
+        return _Reader(data, end).build(json.loads(data[12:end]))
+    except (AttributeError, TypeError) as error:
+        raise DataError(f"packed value: {error}") from error
 
 
 def _describe(value: Any, parts: list[bytes]) -> Any:
@@ -318,14 +334,11 @@ def _describe(value: Any, parts: list[bytes]) -> Any:
 class _Reader:
     def __init__(self, data: bytes, at: int) -> None:
         self._data = data
-        self.at = at
+        self._at = at
 
     def _take(self, nbytes: int) -> bytes:
-        found = self._data[self.at : self.at + nbytes]
-        if len(found) != nbytes:
-            raise DataError("packed value: cut short")
-        self.at += nbytes
-        return found
+        self._at += nbytes
+        return self._data[self._at - nbytes : self._at]
 
     def build(self, described: Any) -> Any:
         if described.__class__ is not dict:

@@ -17,7 +17,8 @@ from torch.utils.data import RandomSampler
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError
+from pipegraph.errors import DataError, GraphError, PipegraphWarning
+from pipegraph.operators import cache
 from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
 
 
@@ -119,13 +120,28 @@ def test_a_folder_that_cannot_be_one_costs_a_warning_and_no_sample(tmp_path: Pat
     assert "takes no more files" in str(caught[0].message)
 
 
-def test_damaged_files_of_a_cache_are_made_again(tmp_path: Path) -> None:
+def test_damaged_files_of_a_cache_are_made_again_and_said_once(tmp_path: Path) -> None:
     graph = cached(lambda x: np.full(3, x), tmp_path)
     whole = [item.tolist() for item in delivered(graph)]
     files = sorted(tmp_path.rglob("*.pgv"))
-    for file, content in zip(files, (b"", b"x" * 50, files[2].read_bytes()[:-3], bytes(200)), strict=False):
+    good = [file.read_bytes() for file in files]
+    zeroed = good[4][: len(good[4]) // 2].ljust(len(good[4]), b"\0")
+    for file, content in zip(files, (b"", b"x" * 50, good[2][:-3], bytes(200), zeroed), strict=True):
         file.write_bytes(content)
-    assert [item.tolist() for item in delivered(graph)] == whole
+    with pytest.warns(PipegraphWarning, match=r"an entry is damaged.* computed again") as said:
+        assert [item.tolist() for item in delivered(graph)] == whole
+    assert len(said) == 1 and [file.read_bytes() for file in files] == good
+
+
+def test_no_flipped_bit_of_a_cached_value_goes_unnoticed() -> None:
+    value = {"a": np.arange(3), "t": torch.ones(2), "s": "text", "l": [1, {"k": (None, True, 1.5, b"z")}]}
+    packed = cache.pack((("key",), value))
+    assert cache.unpack(packed)[0] == ("key",)
+    for place in range(len(packed)):
+        damaged = bytearray(packed)
+        damaged[place] ^= 1 << place % 8
+        with pytest.raises(DataError, match="packed value"):
+            cache.unpack(bytes(damaged))
 
 
 @pytest.mark.parametrize("limit", [1, 100, "1 MB"])
