@@ -1,7 +1,7 @@
 """``Cache``: a memo by source index, in memory or in a folder. Never changes what is delivered.
 
-A file of the folder is a tree of plain values and arrays, which are never unpickled: behind a checksum of all the rest a
-JSON header says how the tree is built, and the bytes of arrays, tensors and byte strings follow it.
+A file of the folder is a tree of plain values and arrays, which are never unpickled: a JSON header says how the tree is
+built, and the bytes of arrays, tensors and byte strings follow it. Before them is a checksum of all that.
 """
 
 from __future__ import annotations
