@@ -30,7 +30,7 @@ import numpy as np
 
 from pipegraph.order import BlockOrder, LaneOrder, Order, PartOrder, StridedOrder
 from pipegraph.reader.next_use import NextUseIndex
-from pipegraph.reader.uses import RankSteps
+from pipegraph.reader.schedule import RankSteps
 from pipegraph.storage import Manifest, Part
 from pipegraph.storage.formats import Block
 from pipegraph.storage.manifest import PartIndex

@@ -32,8 +32,9 @@ from ideal import HandWritten
 from image_recipe import check, enlarge
 from images import BATCH, SIZE, WORKERS, add_images_option, one_thread_each, photographs
 
-from pipegraph.operators.images import RandomResizedCrop, crop_window, note_of, open_backend, probe
-from pipegraph.operators.images.crop import DRAWS
+from pipegraph.operators.images.choice import note_of, open_backend
+from pipegraph.operators.images.crop import DRAWS, RandomResizedCrop, crop_window
+from pipegraph.operators.images.header import probe
 
 CLAIM = "region decode beats full decode; at 3000 x 2000 by 2.5 times"
 FULL = "OpenCV, full"

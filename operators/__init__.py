@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from pipegraph.operators.from_iterable import FromIterable as FromIterable
     from pipegraph.operators.from_sequence import FromSequence as FromSequence
     from pipegraph.operators.functions import Filter as Filter, FlatMap as FlatMap, Map as Map
-    from pipegraph.operators.images import CenterCrop as CenterCrop, RandomResizedCrop as RandomResizedCrop
+    from pipegraph.operators.images.crop import (
+        CenterCrop as CenterCrop,
+        RandomResizedCrop as RandomResizedCrop,
+    )
     from pipegraph.operators.interleave import Interleave as Interleave
     from pipegraph.operators.load import ListFiles as ListFiles, Load as Load
     from pipegraph.operators.media import DecodeAudio as DecodeAudio, DecodeVideo as DecodeVideo
@@ -57,7 +60,7 @@ _MODULES = {
     "dali": "Dali",
     "decode": "DecodeImage",
     "functions": "Filter FlatMap Map",
-    "images": "CenterCrop RandomResizedCrop",
+    "images.crop": "CenterCrop RandomResizedCrop",
     "interleave": "Interleave",
     "load": "ListFiles Load",
     "media": "DecodeAudio DecodeVideo",

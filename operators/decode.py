@@ -18,19 +18,11 @@ from pipegraph.errors import DataError, GraphError, note
 from pipegraph.integers import integer
 from pipegraph.operators.batch_slabs import StageSlabs
 from pipegraph.operators.collate import collate
-from pipegraph.operators.images import (
-    Crop,
-    Interpolation,
-    check_crop,
-    check_interpolation,
-    crop_window,
-    open_backend,
-    probe,
-)
-from pipegraph.operators.images.choice import BACKENDS, family_of, note_of
+from pipegraph.operators.images.choice import BACKENDS, family_of, note_of, open_backend
 from pipegraph.operators.images.companions import Companions, names_of
-from pipegraph.operators.images.crop import DRAWS
-from pipegraph.operators.images.decoder import Scratch
+from pipegraph.operators.images.crop import DRAWS, Crop, check_crop, crop_window
+from pipegraph.operators.images.decoder import Interpolation, Scratch, check_interpolation
+from pipegraph.operators.images.header import probe
 from pipegraph.operators.images.image_batch import FIELDS, ImageBatch, ImagePart, find_encoded, with_pixels
 from pipegraph.operators.images.normalize_tables import bits_of, row_filler
 from pipegraph.operators.load import Load, no_path, read_file

@@ -18,7 +18,7 @@ from pipegraph.operators.shared_reader import ShardFeed, ShardPart, ShardSample
 from pipegraph.order import LaneOrder, Order, PartOrder
 from pipegraph.order.layout import Int64Array
 from pipegraph.reader.manifests import Found, Listed, find_manifest, list_parts
-from pipegraph.reader.uses import RankSteps
+from pipegraph.reader.schedule import RankSteps
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part
 from pipegraph.storage.beside import few

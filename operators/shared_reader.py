@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipegraph.order import LaneOrder
     from pipegraph.reader.block_reader import BlockReader
     from pipegraph.reader.columns_filter import Choice
-    from pipegraph.reader.uses import RankSteps
+    from pipegraph.reader.schedule import RankSteps
     from pipegraph.storage import NodeCache, Part
 
 

@@ -122,7 +122,7 @@ def _devices() -> list[tuple[str, str]]:
 
 
 def _decoders() -> list[tuple[str, str]]:
-    from pipegraph.operators.images import note_of, open_backend
+    from pipegraph.operators.images.choice import note_of, open_backend
 
     try:
         open_backend("auto")

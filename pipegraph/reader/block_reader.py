@@ -21,8 +21,7 @@ from pipegraph.engine.remote.exceptions import copied
 from pipegraph.errors import LoaderClosedError
 from pipegraph.reader.block_sources import BlockSource
 from pipegraph.reader.block_table import BlockEntry, BlockState, BlockTable
-from pipegraph.reader.schedule import FETCHERS, ReadSchedule, Standing
-from pipegraph.reader.uses import RankSteps, Uses
+from pipegraph.reader.schedule import FETCHERS, RankSteps, ReadSchedule, Standing, Uses
 
 
 class _GaveWayError(Exception):

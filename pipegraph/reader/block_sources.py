@@ -14,7 +14,7 @@ from pipegraph.reader.columns_filter import Choice, SameFields
 from pipegraph.reader.fetcher import Fetcher
 from pipegraph.reader.next_use import NextUseIndex
 from pipegraph.reader.prefetch_policy import SHARE
-from pipegraph.reader.uses import RankSteps
+from pipegraph.reader.schedule import RankSteps
 from pipegraph.storage import Manifest, Part, ShardFile
 from pipegraph.storage.formats import Block, Format, format_of
 from pipegraph.storage.local import LocalParts

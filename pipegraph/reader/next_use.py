@@ -13,7 +13,7 @@ from pipegraph.order.layout import LayoutLike, block_samples
 from pipegraph.order.left import Deal, check_history
 from pipegraph.order.visits import NEVER, NOTHING, Visits
 from pipegraph.reader.fetcher import local_ranks
-from pipegraph.reader.uses import RankSteps
+from pipegraph.reader.schedule import RankSteps
 from pipegraph.storage import Manifest
 from pipegraph.storage.entries import place_of
 

@@ -17,8 +17,16 @@ from pipegraph.device.opening import every_device
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.buckets import deal_owners
 from pipegraph.replicas.build import Replicas, refuse_held_gradients
-from pipegraph.replicas.calls import Calls, Forward, Loss, StepResult as StepResult, by_signature
-from pipegraph.replicas.compiled import own_keys, plain_keys, unwrapped
+from pipegraph.replicas.calls import (
+    Calls,
+    Forward,
+    Loss,
+    StepResult as StepResult,
+    by_signature,
+    own_keys,
+    plain_keys,
+    unwrapped,
+)
 from pipegraph.replicas.feed import batch_feed, call_feed
 from pipegraph.replicas.group import Ranks, refuse_own_collectives
 from pipegraph.replicas.losses import Reduction

@@ -14,9 +14,8 @@ from typing import Any, Final
 from pipegraph.errors import PipegraphWarning, ShardError, note
 from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, Block
 
-from .filelock import NO_LOCKS
+from .filelock import NO_LOCKS, Journal
 from .formats import Format, format_of
-from .journal import Journal
 from .manifest import Manifest, PartIndex
 from .object_file import open_part
 from .parts import Part, PartsLike, expand_parts, file_version, is_url

@@ -16,9 +16,9 @@ from PIL import Image, ImageOps
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.operators.images import CenterCrop, CropWindow, Region, open_backend, probe
-from pipegraph.operators.images.choice import installed
-from pipegraph.operators.images.crop import crop_window
+from pipegraph.operators.images.choice import installed, open_backend
+from pipegraph.operators.images.crop import CenterCrop, CropWindow, Region, crop_window
+from pipegraph.operators.images.header import probe
 
 BACKENDS = ("pillow", "opencv", "simplejpeg", "nvimgcodec", "auto")
 MODULES = {"nvimgcodec": "nvidia.nvimgcodec", "simplejpeg": "simplejpeg"}

@@ -22,17 +22,16 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image, ImageOps
 
 from pipegraph.errors import DecodeError, MissingExtraError
-from pipegraph.operators.images import (
+from pipegraph.operators.images.choice import installed, open_backend
+from pipegraph.operators.images.crop import (
+    DRAWS,
     CenterCrop,
     CropWindow,
     RandomResizedCrop,
     Region,
     crop_window,
-    open_backend,
-    probe,
 )
-from pipegraph.operators.images.choice import installed
-from pipegraph.operators.images.crop import DRAWS
+from pipegraph.operators.images.header import probe
 
 TOLERANCE_ON_SMALL_IMAGES = 6.0
 

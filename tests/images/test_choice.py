@@ -9,8 +9,8 @@ import pytest
 
 from pipegraph.errors import GraphError, MissingExtraError, PipegraphWarning
 from pipegraph.operators import DecodeImage
-from pipegraph.operators.images import BACKENDS, choice, family_of, note_of, open_backend
-from pipegraph.operators.images.choice import installed
+from pipegraph.operators.images import choice
+from pipegraph.operators.images.choice import BACKENDS, family_of, installed, note_of, open_backend
 
 
 def with_installed(monkeypatch, *names):

@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pipegraph.errors import GraphError
-from pipegraph.operators.images import CenterCrop, RandomResizedCrop, Region, check_crop, crop_window
-from pipegraph.operators.images.crop import DRAWS
+from pipegraph.operators.images.crop import (
+    DRAWS,
+    CenterCrop,
+    RandomResizedCrop,
+    Region,
+    check_crop,
+    crop_window,
+)
 
 sides = st.integers(1, 5000)
 

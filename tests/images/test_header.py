@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from pipegraph.errors import DecodeError
-from pipegraph.operators.images import MAX_PIXELS, probe
+from pipegraph.operators.images.header import MAX_PIXELS, probe
 
 
 def orientation_by_pillow(data: bytes) -> int:

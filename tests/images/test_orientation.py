@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 from PIL import Image, ImageOps
 
-from pipegraph.operators.images import Region
+from pipegraph.operators.images.crop import Region
 from pipegraph.operators.images.orientation import oriented, stored_region, swaps_sides
 
 HEIGHT, WIDTH = 7, 11

@@ -15,7 +15,7 @@ from pipegraph.errors import MemoryLimitError, ShardError
 from pipegraph.reader.block_reader import BlockReader
 from pipegraph.reader.block_sources import BlockSource, ManifestSource
 from pipegraph.reader.fetcher import Fetcher
-from pipegraph.reader.uses import RankSteps, Uses
+from pipegraph.reader.schedule import RankSteps, Uses
 from pipegraph.storage import ShardFile
 from pipegraph.storage.shard_files import BytesFile
 from pipegraph.testing import Resources

@@ -10,8 +10,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.reader.block_reader import BlockReader
 from pipegraph.reader.block_sources import BlockSource
-from pipegraph.reader.schedule import Standing
-from pipegraph.reader.uses import RankSteps
+from pipegraph.reader.schedule import RankSteps, Standing
 from pipegraph.storage import ShardFile
 from pipegraph.storage.shard_files import BytesFile
 

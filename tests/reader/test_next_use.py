@@ -12,7 +12,7 @@ import pipegraph as pg
 from pipegraph.order import BlockOrder, LaneOrder, Order, PartOrder, StridedOrder
 from pipegraph.reader import next_use as next_uses
 from pipegraph.reader.next_use import NextUseIndex
-from pipegraph.reader.uses import RankSteps
+from pipegraph.reader.schedule import RankSteps
 from pipegraph.storage import Manifest, Part
 from pipegraph.storage.formats import Block
 from pipegraph.storage.manifest import PartIndex

@@ -5,8 +5,7 @@ import pytest
 
 from pipegraph.reader.block_table import BlockEntry, BlockTable
 from pipegraph.reader.prefetch_policy import MIN_MEASUREMENTS
-from pipegraph.reader.schedule import AHEAD, DRAWN_AT_ONCE, ReadSchedule
-from pipegraph.reader.uses import RankSteps, Uses
+from pipegraph.reader.schedule import AHEAD, DRAWN_AT_ONCE, RankSteps, ReadSchedule, Uses
 
 
 def deal(blocks: list[int], epoch: int = 0, start: int = 0) -> RankSteps:

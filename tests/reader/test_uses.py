@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pipegraph.reader.next_use import node_ranks
-from pipegraph.reader.uses import Uses
+from pipegraph.reader.schedule import Uses
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.integers(0, 100))

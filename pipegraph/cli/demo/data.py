@@ -13,7 +13,7 @@ from pipegraph import operators as ops
 from pipegraph.cli.demo.shapes import CLASSES
 from pipegraph.errors import DataError
 from pipegraph.machine import cores
-from pipegraph.operators.images import RandomResizedCrop
+from pipegraph.operators.images.crop import RandomResizedCrop
 from pipegraph.order import LaneOrder, StridedOrder
 
 IMAGE_SIZE = 64

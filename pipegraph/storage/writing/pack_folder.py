@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from pipegraph.closing import Closing
 from pipegraph.errors import DataError, GraphError, note
-from pipegraph.storage.filelock import NO_LOCKS
-from pipegraph.storage.journal import Journal
+from pipegraph.storage.filelock import NO_LOCKS, Journal
 from pipegraph.storage.manifest import Manifest, PartIndex, write_atomically
 from pipegraph.storage.shard_files import crc32c_extend
 from pipegraph.storage.side_files import (

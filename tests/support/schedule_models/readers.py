@@ -13,7 +13,7 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import LoaderClosedError, ShardError
 from pipegraph.reader.block_reader import BlockReader
 from pipegraph.reader.block_sources import BlockSource
-from pipegraph.reader.uses import RankSteps
+from pipegraph.reader.schedule import RankSteps
 from pipegraph.storage.shard_files import BytesFile
 
 BLOCK = 10
