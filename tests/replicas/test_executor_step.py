@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from pipegraph.device.scattered import Scattered
 from pipegraph.errors import PipegraphWarning, ReplicaError, StateError
-from pipegraph.replicas import ReplicaExecutor, Whole, compiled
+from pipegraph.replicas import ReplicaExecutor, Whole, calls
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
 
@@ -483,8 +483,8 @@ def test_compiled_graphs_are_split_where_buckets_end(
         graphs.append(len(list(graph.graph.nodes)))
         return graph.forward
 
-    monkeypatch.setattr(compiled, "FIRST_BUCKET_BYTES", 100)
-    monkeypatch.setattr(compiled, "BUCKET_BYTES", 200)
+    monkeypatch.setattr(calls, "FIRST_BUCKET_BYTES", 100)
+    monkeypatch.setattr(calls, "BUCKET_BYTES", 200)
     torch._dynamo.reset()  # else the limit of recompilations counts other tests
     executor = make_executor(mlp(), 1, optimizer=sgd, compile={"backend": counting})
     executor.step(data(), square)

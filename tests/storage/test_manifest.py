@@ -15,7 +15,7 @@ import pytest
 from pipegraph.errors import DataError, PipegraphWarning, ShardError
 from pipegraph.order.layout import ManifestLike
 from pipegraph.reader.manifests import local_manifest
-from pipegraph.storage import indexing, journal
+from pipegraph.storage import filelock, indexing
 from pipegraph.storage.formats import Block, format_of
 from pipegraph.storage.indexing import IndexProgress, build_manifest
 from pipegraph.storage.manifest import Manifest, write_atomically
@@ -342,19 +342,19 @@ def test_a_journal_that_its_process_removes_while_another_opens_it_is_begun_anew
 ) -> None:
     """A lock on a file that lies nowhere keeps nobody out."""
     path = tmp_path / "journal"
-    lock = journal.try_exclusive
+    lock = filelock.try_exclusive
 
     def behind_the_other(fd: int) -> bool:
-        monkeypatch.setattr(journal, "try_exclusive", lock)
+        monkeypatch.setattr(filelock, "try_exclusive", lock)
         path.unlink()
         return lock(fd)
 
-    monkeypatch.setattr(journal, "try_exclusive", behind_the_other)
-    with journal.Journal(path, "busy") as mine:
+    monkeypatch.setattr(filelock, "try_exclusive", behind_the_other)
+    with filelock.Journal(path, "busy") as mine:
         mine.note({"done": 1})
         with pytest.raises(DataError, match="busy"):
             journal.Journal(path, "busy")
-    with journal.Journal(path, "busy") as again:
+    with filelock.Journal(path, "busy") as again:
         assert again.records == [{"done": 1}]
 
 
