@@ -353,7 +353,7 @@ def test_a_journal_that_its_process_removes_while_another_opens_it_is_begun_anew
     with filelock.Journal(path, "busy") as mine:
         mine.note({"done": 1})
         with pytest.raises(DataError, match="busy"):
-            journal.Journal(path, "busy")
+            filelock.Journal(path, "busy")
     with filelock.Journal(path, "busy") as again:
         assert again.records == [{"done": 1}]
 
