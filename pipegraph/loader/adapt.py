@@ -143,7 +143,7 @@ class _Carry:
         counts, entries = part["ledger"]
         return {
             **part,
-            "chunks": 0 if part["chunks"] == 0 else None,
+            "dealt": part["dealt"] if part["dealt"] == part["chunks"] else None,
             "cursor": self._cursor(part["cursor"]),
             "history": self._history(part["history"]),
             "later": [

@@ -9,7 +9,7 @@ from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.engine.stage.cursors import freeze
 from pipegraph.engine.stage.restore import Path, Resume
 
-VERSION = 1
+VERSION = 2
 """Of states."""
 
 FORGET_EVERY = 64
@@ -21,9 +21,9 @@ FORGET_SAMPLES = 64
 LineagesByPath = Mapping[Path, Set[Lineage]]
 """Samples delivered beyond the watermark, by the way on which they came."""
 
-Reached = tuple[Cursor, int | None]
-"""The cursor after the last chunk delivered of an epoch, and how many were (None: unknown, the graph was changed). One
-value: no state has the one without the other."""
+Reached = tuple[Cursor, int, int]
+"""How far a rank has come in an epoch: the cursor after the last chunk delivered of it, the number of these chunks, and
+that of their samples in this place. One value: no state has the one without the others."""
 
 
 class Delivered:
@@ -50,8 +50,8 @@ class Delivered:
         """Count a delivered chunk; says whether it is time to forget some."""
         samples = len(chunk.lineages)
         log = self._known[1]
-        _, steps = log[-1][0]
-        reached = chunk.after, None if steps is None else steps + 1
+        _, steps, before = log[-1][0]
+        reached = chunk.after, steps + 1, before + samples
         log.append((reached, chunk.lineages, chunk.paths or ((),) * samples))
         self._samples += samples
         self._chunks += 1 + samples // FORGET_SAMPLES

@@ -90,11 +90,13 @@ class Pass:
         self._asked = asked  # the tuner's
         self._counted = progress.counted or self._place.delivered is not None
         self._agreement: Agreement | None = None
-        self._step = 0
+        self._first = self._until = (
+            self._place.steps
+        )  # of the epoch: before this pass; delivered without asking
         self._rest: list[Chunk] = []  # remaining chunks of a bundle, in reverse order
         self._quick: deque[Any] = deque()  # its rows before the last, if only their number matters
         self._rows: RowsInDelivery | None = None  # counts these
-        self._plain = not whole and not self._counted and runs.group is None
+        self._plain = not whole and not self._counted
         if runs.group is not None:
             from pipegraph.loader.equal_steps import Agreement, minimum_over
 
@@ -129,10 +131,9 @@ class Pass:
                         return self._quick.popleft()
                     except IndexError:
                         pass
-                if self._place.nothing and self._agreement is None:
-                    self._finish()
-                if self._agreement is not None:
-                    self._agree(self._agreement)
+                steps = self._place.steps
+                if steps >= self._until:
+                    self._until = self._ask(steps)
                 if self._rest:
                     if self._run.over:
                         raise Cancelled
@@ -141,12 +142,12 @@ class Pass:
                     item = self._next(progress)
                     if item.__class__ is Bundle:
                         progress.waits.note_none(item.count - 1)
-                        if self._plain and item.count > 1:
+                        quick = min(item.count, self._until - steps) - 1
+                        if self._plain and quick > 0:
                             # All rows but the last, which releases the bundle's buffers.
-                            last = item.count - 1
-                            self._rest = [item.one(last)]
+                            self._rest = [item.one(row) for row in range(item.count - 1, quick - 1, -1)]
                             self._rest[0].buffers = item.buffers
-                            self._rows = progress.take(self._place, item.data[:last], item.afters())
+                            self._rows = self._place.take(item.data[:quick], item.afters())
                             self._quick = self._rows.remaining
                             try:
                                 return self._quick.popleft()
@@ -159,13 +160,11 @@ class Pass:
                     self._release(item.buffers)
                 for event in item.ready:
                     event.wait()
-                # Last: a chunk interrupted before this was not delivered. Counted first: with its cursor a place is no
-                # longer one at which nothing was delivered.
-                progress.delivered(len(item.lineages))
+                # Last: a chunk interrupted before this was not delivered.
                 if self._counted:
                     progress.count(self._place, item, self._run)
                 else:
-                    self._place.advance(item.after)
+                    self._place.advance(item.after, len(item.lineages))
                 return item if self._whole else item.data
             except StopIteration:
                 raise
@@ -217,12 +216,12 @@ class Pass:
     def sure(self) -> tuple[int, bool]:
         """How many chunks this rank is sure of now; see :mod:`pipegraph.loader.equal_steps`."""
         if self._place.nothing:
-            return self._step, True  # the other ranks still wait for this one's report
+            return self._place.steps - self._first, True  # the other ranks still wait for this one's report
         chunks, token = self._ahead()
         ended = isinstance(token, EndOfEpoch) and token.epoch == self.epoch and not self._place.later
         if chunks == 0 and isinstance(token, Failure):
             self._token(self._get())
-        return self._step + chunks, ended
+        return self._place.steps - self._first + chunks, ended
 
     def wait_for_more(self) -> None:
         """Wait for a chunk or the end of this epoch; drops the end of an earlier one that all ranks cut short."""
@@ -234,14 +233,18 @@ class Pass:
                 return
             self._get()
 
-    def _agree(self, agreement: Agreement) -> None:
-        """Raises StopIteration at the step at which all ranks end."""
-        if agreement.may_deliver(self._step, self):
-            self._step += 1
-            return
-        if not (agreement.allowed or self._place.restored):
-            self._warn_of_no_steps()
-        self._cut_short()
+    def _ask(self, steps: int) -> int:
+        """Up to how many steps of the epoch the pass may go on now; raises StopIteration if it ends here."""
+        agreement = self._agreement
+        if agreement is None:
+            if self._place.nothing:
+                self._finish()
+            return sys.maxsize
+        if not agreement.may_deliver(steps - self._first, self):
+            if not (agreement.allowed or self._place.restored):
+                self._warn_of_no_steps()
+            self._cut_short()
+        return self._first + agreement.allowed
 
     def _cut_short(self) -> NoReturn:
         """End the pass here, although this rank may have more chunks of the epoch."""

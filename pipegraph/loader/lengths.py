@@ -24,16 +24,22 @@ def check_counts_known(plan: Plan, world_size: int) -> None:
         )
 
 
-def warn_of_unequal(plan: Plan, epoch: int, world_size: int) -> None:
+def _steps(plan: Plan, place: Place, options: LoaderOptions, rank: int, world_size: int) -> int | None:
+    """Chunks of the whole epoch on a rank, those before this place among them; None where the data decides."""
+    steps = plan.steps(place.epoch, rank, world_size, place.start.history)
+    return None if steps is None else steps + (place.dealt or 0)
+
+
+def warn_of_unequal(plan: Plan, place: Place, options: LoaderOptions, world_size: int) -> None:
     """Warn if the first and the last rank make different numbers of steps."""
-    first, last = (plan.steps(epoch, rank, world_size) for rank in (0, world_size - 1))
+    first, last = (_steps(plan, place, options, rank, world_size) for rank in (0, world_size - 1))
     if first != last:
         logging.getLogger("pipegraph").warning(
             "graph %r: epoch %d has %s steps on rank 0 and %s on rank %d, and ranks that wait for each other in "
             "every step hang at the end; loader(equal_steps=True) ends all at the same step, equal_steps=False "
             "says that they may differ",
             plan.graph_name,
-            epoch,
+            place.epoch,
             first,
             last,
             world_size - 1,
@@ -64,7 +70,7 @@ def promised(plan: Plan, place: Place, rank: int, world_size: int) -> tuple[list
 
 def check_promised(saying: list[str], expected: int, place: Place) -> None:
     """Raises GraphError if another number of chunks came; names the stages."""
-    _, came = place.reached
+    came = place.steps
     if came != expected:
         who, whose = ("stage", "its") if len(saying) == 1 else ("stages", "their")
         raise GraphError(
@@ -88,12 +94,12 @@ def length_of(plan: Plan, place: Place, options: LoaderOptions, ledger: Ledger) 
         raise TypeError("this loader has no length in this epoch: it continues with other ranks' parts")
     rank, world_size = options.own()
     ranks = range(world_size) if options.equal_steps else (rank,)
-    lengths = [plan.steps(place.epoch, each, world_size, place.start.history) for each in ranks]
+    lengths = [_steps(plan, place, options, each, world_size) for each in ranks]
     if None in lengths:
         names = ", ".join(map(repr, plan.unknown_counts()))
         raise TypeError(f"this loader has no length: stages {names} make it depend on the data")
     if left_out(plan, ledger, place.epoch):
         raise TypeError("this loader has no length in this epoch: samples of it were left out before")
-    if place.start.chunks is None:
+    if place.dealt is None:
         raise TypeError("this loader has no length in this epoch: it continues in a graph that was changed")
-    return min(length for length in lengths if length is not None) - place.start.chunks
+    return min(length for length in lengths if length is not None) - place.first

@@ -149,7 +149,7 @@ class Loader(Closing):
             with suppress(Exception):  # the caller gets the error
                 self._digests()
                 if not progress.started_ns and self._options.equal_steps is None:
-                    warn_of_unequal(self.plan, place.epoch, runtime.world_size)
+                    warn_of_unequal(self.plan, place, self._options, runtime.world_size)
             runs.compare_data(place)
             interval = runtime.pass_totals.begin(run)
             progress.pass_begins(place, run)
@@ -233,21 +233,19 @@ class Loader(Closing):
         Raises:
             StateError: the state is from another graph, version or world size; the message says what differs.
         """
-        from pipegraph.loader.restoring import place_of, read_state
+        from pipegraph.loader.restoring import read_state
 
         self._runs.refuse_closed()
         rank, world_size = self._options.own()
-        state, restored = read_state(
-            state, allow, self.plan, rank, world_size, self._options.equal_steps is not False
-        )
+        equal = self._options.equal_steps is not False
+        found = read_state(state, allow, self.plan, rank, world_size, equal)
         running = self._running()
         if running is not None:
             running.end("a state was loaded")
-        self._runs.rest(restored.seed)
-        self._runs.ledger.load(restored.epoch, restored.ledger)
-        place = place_of(state, restored, rank, world_size)
+        self._runs.rest(found.seed)
+        self._runs.ledger.load(found.epoch, found.ledger)
         self._progress.broken(failed=False)
-        self._progress.rest_at(place)
+        self._progress.rest_at(Place.restored_to(found, (rank, world_size)))
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -275,9 +273,7 @@ class Loader(Closing):
         first_ns = progress.first_batch_ns
         first_s = (first_ns - progress.started_ns) / 1e9 if first_ns else None
         waits = progress.waits.durations()
-        return runtime.pass_totals.measure(
-            progress.items, progress.samples, waits, first_s, progress.in_pass()
-        )
+        return runtime.pass_totals.measure(*progress.totals, waits, first_s, progress.in_pass())
 
     def _trace(self, on: bool) -> tuple[Events, dict[int | None, str]]:
         """Trace from now on, or no more; returns the events since then and the names of the workers' threads.

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegraph.capabilities import Resumable
 from pipegraph.chunk import Chunk, Cursor, Lineage
@@ -26,6 +26,9 @@ from pipegraph.loader import delivered as record
 from pipegraph.loader.delivered import Reached
 from pipegraph.planning.plan import Plan
 
+if TYPE_CHECKING:
+    from pipegraph.loader.state import Restored
+
 
 class RowsInDelivery:
     """The rows of one bundle: those that are still in ``remaining`` were not delivered.
@@ -33,20 +36,15 @@ class RowsInDelivery:
     Attributes:
         remaining: ``popleft`` is atomic in any thread, without the GIL too. None once closed.
         count: how many rows there are.
-        items, samples: totals delivered before this bundle.
     """
 
-    __slots__ = ("_afters", "_before", "_delivered", "count", "items", "remaining", "samples")
+    __slots__ = ("_afters", "_before", "_delivered", "count", "remaining")
 
-    def __init__(
-        self, rows: list[Any], before: Reached, afters: Sequence[Cursor], items: int, samples: int
-    ) -> None:
+    def __init__(self, rows: list[Any], before: Reached, afters: Sequence[Cursor]) -> None:
         self.remaining: Any = deque(rows)
         self.count = len(rows)
         self._before = before
         self._afters = afters
-        self.items = items
-        self.samples = samples
         self._delivered = 0
 
     @property
@@ -59,10 +57,10 @@ class RowsInDelivery:
     def reached(self) -> Reached:
         """The position after the last delivered row."""
         delivered = self.delivered
-        _, steps = before = self._before
         if not delivered:
-            return before
-        return self._afters[delivered - 1], None if steps is None else steps + delivered
+            return self._before
+        _, steps, samples = self._before
+        return self._afters[delivered - 1], steps + delivered, samples + delivered
 
     def close(self) -> None:
         """Drop the remaining rows; they are not delivered."""
@@ -80,22 +78,39 @@ class Place:
         later: parts of other ranks that this rank delivers afterwards.
         nothing: this rank has no part: there are more ranks than parts to resume.
         restored: whether it comes from a state.
+        failed: whether the pass over it has ended with a stage's failure.
+        first: chunks of the epoch that this rank had delivered when it entered here.
+        dealt: chunks of the epoch that it had delivered when what was left was dealt to the ranks that there are; None
+            where the plan's numbers say nothing of what is left: the graph was changed, or others' parts are continued.
+        before: chunks and samples that the loader had delivered when it entered here.
         snapshots: of the sources' iterators, from the run that resumes here.
         anew: states of the sources' iterators at its start, if none of the run is known yet.
         floors: per source, the step before which ``delivered`` no longer holds that run's samples.
     """
 
-    __slots__ = "_reached anew delivered epoch floors rows later nothing restored snapshots start".split()
+    __slots__ = (
+        "_reached anew before dealt delivered epoch failed first floors rows later nothing restored snapshots start"
+    ).split()
 
-    def __init__(self, epoch: int, start: Resume = Resume(), before: int = 0) -> None:  # noqa: B008 (frozen)
+    def __init__(
+        self,
+        epoch: int,
+        start: Resume = Resume(),  # noqa: B008 (frozen)
+        steps: int = 0,
+        dealt: int | None = 0,
+    ) -> None:
         self.epoch = epoch
         self.start = start
-        self._reached: Reached = start.cursor, None if start.chunks is None else start.chunks + before
+        self.first = steps
+        self.dealt = dealt
+        self.before = 0, 0
+        self._reached: Reached = start.cursor, steps, 0
         self.rows: RowsInDelivery | None = None
         self.delivered = record.Delivered(self._reached, start.delivered) if start.delivered else None
         self.later: tuple[Resume, ...] = ()
         self.nothing = False
         self.restored = False
+        self.failed = False
         self.snapshots: Mapping[str, Snapshots] | None = None
         self.anew: Mapping[str, Any] = {}
         self.floors: dict[str, int] = {}
@@ -116,23 +131,39 @@ class Place:
         rows = self.rows
         return self._reached if rows is None else rows.reached
 
-    def advance(self, cursor: Cursor) -> None:
+    @property
+    def steps(self) -> int:
+        """How many chunks of the epoch this rank has delivered, also at other world sizes and in the graph before."""
+        return self.reached[1]
+
+    def advance(self, cursor: Cursor, samples: int) -> None:
         """Another chunk was delivered; not used if ``delivered`` is set."""
-        rows, (_, steps) = self.rows, self._reached
-        if steps is not None:
-            steps += 1 if rows is None else 1 + rows.count  # all of them: they come first
-        self._reached = cursor, steps
+        _, steps, before = self._reached
+        if self.rows is not None:  # all of them: they come first
+            steps, before = steps + self.rows.count, before + self.rows.count
+        self._reached = cursor, steps + 1, before + samples
         self.rows = None
 
-    @staticmethod
-    def within(epoch: int, streams: Sequence[Resume], own: tuple[int, int], before: int = 0) -> Place:
-        """Inside an epoch, at the first of some streams, with the others to follow; without streams nothing is left.
+    def take(self, rows: list[Any], afters: Sequence[Cursor]) -> RowsInDelivery:
+        """Deliver these rows next, from ``remaining``, which also counts them."""
+        self.rows = taken = RowsInDelivery(rows, self.reached, afters)
+        return taken
 
-        Args:
-            before: chunks of the epoch delivered before these streams.
-        """
+    @staticmethod
+    def restored_to(found: Restored, own: tuple[int, int]) -> Place:
+        """Where a state has left off."""
+        place = Place.within(found.epoch, found.streams, own, found.steps, found.dealt)
+        place.start = replace(place.start, iterators=found.iterators)
+        place.restored = True
+        return place
+
+    @staticmethod
+    def within(
+        epoch: int, streams: Sequence[Resume], own: tuple[int, int], steps: int, dealt: int | None
+    ) -> Place:
+        """Inside an epoch, at the first of some streams, with the others to follow; without streams nothing is left."""
         first = streams[0] if streams else Resume()
-        place = Place(epoch, replace(first, stream=None) if first.stream == own else first, before)
+        place = Place(epoch, replace(first, stream=None) if first.stream == own else first, steps, dealt)
         place.nothing = not streams
         place.later = tuple(streams[1:])
         return place
@@ -145,12 +176,12 @@ class Place:
     @property
     def begun(self) -> bool:
         """Whether a pass from here delivers anything other than a whole epoch of this rank."""
-        reached, rows = self.read()
-        return reached[0] is not None or bool(rows or self.start.history or self.start.stream or self.nothing)
+        (cursor, *_), rows = self.read()
+        return cursor is not None or bool(rows or self.start.history or self.start.stream or self.nothing)
 
     def resume(self) -> Resume:
         """The starting point of a run that resumes from here."""
-        (cursor, _), rows = self.read()
+        (cursor, *_), rows = self.read()
         return replace(self.start, cursor=cursor, delivered=rows)
 
 
@@ -183,11 +214,8 @@ class Progress:
         self.idle = True
         self.started_ns = 0
         self.first_batch_ns = 0
-        self._items = self._samples = 0
-        self._rows: RowsInDelivery | None = None
         self.waits = Stopwatch()
         self._pass_start = 0, 0  # epoch of the latest pass, and the chunks delivered before it
-        self._items_before = 0  # items when the pass began; -1 after a failure
         self._continues_at: Place | None = None  # where the current run continues without a restart
         self._since_prune = 0
 
@@ -195,40 +223,26 @@ class Progress:
 
     @property
     def items(self) -> int:
-        rows = self._rows
-        return self._items if rows is None else rows.items + rows.delivered
+        return self.totals[0]
 
     @property
-    def samples(self) -> int:
-        rows = self._rows
-        return self._samples if rows is None else rows.samples + rows.delivered
+    def totals(self) -> tuple[int, int]:
+        """Chunks and samples delivered in all passes."""
+        place = self.place
+        _, steps, samples = place.reached
+        return place.before[0] + steps - place.first, place.before[1] + samples
 
-    def delivered(self, samples: int) -> None:
-        """Count a delivered chunk with this many samples."""
-        self._settle()
-        self._samples += samples
-        self._items += 1
-
-    def take(self, place: Place, rows: list[Any], afters: Sequence[Cursor]) -> RowsInDelivery:
-        """Deliver these rows next, from ``remaining``, which also counts them."""
-        self._settle()
-        taken = RowsInDelivery(rows, place.reached, afters, self._items, self._samples)
-        place.rows = self._rows = taken
-        return taken
-
-    def _settle(self) -> None:
-        rows = self._rows
-        if rows is not None:
-            done = rows.delivered
-            self._items, self._samples = rows.items + done, rows.samples + done
-            self._rows = None
+    def _stand_at(self, place: Place) -> None:
+        if place is not self.place:
+            place.before = self.totals
+            self.place = place
 
     # -- between passes ------------------------------------------------------------------------
 
     @property
     def untouched(self) -> bool:
         """Whether the last pass has delivered nothing so far: no chunk, no end and no failure."""
-        return self.items == self._items_before
+        return self.place.steps == self.place.first and not self.place.failed
 
     def in_pass(self) -> tuple[int, int]:
         """The epoch of the latest pass, and how many chunks it has delivered."""
@@ -245,7 +259,8 @@ class Progress:
         """Between passes: set the place at which the next pass starts, also for states taken until then."""
         if not self.untouched:
             self._continues_at = None
-        self.place = self.chosen = place
+        self._stand_at(place)
+        self.chosen = place
         self.idle = True
 
     def drops_restored(self, chosen: Place) -> bool:
@@ -264,13 +279,12 @@ class Progress:
         """The current run has ended, or must be restarted; ``failed``: a stage's failure was raised."""
         self._continues_at = None
         if failed:
-            self._items_before = -1
+            self.place.failed = True
 
     # -- passes --------------------------------------------------------------------------------
 
     def pass_begins(self, place: Place, run: Run) -> None:
         """A pass begins at this place, on this run."""
-        self._items_before = self.items
         self._pass_start = place.epoch, self.items
         self._ledger.enter(place.epoch)
         self.enter(place, run)
@@ -289,7 +303,7 @@ class Progress:
                 snapshots.needed = partial(_restart_of, mine, name)
         place.floors = {}
         self._since_prune = 0
-        self.place = place
+        self._stand_at(place)
 
     def restart_of(self, source: str) -> tuple[int, int]:
         """Epoch and step at which a source would restart from here."""
@@ -307,15 +321,15 @@ class Progress:
         """The pass over this epoch has run to its end."""
         following = self.next_epoch(place)
         # First: however far this comes, the epoch has ended.
-        self.place = self.chosen = self.chosen or following
-        self._items_before = self.items
+        self._stand_at(self.chosen or following)
+        self.chosen = self.place
         self._continues_at = following if place.start.stream is None and not place.nothing else None
         self.idle = True
 
     def count(self, place: Place, chunk: Chunk, run: Run) -> None:
         """Record a delivered chunk of a ``counted`` graph."""
         if place.delivered is None:
-            place.advance(chunk.after)
+            place.advance(chunk.after, len(chunk.lineages))
             self._since_prune += 1 + len(chunk.lineages) // record.FORGET_SAMPLES
             due = self._since_prune >= record.FORGET_EVERY
         else:
@@ -327,8 +341,8 @@ class Progress:
     def following(self, place: Place, own: tuple[int, int]) -> Place:
         """The next part taken over from another rank, once this one is delivered."""
         no_rank = (-1, 0)  # this rank's own part came first
-        steps = place.reached[1] or 0
-        return Place.within(place.epoch, place.later, no_rank if place.start.stream is None else own, steps)
+        at = no_rank if place.start.stream is None else own
+        return Place.within(place.epoch, place.later, at, place.steps, None)
 
     # -- the state -----------------------------------------------------------------------------
 
@@ -337,10 +351,11 @@ class Progress:
         place = self.place
         if ended and not (self.idle or self.untouched):
             place = self.next_epoch(place)
-        (cursor, steps), rows = place.read()
+        (cursor, steps, _), rows = place.read()
         return {
             "epoch": place.epoch,
             "chunks": steps,
+            "dealt": place.dealt,
             "cursor": cursor,
             "history": place.start.history,
             "stream": () if place.nothing else place.start.stream or own,

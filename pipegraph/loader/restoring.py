@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 from pipegraph.errors import PipegraphWarning, StateError
 from pipegraph.loader.adapt import adapted_all
-from pipegraph.loader.position import Place
 from pipegraph.loader.state import Restored, carrying_others, restored
 from pipegraph.planning.plan import Plan
 
 
 def read_state(
     state: Any, allow: str | Sequence[str], plan: Plan, rank: int, world_size: int, equal: bool
-) -> tuple[Any, Restored]:
-    """See :meth:`Loader.load_state_dict`; warnings point at its caller.
-
-    Returns:
-        the state adapted to the graph, and its contents.
-    """
+) -> Restored:
+    """See :meth:`Loader.load_state_dict`; warnings point at its caller."""
     names = (allow,) if isinstance(allow, str) else tuple(allow)
     if names:
         state, said = adapted_all(state, plan, names)
@@ -46,7 +40,7 @@ def read_state(
         raise StateError(
             f"the state was saved with seed={found.seed}, graph {plan.graph_name!r} has seed={plan.seed}"
         )
-    return state, found
+    return found
 
 
 def _warn_of_tails(plan: Plan, parts: int) -> None:
@@ -61,14 +55,3 @@ def _warn_of_tails(plan: Plan, parts: int) -> None:
                 PipegraphWarning,
                 stacklevel=4,
             )
-
-
-def place_of(state: Any, found: Restored, rank: int, world_size: int) -> Place:
-    """The place at which the next pass begins."""
-    place = Place.within(found.epoch, found.streams, (rank, world_size))
-    place.restored = True
-    if isinstance(state, Mapping) and state["world_size"] == world_size:
-        saved = state.get(f"rank{rank}", {}).get("iterators", {})
-        iterators = {name: (step, snapshot) for name, (step, snapshot) in saved.items()}
-        place.start = replace(place.start, iterators=iterators)
-    return place

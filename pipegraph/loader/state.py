@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipegraph.contracts import Fact
@@ -25,12 +25,19 @@ MAX_DELIVERED = 1 << 24
 
 @dataclass(frozen=True)
 class Restored:
-    """What a rank continues with: ``streams`` one after the other, none if there are more ranks than parts."""
+    """What a rank continues with: ``streams`` one after the other, none if there are more ranks than parts.
+
+    ``steps`` and ``dealt`` are the place's ``first`` and ``dealt``: ranks that share an epoch anew have made as many
+    steps of it as the one that has made most.
+    """
 
     seed: int | None
     epoch: int
     ledger: Any
     streams: tuple[Resume, ...]
+    steps: int
+    dealt: int | None
+    iterators: Mapping[str, tuple[int, Any]] = field(default_factory=dict)
 
 
 def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bool = True) -> Restored:
@@ -63,14 +70,17 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
     }
     if saved == world_size:
         part = parts.get(f"rank{rank}") or _part_of_another(parts, rank, plan)
-        return Restored(first["seed"], part["epoch"], part["ledger"], _streams(part))
+        of_part = part["epoch"], part["ledger"], _streams(part), part["chunks"], part["dealt"]
+        iterators = {name: (step, snapshot) for name, (step, snapshot) in part["iterators"].items()}
+        return Restored(first["seed"], *of_part, iterators)
     if not parts:
         raise StateError("the state has no part of any rank")
     part = parts.get(f"rank{rank}") or next(iter(parts.values()))
-    ledger = part["ledger"]
+    found_in = first["seed"], part["epoch"], part["ledger"]
+    steps = max(each["chunks"] for each in parts.values())
     if all(_is_whole(each) for each in parts.values()):
         # A whole epoch: there is nothing to deal anew.
-        return Restored(first["seed"], part["epoch"], ledger, (Resume(stream=(rank, world_size)),))
+        return Restored(*found_in, (Resume(stream=(rank, world_size)),), steps, steps)
     missing = [r for r in range(saved) if f"rank{r}" not in parts]
     found = _consumed(parts, saved, first["seed"], plan)
     taken = found if isinstance(found, dict) else {}
@@ -85,9 +95,7 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
         history = freeze(part["history"])
         if any(one != (0, "") for each in by_rank for one in each.values()):
             history = (*history, history_entry(saved, by_rank))
-        return Restored(
-            first["seed"], part["epoch"], ledger, (Resume(history=history, stream=(rank, world_size)),)
-        )
+        return Restored(*found_in, (Resume(history=history, stream=(rank, world_size)),), steps, steps)
     left = [stream for r in range(saved) for stream in _streams(parts[f"rank{r}"])]
     if equal_steps and len(left) % world_size:
         raise StateError(
@@ -96,7 +104,7 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
             f"evenly into {world_size} ranks. Resume with {saved if saved == 1 else f'{saved} or 1'}, or, if ranks may "
             "differ in steps, give loader(equal_steps=False)"
         )
-    return Restored(first["seed"], part["epoch"], ledger, tuple(left[rank::world_size]))
+    return Restored(*found_in, tuple(left[rank::world_size]), steps, None)
 
 
 def carrying_others(state: Any, plan: Plan) -> list[str]:
@@ -178,7 +186,8 @@ def _check_part(key: str, part: Mapping[str, Any], plan: Plan) -> None:
     """A state is data from a file: what is wrong with it is said before anything starts from it."""
     checks: dict[str, Callable[[Any], bool]] = {
         "epoch": _is_count,
-        "chunks": lambda value: value is None or _is_count(value),
+        "chunks": _is_count,
+        "dealt": lambda value: value is None or (_is_count(value) and value <= part["chunks"]),
         "history": _is_history,
         "stream": lambda value: value in ((), []) or _is_place(value),
         "cursor": lambda value: _leads_to_steps(value, plan),
@@ -258,9 +267,8 @@ def _damaged(what: str, value: Any) -> StateError:
 def _streams(part: Mapping[str, Any]) -> tuple[Resume, ...]:
     if not part["stream"]:
         return ()
-    own = decode_part((part["stream"], part["cursor"], part["history"], part["delivered"]))
-    own = replace(own, chunks=part["chunks"])
-    return (own, *(decode_part(later) for later in part["later"]))
+    own = (part["stream"], part["cursor"], part["history"], part["delivered"])
+    return tuple(map(decode_part, (own, *part["later"])))
 
 
 def _is_whole(part: Mapping[str, Any]) -> bool:

@@ -40,7 +40,6 @@ class Resume:
         history: what was consumed before, at other world sizes.
         stream: (rank, world size) whose part of the epoch it is; None: this rank's own.
         iterators: by source, the ``(step, state)`` of its iterator from which a restart continues.
-        chunks: how many of the epoch were delivered at this world size; None: in a graph that was changed since.
     """
 
     cursor: Cursor = None
@@ -48,7 +47,6 @@ class Resume:
     history: History = ()
     stream: tuple[int, int] | None = None
     iterators: Mapping[str, tuple[int, Any]] = field(default_factory=dict)
-    chunks: int | None = 0
 
 
 @dataclass
