@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from pipegraph.chunk import Cursor
 from pipegraph.engine.stage.cursors import earlier, freeze
 from pipegraph.errors import StateError
-from pipegraph.loader.state import check_state
+from pipegraph.loader.delivered import check_state
 from pipegraph.planning.kind import UNTOLD, Former
 from pipegraph.planning.plan import Plan, Wiring
 

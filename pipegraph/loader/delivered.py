@@ -8,6 +8,7 @@ from typing import Any
 from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.engine.stage.cursors import freeze
 from pipegraph.engine.stage.restore import Path, Resume
+from pipegraph.errors import StateError
 
 VERSION = 2
 """Of states."""
@@ -121,3 +122,21 @@ def decode_part(encoded: Any) -> Resume:
     """The inverse of :func:`encode_part`."""
     stream, cursor, history, delivered = encoded
     return Resume(freeze(cursor), decode_delivered(delivered), freeze(history), tuple(stream))
+
+
+def check_state(state: Any) -> None:
+    """Raises StateError for what is not the state of a loader, or of another version."""
+    if not isinstance(state, Mapping) or "version" not in state or "digest" not in state:
+        raise StateError("this is not the state of a loader: it has no 'version' and 'digest'")
+    if state["version"] != VERSION:
+        raise StateError(
+            f"the state has version {state['version']!r}, this pipegraph reads version {VERSION}"
+        )
+    if not isinstance(state["digest"], Mapping):
+        raise damaged("'digest'", state["digest"])
+
+
+def damaged(what: str, value: Any) -> StateError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    return StateError(f"the state is damaged: {what} is {shown}; load it as it was saved")

@@ -234,7 +234,7 @@ class Pass:
             self._get()
 
     def _ask(self, steps: int) -> int:
-        """Up to how many steps of the epoch the pass may go on now; raises StopIteration if it ends here."""
+        """How many steps of the epoch may be delivered before this is asked again; raises StopIteration to end it."""
         agreement = self._agreement
         if agreement is None:
             if self._place.nothing:

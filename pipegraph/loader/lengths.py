@@ -101,5 +101,8 @@ def length_of(plan: Plan, place: Place, options: LoaderOptions, ledger: Ledger) 
     if left_out(plan, ledger, place.epoch):
         raise TypeError("this loader has no length in this epoch: samples of it were left out before")
     if place.dealt is None:
-        raise TypeError("this loader has no length in this epoch: it continues in a graph that was changed")
+        raise TypeError(
+            "this loader has no length in this epoch: it continues in a graph that was changed, or a part that waited "
+            "behind another rank's"
+        )
     return min(length for length in lengths if length is not None) - place.first

@@ -233,7 +233,7 @@ class Loader(Closing):
         Raises:
             StateError: the state is from another graph, version or world size; the message says what differs.
         """
-        from pipegraph.loader.restoring import read_state
+        from pipegraph.loader.state import read_state
 
         self._runs.refuse_closed()
         rank, world_size = self._options.own()

@@ -191,7 +191,6 @@ class Progress:
     Attributes:
         place: what ``state_dict()`` describes.
         chosen: where the next pass starts, unless that follows from ``place``.
-        idle: whether no pass has begun since the place was set.
         tracked: whether each delivered sample is recorded, because a stage above runs with ``ordered=False``.
         counted: whether each delivered chunk must go through :meth:`count`, and not only move the cursor.
         waits: durations for which the training loop waited, one per chunk.
@@ -211,7 +210,6 @@ class Progress:
         ]
         self.place = Place(0)
         self.chosen: Place | None = self.place
-        self.idle = True
         self.started_ns = 0
         self.first_batch_ns = 0
         self.waits = Stopwatch()
@@ -240,6 +238,11 @@ class Progress:
     # -- between passes ------------------------------------------------------------------------
 
     @property
+    def idle(self) -> bool:
+        """Whether no pass has begun since the place was set."""
+        return self.chosen is self.place
+
+    @property
     def untouched(self) -> bool:
         """Whether the last pass has delivered nothing so far: no chunk, no end and no failure."""
         return self.place.steps == self.place.first and not self.place.failed
@@ -261,7 +264,6 @@ class Progress:
             self._continues_at = None
         self._stand_at(place)
         self.chosen = place
-        self.idle = True
 
     def drops_restored(self, chosen: Place) -> bool:
         """Whether resuming at ``chosen`` drops a restored place of which nothing was delivered yet."""
@@ -290,7 +292,6 @@ class Progress:
         self.enter(place, run)
         self._continues_at = None if place.nothing else place
         self.chosen = None
-        self.idle = False
 
     def enter(self, place: Place, run: Run) -> None:
         """The pass continues at this place, on this run."""
@@ -324,7 +325,6 @@ class Progress:
         self._stand_at(self.chosen or following)
         self.chosen = self.place
         self._continues_at = following if place.start.stream is None and not place.nothing else None
-        self.idle = True
 
     def count(self, place: Place, chunk: Chunk, run: Run) -> None:
         """Record a delivered chunk of a ``counted`` graph."""

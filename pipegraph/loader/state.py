@@ -1,16 +1,18 @@
-"""The format of a loader's state. Pure."""
+"""Reads a loader's state before a resume: checks it, says what a rank continues with, warns of differences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipegraph.contracts import Fact
 from pipegraph.engine.stage.cursors import freeze
 from pipegraph.engine.stage.restore import Resume, Unknown, consumed, history_entry, restarts, why_unknown
-from pipegraph.errors import GraphError, StateError
-from pipegraph.loader.delivered import VERSION, decode_delivered, decode_part
+from pipegraph.errors import GraphError, PipegraphWarning, StateError
+from pipegraph.loader.adapt import adapted_all
+from pipegraph.loader.delivered import check_state, damaged, decode_delivered, decode_part
 from pipegraph.order.left import Taken, check_history
 from pipegraph.planning.plan import Plan
 
@@ -38,6 +40,51 @@ class Restored:
     steps: int
     dealt: int | None
     iterators: Mapping[str, tuple[int, Any]] = field(default_factory=dict)
+
+
+def read_state(
+    state: Any, allow: str | Sequence[str], plan: Plan, rank: int, world_size: int, equal: bool
+) -> Restored:
+    """See :meth:`Loader.load_state_dict`; warnings point at its caller."""
+    names = (allow,) if isinstance(allow, str) else tuple(allow)
+    if names:
+        state, said = adapted_all(state, plan, names)
+        if said:
+            about = f"the state is of a graph that was changed since: {'; '.join(said)}"
+            warnings.warn(about, PipegraphWarning, stacklevel=3)
+    found = restored(state, rank, world_size, plan, equal)
+    saved = (state[0] if isinstance(state, list | tuple) else state)["world_size"]
+    if len(found.streams) > 1 and saved != world_size:
+        _warn_of_tails(plan, len(found.streams))
+    others = [name for name in carrying_others(state, plan) if name not in names]
+    if others:
+        warnings.warn(
+            f"stage {', '.join(map(repr, others))}: its functions have the names that they had when the state was "
+            "saved, and other values in their defaults, in what they close over or in their object's attributes. "
+            "Where these change the data, what follows is not what would have followed; "
+            f"load_state_dict(state, allow={tuple(others)!r}) says that this is meant",
+            PipegraphWarning,
+            stacklevel=3,
+        )
+    if plan.seed is not None and found.seed != plan.seed:
+        raise StateError(
+            f"the state was saved with seed={found.seed}, graph {plan.graph_name!r} has seed={plan.seed}"
+        )
+    return found
+
+
+def _warn_of_tails(plan: Plan, parts: int) -> None:
+    """The parts of former ranks continue one after the other, each with an end of its own."""
+    for stage in plan.running:
+        operator: Any = stage.operator
+        if stage.kind.gathers and (operator.drop_last or operator.length(1) == 0):
+            warnings.warn(
+                f"stage {stage.name!r}: this rank continues the parts of {parts} former ranks one after the other, and "
+                "what is left over at the end of each is left out, not only at the end of the epoch. To keep it, "
+                f"resume with the former world_size, or without drop_last (and allow={(stage.name,)!r})",
+                PipegraphWarning,
+                stacklevel=4,
+            )
 
 
 def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bool = True) -> Restored:
@@ -158,25 +205,13 @@ def _part_of_another(parts: Mapping[str, Any], rank: int, plan: Plan) -> Any:
     return {**first, "stream": (rank, world_size), "ledger": [[], []], "iterators": {}}
 
 
-def check_state(state: Any) -> None:
-    """Raises StateError for what is not the state of a loader, or of another version."""
-    if not isinstance(state, Mapping) or "version" not in state or "digest" not in state:
-        raise StateError("this is not the state of a loader: it has no 'version' and 'digest'")
-    if state["version"] != VERSION:
-        raise StateError(
-            f"the state has version {state['version']!r}, this pipegraph reads version {VERSION}"
-        )
-    if not isinstance(state["digest"], Mapping):
-        raise _damaged("'digest'", state["digest"])
-
-
 def _check(state: Any, plan: Plan) -> None:
     check_state(state)
     plan.check_digests(state["digest"])
     if not isinstance(state.get("seed", ""), int | None):  # None: saved before a seed was drawn
-        raise _damaged("'seed'", state.get("seed"))
+        raise damaged("'seed'", state.get("seed"))
     if not _is_ranks(state.get("world_size")):
-        raise _damaged("'world_size'", state.get("world_size"))
+        raise damaged("'world_size'", state.get("world_size"))
     for key, part in state.items():
         if key.startswith("rank") and isinstance(part, Mapping):
             _check_part(key, part, plan)
@@ -208,9 +243,9 @@ def _check_part(key: str, part: Mapping[str, Any], plan: Plan) -> None:
         try:
             fits = check(part[name])
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, GraphError) as error:
-            raise _damaged(f"{name!r} of {key!r}", part[name]) from error
+            raise damaged(f"{name!r} of {key!r}", part[name]) from error
         if not fits:
-            raise _damaged(f"{name!r} of {key!r}", part[name])
+            raise damaged(f"{name!r} of {key!r}", part[name])
 
 
 def _is_count(value: Any) -> bool:
@@ -256,12 +291,6 @@ def _leads_to_steps(cursor: Any, plan: Plan) -> bool:
     return _largest(cursor) <= MAX_STEPS and all(
         _is_count(step) for step in restarts(plan, freeze(cursor)).steps.values()
     )
-
-
-def _damaged(what: str, value: Any) -> StateError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    return StateError(f"the state is damaged: {what} is {shown}; load it as it was saved")
 
 
 def _streams(part: Mapping[str, Any]) -> tuple[Resume, ...]:

@@ -1,0 +1,210 @@
+"""A state knows how many chunks of its epoch its rank has delivered: one value with the cursor, wherever it is resumed."""
+
+import json
+import warnings
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import StateError
+from tests.loader.test_equal_steps import Ranks
+from tests.loader.test_unequal_ranks import Own
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+def graph_of(source, *operators):
+    graph = pg.Graph("g")
+    node = graph.add(source, name="rows")
+    for operator in operators:
+        node = node.then(operator)
+    return graph
+
+
+def batches(size=2):
+    return graph_of(ops.FromSequence(range(240)), ops.Batch(size, collate=list))
+
+
+def rows():
+    return graph_of(ops.FromSequence(range(120)))
+
+
+def unordered():
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(240))).then(lambda x: x, name="loose", ordered=False, workers=2).then(
+        ops.Batch(2, collate=list)
+    )
+    return graph
+
+
+def parts():
+    return graph_of(Own(), ops.Batch(2, collate=list))
+
+
+def saved(loader, steps=0):
+    """The state after some more steps of a pass, and what it says of them."""
+    if steps:
+        passing = iter(loader)
+        for _ in range(steps):
+            next(passing)
+    state = json.loads(json.dumps(loader.state_dict()))
+    (part,) = (each for key, each in state.items() if key.startswith("rank"))
+    return state, part["chunks"]
+
+
+@pytest.mark.parametrize("make", [rows, batches, unordered])
+def test_the_steps_of_an_epoch_continue_in_each_resume(make):
+    whole = len(list(make().loader()))
+    state, at = None, 0
+    for steps in (1, 4, 30):
+        with make().loader() as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            assert len(loader) == whole - at
+            state, counted = saved(loader, steps)
+            at += steps
+            assert counted == at
+    with make().loader(epochs=2) as loader:
+        loader.load_state_dict(state)
+        list(loader)
+        assert saved(loader)[1] == 0
+        assert saved(loader, 3)[1] == 3
+
+
+@pytest.mark.parametrize(("size", "other"), [(1, 2), (2, 1), (2, 3), (4, 2)])
+@pytest.mark.parametrize("make", [rows, batches])
+def test_the_steps_of_an_epoch_are_known_at_another_world_size(make, size, other):
+    states = []
+    for rank in range(size):
+        with make().loader(rank=rank, world_size=size) as loader:
+            states.append(saved(loader, 5)[0])
+    for given in (states, states[0]):
+        for rank in range(other):
+            with make().loader(rank=rank, world_size=other) as loader:
+                loader.load_state_dict(given)
+                left = len(loader)
+                assert left == -((5 * size - 120) // other)  # the last ones are padded
+                assert saved(loader)[1] == 5
+                again, counted = saved(loader, 3)
+                assert counted == 8
+            with make().loader(rank=rank, world_size=other) as loader:
+                loader.load_state_dict(again)
+                assert len(loader) == left - 3
+                assert len(list(loader)) == left - 3
+
+
+def test_the_steps_of_an_epoch_are_known_in_a_changed_graph():
+    with batches().loader() as loader:
+        state, _ = saved(loader, 6)
+    with batches(4).loader(epochs=2) as loader:
+        with pytest.warns(pg.errors.PipegraphWarning, match="graph that was changed since"):
+            loader.load_state_dict(state, allow=["batch"])
+        with pytest.raises(
+            TypeError, match="no length in this epoch: it continues in a graph that was changed"
+        ):
+            len(loader)
+        again, counted = saved(loader, 3)
+        assert counted == 9
+    with batches(4).loader(rank=1, world_size=3) as loader:
+        loader.load_state_dict(again)
+        assert saved(loader)[1] == 9
+        assert len(loader) == len(list(loader)) == (240 - 6 * 2 - 3 * 4) // 4 // 3
+
+
+def test_parts_of_other_ranks_count_as_steps_of_the_rank_that_delivers_them():
+    before = []
+    for rank in range(2):
+        with parts().loader(rank=rank, world_size=2) as loader:
+            before.append(saved(loader, 2)[0])
+    with parts().loader() as loader:
+        loader.load_state_dict(before)
+        passing = iter(loader)
+        for steps in range(8):
+            assert saved(loader)[1] == 2 + steps  # rank 1's part follows that of rank 0
+            next(passing)
+        assert next(passing, None) is None
+
+
+def test_a_rank_has_no_length_where_it_continues_a_part_that_waited_behind_another():
+    before = []
+    for rank in range(2):
+        with parts().loader(rank=rank, world_size=2) as loader:
+            before.append(saved(loader, 2)[0])
+    with parts().loader() as loader:
+        loader.load_state_dict(before)
+        one = saved(loader, 1)[0]
+    for rank, left in ((0, 3), (1, 4)):
+        with parts().loader(rank=rank, world_size=2) as loader:
+            loader.load_state_dict([one])
+            with pytest.raises(TypeError, match="no length in this epoch"):
+                len(loader)
+            assert len(list(loader)) == left
+
+
+def test_ranks_that_stand_at_different_steps_continue_at_the_largest():
+    states = []
+    for rank, steps in ((0, 3), (1, 7)):
+        with batches().loader(rank=rank, world_size=2) as loader:
+            states.append(saved(loader, steps)[0])
+    for rank in range(3):
+        with batches().loader(rank=rank, world_size=3) as loader:
+            loader.load_state_dict(states)
+            assert saved(loader)[1] == 7
+
+
+@pytest.mark.parametrize("dealt", [-1, 6, 0.5, "0"])
+def test_a_state_that_was_dealt_behind_its_steps_is_damaged(dealt):
+    with batches().loader() as loader:
+        state, _ = saved(loader, 5)
+    state["rank0"]["dealt"] = dealt
+    with batches().loader() as loader, pytest.raises(StateError, match="'dealt' of 'rank0' is"):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("fewest", [1, 7, 64, 100])
+def test_rows_of_a_bundle_end_where_the_ranks_have_agreed(monkeypatch, fewest):
+    def job(count):
+        def run(rank):
+            graph = graph_of(ops.FromIterable(range(count), shard=False))
+            with graph.loader(equal_steps=True, rank=rank, world_size=2, epochs=2) as loader:
+                found = []
+                for row in loader:
+                    found.append(row)
+                    assert saved(loader)[1] == len(found)
+                return found, list(loader), loader.profile().items
+
+        return run
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = Ranks(2, monkeypatch).run(job(300), job(fewest))
+    assert found == [(list(range(fewest)), list(range(fewest)), 2 * fewest)] * 2
+
+
+class Numbers:
+    """Twenty items an epoch, each epoch other ones."""
+
+    def __init__(self):
+        self.next = 0
+
+    def __iter__(self):
+        for number in range(self.next, self.next // 20 * 20 + 20):
+            self.next = number + 1
+            yield number
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+
+def test_a_list_with_the_state_of_this_rank_restores_its_iterators():
+    with graph_of(ops.FromIterable(Numbers())).loader() as loader:
+        assert list(loader) == list(range(20))
+        state, _ = saved(loader, 5)
+    for given in (state, [state]):
+        with graph_of(ops.FromIterable(Numbers())).loader() as loader:
+            loader.load_state_dict(given)
+            assert list(loader) == list(range(25, 40))
