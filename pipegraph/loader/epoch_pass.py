@@ -46,6 +46,9 @@ NEXT: dict[PassState, set[PassState]] = {
 }
 """Which states may follow. Several threads may end a pass: the reason of the first one counts."""
 
+ENDLESS = sys.maxsize
+"""As a number of steps: nothing ends the pass before its data does."""
+
 
 class Pass:
     """The iterator over one epoch: delivers and counts its chunks, until the end, a failure, or :meth:`end`.
@@ -131,9 +134,11 @@ class Pass:
                         return self._quick.popleft()
                     except IndexError:
                         pass
-                steps = self._place.steps
-                if steps >= self._until:
-                    self._until = self._ask(steps)
+                steps, until = 0, self._until
+                if until != ENDLESS:
+                    steps = self._place.steps
+                    if steps >= until:
+                        until = self._until = self._ask(steps)
                 if self._rest:
                     if self._run.over:
                         raise Cancelled
@@ -142,7 +147,7 @@ class Pass:
                     item = self._next(progress)
                     if item.__class__ is Bundle:
                         progress.waits.note_none(item.count - 1)
-                        quick = min(item.count, self._until - steps) - 1
+                        quick = min(item.count, until - steps) - 1
                         if self._plain and quick > 0:
                             # All rows but the last, which releases the bundle's buffers.
                             self._rest = [item.one(row) for row in range(item.count - 1, quick - 1, -1)]
@@ -239,7 +244,7 @@ class Pass:
         if agreement is None:
             if self._place.nothing:
                 self._finish()
-            return sys.maxsize
+            return ENDLESS
         if not agreement.may_deliver(steps - self._first, self):
             if not (agreement.allowed or self._place.restored):
                 self._warn_of_no_steps()
