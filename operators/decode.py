@@ -274,6 +274,23 @@ class DecodeImage(RowOperator, Fuses, Planned):
         if sample is not None:
             batch.substitutes[index] = sample  # with its label and the rest
 
+    def put_row(self, batch: ImageBatch, index: int, result: Any) -> None:
+        row, image = torch.from_numpy(batch.rows[index]), result
+        if batch.field is not None:
+            if set(result) != (fields := {*batch.chunk.data, self.output}):
+                raise DataError(
+                    f"DecodeImage: a result must have the fields {sorted(fields)}, got {sorted(result)}"
+                )
+            image = result[self.output]
+            batch.substitutes[index] = result
+        if image.shape != row.shape or image.dtype != row.dtype:
+            raise DataError(
+                f"DecodeImage: a result's image must be {row.dtype} of shape {tuple(row.shape)}, got {image.dtype} of "
+                f"{tuple(image.shape)}"
+            )
+        row.copy_(image)
+        batch.beside[index] = {name: result[name] for name in self._columns(batch)} if self.companions else {}
+
     def _columns(self, batch: ImageBatch) -> list[str]:
         """The fields that follow the image and are there; each must have an entry per sample."""
         data, count = batch.chunk.data, len(batch.chunk.row_lineages)

@@ -323,6 +323,10 @@ class RowOperator(Operator):
     def do_row(self, batch: Any, index: int, sample: Any) -> None:
         """Do row ``index``, on ``sample`` in place of the batch's own if it is not None."""
 
+    def put_row(self, batch: Any, index: int, result: Any) -> None:
+        """Put a finished sample, as ``process`` would give it, in row ``index``: for policies that give results."""
+        raise NotImplementedError
+
     @abstractmethod
     def end_batch(self, batch: Any, kept: Sequence[int]) -> Chunk:
         """The finished batch; ``kept`` are the rows that succeeded, in order, at least one."""

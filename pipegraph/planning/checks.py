@@ -137,11 +137,12 @@ def check_substitutes(stage: StagePlan, planned: Mapping[str, StagePlan]) -> Non
         )
     chain = lineage_above(stage, planned)
     if stage.source is None and chain[0].level == "batch":
-        rows = stage.operator.can(RowOperator) is not None
-        if not rows or policy.substitutes == "output":
-            why = "gives results, but this stage works on rows of a batch"
-            if not rows:
-                why = "replaces a single sample, but this function works on a whole batch"
+        rows, why = stage.operator.can(RowOperator), ""
+        if rows is None:
+            why = "replaces a single sample, but this function works on a whole batch"
+        elif policy.substitutes == "output" and type(rows).put_row is RowOperator.put_row:
+            why = f"gives results for rows of a batch, and {type(rows).__name__} has no put_row"
+        if why:
             raise GraphError(f"stage {stage.name!r}: {word}() {why}; move it before Batch")
     for above in chain if policy.neighbours else ():
         operator = above.operator

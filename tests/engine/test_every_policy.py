@@ -4,18 +4,20 @@ budget and the state agree with what was delivered.
 ``POLICIES`` has built-in policies and some of a user's own. A new policy joins by one line.
 """
 
+import io
 import json
 import logging
 from dataclasses import dataclass
 
 import pytest
 import torch
+from PIL import Image
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.capabilities import RowOperator
 from pipegraph.engine.stage.budgets import exceeded
-from pipegraph.errors import GraphError
+from pipegraph.errors import DataError, GraphError
 from pipegraph.policies import ErrorPolicy, policy
 from tests.engine.breaking_stages import Broken, collect
 
@@ -121,6 +123,9 @@ class Rows(RowOperator):
     def do_row(self, batch, index, sample):
         batch[1][index] = work(batch[0].data[index] if sample is None else sample)
 
+    def put_row(self, batch, index, result):
+        batch[1][index] = result
+
     def end_batch(self, batch, kept):
         return batch[0].select(kept, [batch[1][row] for row in kept])
 
@@ -197,7 +202,7 @@ KINDS = {
     "operator": Kind(at_work(Chunks)),
     "stateful": Kind(at_work(Stateful), keeps=True),
     "row operator": Kind(at_work(Rows)),
-    "rows": Kind(rows_of_batches, DROPS | {"input"}, batches="above"),
+    "rows": Kind(rows_of_batches, batches="above"),
     "chain": Kind(in_a_chain, below=plus_one),
     "below a cache": Kind(below_a_cache),
     "then batched": Kind(then_batched, batches="below"),
@@ -273,7 +278,7 @@ def refused(kind, given):
         return r"Retry\(\) tries one item again"
     word, why = (
         type(policy(given).last).__name__,
-        "works for one-to-one|replaces a single sample|gives results",
+        "works for one-to-one|replaces a single sample",
     )
     return None if does in kind.may else rf"{word}\(\) ({why})"
 
@@ -492,6 +497,52 @@ def test_a_result_is_not_taken_for_that_of_a_stage_that_would_do_the_work_of_the
     assert graph(black).plan().stages["normalize"].bypassed is None
     got, error, _ = collect(graph(black))
     assert error is None and all((image == -1).all() for image in got)
+
+
+@pytest.mark.parametrize(
+    "placement", [{"backend": "inline"}, {"workers": 2, "timeout": 60}, {"backend": "process"}]
+)
+def test_a_result_takes_the_place_of_a_row(placement):
+    image = io.BytesIO()
+    Image.new("RGB", (8, 8), (255, 0, 0)).save(image, "PNG")
+    encoded = [b"broken" if i in (0, 4, 5) else image.getvalue() for i in range(6)]
+    data = [{"image": each, "label": i} for i, each in enumerate(encoded)]
+
+    def graph(value):
+        graph = pg.Graph("g")
+        node = graph.add(ops.FromSequence(data)).then(ops.Batch(2))
+        node.then(ops.DecodeImage(4), name="work", on_error=Default(value), **placement)
+        return graph
+
+    black = torch.zeros(4, 4, 3, dtype=torch.uint8)
+    got, error, loader = collect(graph({"image": black, "label": -1}))
+    assert error is None and [batch["label"].tolist() for batch in got] == [[-1, 1], [2, 3], [-1, -1]]
+    assert torch.cat([batch["image"] for batch in got]).amax((1, 2, 3)).tolist() == [0, 255, 255, 255, 0, 0]
+    assert ledger_of(loader) == [0, 4, 5]
+    for wrong, text in [
+        ({"image": black}, r"must have the fields .*'label'.*, got \['image'\]"),
+        (
+            {"image": black[:1], "label": -1},
+            r"must be torch.uint8 of shape \(4, 4, 3\), got torch.uint8 of \(1, 4, 3\)",
+        ),
+    ]:
+        _, error, _ = collect(graph(wrong))
+        with pytest.raises(DataError, match=text):
+            raise error
+        assert "raised by on_error=Default(value=" in error.__notes__[0]
+
+
+def test_rows_that_take_no_results_are_refused_by_name():
+    class NoResults(Rows):
+        put_row = RowOperator.put_row
+
+    graph = pg.Graph("g")
+    node = graph.add(ops.FromSequence(ITEMS)).then(ops.Batch(4))
+    node.then(NoResults(), name="work", on_error=Default(-5))
+    with pytest.raises(
+        GraphError, match=r"stage 'work': Default\(\) gives results for rows .* NoResults has no put_row"
+    ):
+        graph.plan()
 
 
 def test_a_users_policy_in_the_sidecar():

@@ -134,7 +134,7 @@ def _end(stage: StageRun, worker: Worker, job: _Job) -> Any:
         kept: list[int] | Failure = list(range(len(job.chunk.row_lineages)))
         if job.failed:
             kept = stage.failures.judge_rows(
-                worker, job.chunk, job.failed, lambda row, sample: operator.do_row(job.batch, row, sample)
+                worker, job.chunk, job.failed, partial(getattr(operator, stage.failures.row_by), job.batch)
             )
         if isinstance(kept, Failure):
             out = kept
@@ -158,10 +158,10 @@ def whole_batches(stage: StageRun, worker: Worker) -> Process:
             return made
         still: dict[int, BaseException] = {}
         for row, error in failed.items():
-            last = failures.do_row(worker, partial(remote.row, row, None), error)
+            last = failures.do_row(worker, partial(remote.row, "do_row", row, None), error)
             if last is not None:
                 still[row] = last
-        kept = failures.judge_rows(worker, chunk, still, remote.row)
+        kept = failures.judge_rows(worker, chunk, still, partial(remote.row, failures.row_by))
         if isinstance(kept, Failure):
             return kept
         return remote.end(kept) if kept else None

@@ -41,7 +41,7 @@ class RemoteRows(RemoteMap):
 
     _chunk: Any = None
     _without: dict[int, Any]
-    _replaced: list[tuple[int, Any]]
+    _replaced: list[tuple[int, Any, str]]
 
     def rows(self, chunk: Chunk) -> tuple[Any, dict[int, BaseException]]:
         """All rows of a batch: ``(the batch, {})``, or ``(None, the errors by row)``; then :meth:`row`, :meth:`end`."""
@@ -58,8 +58,8 @@ class RemoteRows(RemoteMap):
         while True:
             try:
                 made, failed = self._host.call("rows", self._chunk, without)
-                for row, sample in self._replaced:
-                    self._host.call("row", row, sample)
+                for replaced in self._replaced:
+                    self._host.call("row", *replaced)
                 return made, failed
             except Died as died:
                 row = min(died.row, last)
@@ -68,17 +68,17 @@ class RemoteRows(RemoteMap):
             except Overdue as late:
                 without[min(max(late.row, 0), last)] = Carried(self._late(late))
 
-    def row(self, index: int, sample: Any) -> None:
-        """Do one row again, with a substitute sample if one is given."""
+    def row(self, how: str, index: int, sample: Any) -> None:
+        """Call ``how`` of the operator for one row: ``do_row`` again, or with a substitute, or ``put_row``."""
         try:
-            self._host.call("row", index, sample)
+            self._host.call("row", index, sample, how)
         except Died as died:
             self._rows()
             raise self._blame(died) from None
         except Overdue as late:
             self._rows()
             raise self._late(late) from None
-        self._replaced.append((index, sample))
+        self._replaced.append((index, sample, how))
 
     def end(self, kept: Sequence[int]) -> Chunk:
         made: Chunk = self._call("end", list(kept), anew=self._rows)

@@ -214,10 +214,10 @@ class ProcessWorker:
             return None, failed
         return self.end(list(range(len(chunk.row_lineages)))), {}
 
-    def row(self, index: int, sample: Any) -> None:
-        """Do a row again, with a substitute sample if one is given."""
+    def row(self, index: int, sample: Any, how: str) -> None:
+        """Do a row again (``do_row``), perhaps with a substitute sample, or put a result there (``put_row``)."""
         self._page.begin(index)
-        self._operator.do_row(self._batch, index, sample)
+        getattr(self._operator, how)(self._batch, index, sample)
 
     def end(self, kept: list[int]) -> Any:
         batch, self._batch = self._batch, None

@@ -54,6 +54,7 @@ class Failures:
         self.policy = stage.plan.spec.policy
         self.outcome = stage.plan.spec.outcome
         self.name = stage.plan.judged
+        self.row_by = "put_row" if self.outcome.substitutes == "output" else "do_row"
         self.judges_epochs = isinstance(self.outcome.budget, float) and self.outcome.budget > 0
 
     def guard(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
@@ -278,7 +279,7 @@ class Failures:
     ) -> list[int] | Failure:
         """Skip or replace the failed rows; returns the rows that are left, or the first failure that ends the epoch.
 
-        ``work(row, sample)`` does a row with a substitute sample.
+        ``work(row, sample)`` does a row with a substitute sample, or puts a result there: by the method ``row_by``.
         """
         dropped = set()
         for index, error in sorted(failed.items()):
@@ -308,7 +309,7 @@ class Failures:
     ) -> Chunk | Exception | None:
         """What takes the place of a failed item, None for nothing, or the error with which the epoch ends.
 
-        ``work`` does this stage's work on a substitute that enters as its input.
+        ``work`` does this stage's work on a substitute, or puts a result in its place.
         """
         problem = self._judge(worker, failed, error, row, made)
         if problem is not None:
@@ -329,7 +330,7 @@ class Failures:
                     )
                 each.data = copy_containers(each.data)
                 if policy.substitutes == "output":
-                    return each
+                    return work(each)
                 with suppress(Exception):
                     if isinstance(done := work(each), Chunk):
                         return done
@@ -340,7 +341,7 @@ class Failures:
 
     def _whole(self, worker: Worker) -> Callable[[Chunk], Chunk]:
         """The work of this stage on a whole chunk; a source has done it once the sample is read."""
-        if self.stage.plan.source is not None:
+        if self.stage.plan.source is not None or self.outcome.substitutes == "output":
             return lambda sample: sample
         return self.seeded(worker.operator.process)
 
