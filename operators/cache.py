@@ -200,8 +200,10 @@ class Cache(Memo):
     An entry is valid for the stages above as they are: their parameters, and the names and code of their functions.
     What these functions carry (defaults, closures, what ``functools.partial`` has bound, the object they belong to) and
     the globals that they read count too: data, objects by their public attributes, networks by their weights, and
-    functions of the same module. Functions of other modules, and the content of the dataset, are not noticed. So use
-    another folder for another dataset of the same length, or after a change deeper in your code.
+    functions of the same module; of other modules the data that they name. Functions of other modules, and the content
+    of the dataset, are not noticed. So use another folder for another dataset of the same length, or after a change
+    deeper in your code. Of arrays above a megabyte and containers of more than 1000 entries, evenly spaced places are
+    compared; of objects that have no public attributes and cannot be pickled (iterators, open files), the type.
 
     If the training loop changes the dataset, or what a function above reads, the next pass finds it: results in memory
     are dropped, a folder is no longer used by this loader, and you get a warning. This is a comparison by fingerprints,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from pipegraph.capabilities import Resumable
+from pipegraph.capabilities import Resumable, UserData
 from pipegraph.contracts import Context, Fact, Source
 from pipegraph.errors import GraphError
 from pipegraph.integers import integer
@@ -26,7 +26,7 @@ class _Open:
 
 
 @final
-class Interleave(Source, Resumable):
+class Interleave(Source, Resumable, UserData):
     """Items of many files in turn, ``cycle`` of them open at a time.
 
     Each open file gives one item, round by round; where one ends the next of the order is opened in its place, until
@@ -78,6 +78,12 @@ class Interleave(Source, Resumable):
     def config(self) -> dict[str, Any]:
         opened = function_name(self.function)
         return {"files": len(self.files), "open": opened, "cycle": self.cycle, **self.order.config()}
+
+    def has_length(self) -> bool:
+        return False
+
+    def given(self) -> tuple[Any, Any]:
+        return (self.files, self.function), None
 
     def open(self, context: Context) -> None:
         self._seed = context.seed

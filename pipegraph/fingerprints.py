@@ -6,13 +6,14 @@ import array
 import ctypes
 import dis
 import pickle
+import sys
 import types
 from argparse import Namespace
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import PurePath
 from typing import Any
 from zlib import crc32
@@ -118,7 +119,7 @@ def _of_buffer(value: Any, whole: bool) -> Any:
 
 def _nbytes(value: Any) -> int:
     if isinstance(value, torch.Tensor | np.ndarray):
-        return value.nbytes
+        return value.nbytes if getattr(value, "layout", torch.strided) == torch.strided else 0
     if isinstance(value, _BUFFERS):
         return memoryview(value).nbytes
     return 8 * len(value) if isinstance(value, list | tuple | deque) else 0
@@ -147,8 +148,9 @@ def _array_of(value: Any) -> Any:
 
 
 def _is_mapped(array: Any) -> bool:
+    """Whether an array is a file that the training loop cannot write to."""
     while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap):
+        if isinstance(array, np.memmap) and not array.flags.writeable:
             return True
         array = array.base
     return False
@@ -192,14 +194,18 @@ def class_data(kind: type) -> dict[str, Any]:
 
 
 def globals_read(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function reads of its module: data, callable objects, and what the module itself defines.
+    """What a function reads of its module: data, callable objects, and what the module itself defines; of other
+    modules, data and objects of the module's own classes: settings.
 
     Others, such as a logger, change by themselves, and do not change what the function returns.
     """
     for name in _global_names(function.__code__):
-        value = function.__globals__.get(name)
-        if isinstance(value, types.FunctionType | type | types.ModuleType):
-            counts = not isinstance(value, types.ModuleType) and value.__module__ == function.__module__
+        value = function.__globals__.get(name, sys.modules.get(name))
+        if isinstance(value, types.ModuleType):
+            yield from _data_of(value, _all_names(function.__code__))
+            continue
+        if isinstance(value, types.FunctionType | type):
+            counts = value.__module__ == function.__module__
         else:
             own = type(value).__module__ == function.__module__ or isinstance(value, _PLACES_OF_DATA)
             counts = own or type(value) in _DATA or callable(value) or not attributes_of(value)
@@ -209,10 +215,43 @@ def globals_read(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 @lru_cache(1024)
 def _global_names(code: types.CodeType) -> tuple[str, ...]:
-    """The global names that a function reads, and the functions inside it; ``co_names`` has those of attributes too."""
-    found = {str(each.argval) for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    """The global names that a function reads, and the functions inside it; ``co_names`` has those of attributes too.
+    The modules that it imports are among them.
+    """
+    read = ("LOAD_GLOBAL", "IMPORT_NAME")
+    found = {str(each.argval) for each in dis.get_instructions(code) if each.opname in read}
     found.update(*(_global_names(each) for each in code.co_consts if isinstance(each, types.CodeType)))
     return tuple(sorted(found))
+
+
+@lru_cache(1024)
+def _all_names(code: types.CodeType) -> tuple[str, ...]:
+    """The names of globals and attributes that a function reads, and the functions inside it."""
+    inner = (_all_names(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    return tuple(sorted({*code.co_names, *chain.from_iterable(inner)}))
+
+
+def _data_of(module: types.ModuleType, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """What has one of these names in a module, or in the modules that have one in it. Those of Python itself hold
+    no settings of the user's.
+    """
+    left, seen = deque([module]), {module.__name__}
+    while left:
+        module = left.popleft()
+        if module.__name__.partition(".")[0] in sys.stdlib_module_names:
+            continue
+        for name in names:
+            value = vars(module).get(name)
+            if isinstance(value, types.ModuleType):
+                if value.__name__ not in seen:
+                    seen.add(value.__name__)
+                    left.append(value)
+            elif type(value) in _DATA or isinstance(value, _PLACES_OF_DATA) or _is_of(value, module):
+                yield f"{module.__name__}.{name}", value
+
+
+def _is_of(value: Any, module: types.ModuleType) -> bool:
+    return type(value).__module__ == module.__name__
 
 
 class AsItWas:

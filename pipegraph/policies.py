@@ -27,7 +27,7 @@ class ErrorPolicy:
     """What a stage does with items that fail: the base class of all policies, and of your own.
 
     A policy is a value without state, such as a frozen dataclass: all workers of a stage share it, other processes get
-    copies, and messages quote it. The plan relies on its facts; ``instead`` must agree with them. Retries, the
+    copies, and messages show its ``repr``. The plan relies on its facts; ``instead`` must agree with them. Retries, the
     budget, the ledger, the log and states are left to the engine.
 
     Attributes:
@@ -47,10 +47,6 @@ class ErrorPolicy:
     drops: ClassVar[bool] = False
     substitutes: ClassVar[Literal["", "input", "output"]] = ""
     became: ClassVar[str] = "failed"
-
-    def __str__(self) -> str:
-        text = " ".join(repr(self).split())  # a value may be a tensor of many lines
-        return text if len(text) <= 100 else f"{text[:96]} ...)"
 
     @property
     def neighbours(self) -> int:
@@ -131,7 +127,7 @@ def check_instead(policy: ErrorPolicy, given: object) -> None:
             lacks = "an iterable of chunks, as in [failed.replace(data)], an exception or None as its result"
     if lacks is not None:
         raise GraphError(
-            f"on_error={policy}: instead() returned a {type(given).__name__}, which needs {lacks}"
+            f"on_error={policy!r}: instead() returned a {type(given).__name__}, which needs {lacks}"
         )
 
 

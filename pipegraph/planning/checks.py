@@ -73,7 +73,7 @@ def check_policy(spec: StageSpec, operator: Operator | Source, kind: StageKind) 
     if kind.reads_in_turn:
         several = cast(FanIn, operator).inputs == "many"
         raise GraphError(
-            f"stage {spec.name!r}: on_error={spec.policy} is for stages with one input; {operator.name} "
+            f"stage {spec.name!r}: on_error={spec.on_error!r} is for stages with one input; {operator.name} "
             f"{'has several' if several else 'does no work on it that could fail'}"
         )
     if spec.policy.retries and kind.keeps:

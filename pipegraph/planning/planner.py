@@ -138,7 +138,7 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: Kind
         workers = 1
     if not upstream and spec.on_error != "raise" and fixed is not None:
         raise GraphError(
-            f"stage {spec.name!r}: on_error={spec.policy} needs a random-access source (FromSequence, "
+            f"stage {spec.name!r}: on_error={spec.on_error!r} needs a random-access source (FromSequence, "
             f"ListFiles); {operator.name} ends with its first error. Put the work that may fail into a stage behind it"
         )
     if isinstance(operator, Operator):

@@ -403,19 +403,6 @@ def test_an_error_of_a_policy_itself_ends_the_pass_with_its_name():
     assert type(error) is KeyError and "raised by on_error=Gives(given=" in error.__notes__[0]
 
 
-def test_a_policy_with_a_large_value_takes_one_line_of_a_message(caplog):
-    graph = pg.Graph("g")
-    graph.add(ops.FromSequence(ITEMS)).then(work, on_error=Default({"x": torch.zeros(5, 5)}))
-    with caplog.at_level(logging.WARNING, "pipegraph"):
-        collect(graph)
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert (
-        "on_error=Default(value={'x': tensor([[0., 0., 0., 0., 0.], [0., 0.," in said
-        and " ...) says so" in said
-    )
-    assert len(said) < 300 and "\n" not in said
-
-
 def test_a_fact_that_nobody_knows_is_refused():
     class Typo(ErrorPolicy):
         substitutes = "outputs"

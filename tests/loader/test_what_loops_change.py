@@ -2,14 +2,21 @@
 
 import array
 import collections
+import contextlib
 import ctypes
 import multiprocessing
+import sys
 import types
 
+import numpy as np
+import pandas
+import pyarrow
 import pytest
+import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.errors import PipegraphWarning
 
 EPOCHS = 3
 
@@ -80,6 +87,8 @@ class Rates:
 
 RATES = Rates()
 SPACE = types.SimpleNamespace(rate=0)
+MODULE = types.ModuleType("settings_of_loops")
+MODULE.rate = 0
 
 
 class ByClass:
@@ -97,6 +106,16 @@ def by_class_of_the_module(item):
 
 def by_object_of_the_module(item):
     return item + RATES.rate
+
+
+def by_module(item):
+    return item + MODULE.rate
+
+
+def by_import(item):
+    import settings_of_loops
+
+    return item + settings_of_loops.rate
 
 
 def by_namespace(item):
@@ -127,13 +146,24 @@ def in_mapping(kept):
     return lambda epoch: kept.update({7: epoch})
 
 
+def in_list(kept):
+    def change(epoch):
+        kept[0] = torch.tensor([epoch]).to_sparse()
+
+    return change
+
+
 def settings():
+    sparse = [torch.tensor([0]).to_sparse()]
     kept, value, mapping = {0}, multiprocessing.Value("i"), dict.fromkeys(range(1000), 0)
     return {
         "class attribute": (ByClass(), setting(ByClass)),
         "class of the module": (by_class_of_the_module, setting(Rates)),
         "object of the module": (by_object_of_the_module, setting(RATES)),
         "namespace": (by_namespace, setting(SPACE)),
+        "another module": (by_module, setting(MODULE)),
+        "module that it imports": (by_import, setting(MODULE)),
+        "sparse tensor": (lambda item: item + int(sparse[0].to_dense()[0]), in_list(sparse)),
         "set": (by_closure(kept), in_set(kept)),
         "shared value": (lambda item: item + value.value, in_value(value)),
         "large mapping": (lambda item: item + mapping[7], in_mapping(mapping)),
@@ -141,12 +171,64 @@ def settings():
 
 
 @pytest.mark.parametrize("kind", settings())
-def test_the_next_epoch_is_made_with_what_the_loop_has_set(kind):
+def test_the_next_epoch_is_made_with_what_the_loop_has_set(kind, monkeypatch):
+    monkeypatch.setitem(sys.modules, MODULE.__name__, MODULE)
     function, change = settings()[kind]
     graph = pg.Graph("settings")
     graph.add(ops.FromSequence(range(4))).then(function)
     try:
         assert passes(graph, change) == [[item + epoch for item in range(4)] for epoch in range(EPOCHS)]
     finally:
-        ByClass.rate = Rates.rate = SPACE.rate = 0
+        ByClass.rate = Rates.rate = SPACE.rate = MODULE.rate = 0
         RATES.__dict__.pop("rate", None)
+
+
+def test_the_next_epoch_is_read_by_what_the_open_of_an_interleave_reads_now():
+    rates = Rates()
+    graph = pg.Graph("interleaved")
+    graph.add(ops.Interleave([0, 4], lambda first: [first + n + rates.rate for n in range(2)], cycle=1))
+    assert passes(graph, setting(rates)) == [[n + epoch for n in (0, 1, 4, 5)] for epoch in range(EPOCHS)]
+
+
+def mapped(path):
+    np.arange(4).tofile(path)
+    return np.memmap(path, np.int64, mode="r+")
+
+
+def change_frame(frame, value):
+    frame.loc[0, "n"] = value
+
+
+TABLES = {
+    "frame": (lambda _: pandas.DataFrame({"n": np.arange(4)}), ops.FromTable, change_frame),
+    "arrow": (
+        lambda _: np.arange(4),
+        lambda array: ops.FromTable(pyarrow.table({"n": pyarrow.array(array)})),
+        lambda array, value: array.__setitem__(0, value),
+    ),
+    "tokens": (
+        lambda _: np.arange(4),
+        lambda array: ops.FromTokens(array, 1),
+        lambda array, value: array.__setitem__(0, value),
+    ),
+    "mapped tokens": (
+        lambda folder: mapped(folder / "tokens"),
+        lambda array: ops.FromTokens(array, 1),
+        lambda array, value: array.__setitem__(0, value),
+    ),
+}
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["plain", "cached"])
+@pytest.mark.parametrize("kind", TABLES)
+def test_rows_in_memory_that_the_loop_changes_are_read_as_they_are_when_the_pass_begins(kind, kept, tmp_path):
+    make, source, change = TABLES[kind]
+    data = make(tmp_path)
+    graph = pg.Graph("tables")
+    rows = graph.add(source(data), name="rows").then(lambda row: int(np.sum(*row.values())), name="number")
+    if kept:
+        rows.then(ops.Cache("memory", "1 MB"))
+    said = pytest.warns(PipegraphWarning, match="the data of stage 'rows' has changed")
+    with said if kept else contextlib.nullcontext():
+        found = passes(graph, lambda epoch: change(data, 10 * epoch))
+    assert found == [[10 * epoch, 1, 2, 3] for epoch in range(EPOCHS)]

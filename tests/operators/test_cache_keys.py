@@ -3,11 +3,14 @@
 import argparse
 import dataclasses
 import functools
+import random
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -47,6 +50,8 @@ BY = 2
 SETTINGS = Settings(2)
 ARGUMENTS = argparse.Namespace(by=2)
 TABLE = [2]
+CONFIG = types.ModuleType("config_of_keys")
+CONFIG.by = 2
 
 
 def reads_a_number(x):
@@ -65,6 +70,10 @@ def reads_within(x):
     return sum([x * each for each in TABLE])
 
 
+def reads_a_module(x):
+    return x * CONFIG.by
+
+
 def reads_through_another(x):
     return reads_a_number(x)
 
@@ -79,6 +88,28 @@ def by_settings(settings, x):
 
 def closing_over(settings):
     return lambda x: x * settings.by
+
+
+def reading(value, read):
+    return lambda x: x * int(read(value))
+
+
+class Marked(np.ndarray):
+    """An array with an attribute."""
+
+
+def marked(by):
+    array = np.zeros(1).view(Marked)
+    array.by = by
+    return array
+
+
+def one_of_two(which):
+    two = [[0], [0]]
+    return [*two, two[which - 2]]
+
+
+SEEDED = {random.Random(by).getstate(): by for by in (2, 3)}
 
 
 def values(function, folder):
@@ -99,6 +130,19 @@ CARRIED = {
     "object by partial": lambda by: functools.partial(by_settings, Settings(by)),
     "object in closure": lambda by: closing_over(Settings(by)),
     "namespace in closure": lambda by: closing_over(argparse.Namespace(by=by)),
+    "sparse tensor": lambda by: reading(torch.tensor([by]).to_sparse(), lambda value: value.to_dense()[0]),
+    "mask": lambda by: reading(np.ma.array([2, 3], mask=[by == 3, by == 2]), lambda value: value.sum()),
+    "attribute of an array": lambda by: reading(marked(by), lambda value: value.by),
+    "seeded": lambda by: reading(random.Random(by), lambda value: SEEDED[value.getstate()]),
+    "module": lambda by: reading(types.ModuleType(f"of_{by}"), lambda value: value.__name__[-1]),
+    "method of a mapping": lambda by: reading({0: by}.get, lambda value: value(0)),
+    "keys of a mapping": lambda by: reading({by: 0}.keys(), min),
+    "ufunc": lambda by: reading(np.add if by == 2 else np.multiply, lambda value: 2 + (value is np.multiply)),
+    "image": lambda by: reading(Image.new("L", (1, 1), by), lambda value: value.getpixel((0, 0))),
+    "class": lambda by: reading(
+        type("Of", (), {"by": (lambda self: 2) if by == 2 else (lambda self: 3)}), lambda value: value().by()
+    ),
+    "same object twice": lambda by: reading(one_of_two(by), lambda value: 2 + (value[2] is value[1])),
 }
 
 
@@ -112,7 +156,8 @@ def test_what_a_function_carries_tells_it_from_another(tmp_path, make):
 
 
 @pytest.mark.parametrize(
-    "function", [reads_a_number, reads_settings, reads_arguments, reads_within, reads_through_another]
+    "function",
+    [reads_a_number, reads_settings, reads_arguments, reads_within, reads_a_module, reads_through_another],
 )
 def test_the_globals_that_a_function_reads_tell_it_from_another(tmp_path, monkeypatch, function):
     assert values(function, tmp_path) == [2, 4, 6]
@@ -126,6 +171,7 @@ def test_the_globals_that_a_function_reads_tell_it_from_another(tmp_path, monkey
         "TABLE": [3],
     }.items():
         monkeypatch.setitem(globals(), name, value)
+    monkeypatch.setattr(CONFIG, "by", 3)
     assert values(function, tmp_path) == [3, 6, 9]
 
 

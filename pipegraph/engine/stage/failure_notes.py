@@ -63,7 +63,7 @@ def log_first(spec: StageSpec, lost: Sequence[Quarantined], made: int = 0) -> No
     if made:
         became += f" except for its first {made} items" if made > 1 else " except for its first item"
     log.warning(
-        "stage %r: %s, %s: %s. on_error=%s says so; further ones are only counted, and listed in "
+        "stage %r: %s, %s: %s. on_error=%r says so; further ones are only counted, and listed in "
         "loader.profile().quarantined",
         *(first.stage, _where([each.key for each in lost], [each.position for each in lost], first.epoch)),
         *(became, first.error, spec.policy),

@@ -164,7 +164,7 @@ class Failures:
             note(
                 error,
                 f"pipegraph: stage {name!r} failed for a whole batch of {len(chunk.lineages)} samples, not for one of "
-                f"its rows, and on_error={self.policy} replaces samples only: put the stage above the Batch, or use "
+                f"its rows, and on_error={self.policy!r} replaces samples only: put the stage above the Batch, or use "
                 "pg.Skip(), which leaves the batch out",
             )
             return self._give_up(chunk, error, name)
@@ -216,7 +216,7 @@ class Failures:
                 note(
                     error,
                     f"pipegraph: stage {name!r}: failure {failed} of {items} items exceeds the budget "
-                    f"of {budget} in on_error={self.policy}",
+                    f"of {budget} in on_error={self.policy!r}",
                 )
                 return error
             what = described(error)
@@ -245,7 +245,7 @@ class Failures:
             return None
         error = BudgetError(
             f"stage {self.name!r}: {failed} of the {items} items of epoch {epoch} failed, which exceeds the budget "
-            f"of {budget} in on_error={self.policy}; loader.profile().quarantined lists them"
+            f"of {budget} in on_error={self.policy!r}; loader.profile().quarantined lists them"
         )
         return Failure(error, epoch)
 
@@ -325,7 +325,7 @@ class Failures:
             for each in given:
                 if not isinstance(each, Chunk) or each.lineages != failed.lineages:
                     raise GraphError(
-                        f"on_error={policy}: instead() gave {shown(each)}, which is no chunk of the failed sample: "
+                        f"on_error={policy!r}: instead() gave {shown(each)}, which is no chunk of the failed sample: "
                         "give failed.replace(data)"
                     )
                 each.data = copy_containers(each.data)
@@ -335,7 +335,7 @@ class Failures:
                     if isinstance(done := work(each), Chunk):
                         return done
         except Exception as wrong:
-            note(wrong, f"pipegraph: raised by on_error={policy} for {described(error)}")
+            note(wrong, f"pipegraph: raised by on_error={policy!r} for {described(error)}")
             return wrong
         return error
 

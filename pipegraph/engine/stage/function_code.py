@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import functools
 import hashlib
 import inspect
+from collections.abc import ItemsView, KeysView, ValuesView
 from itertools import islice
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -28,9 +30,9 @@ def code_of(function: Any) -> str:
     """A function's instructions, and the values that it carries and reads.
 
     These are: its defaults, its closure, what ``functools.partial`` has bound, and the object that it is a method of;
-    of the globals that it reads: data, callable objects, and what its own module defines. An object counts by the code
-    of its class and its public attributes, or by what it is pickled as if it has none; a network by its weights.
-    Functions and classes of other modules are not included.
+    of the globals that it reads: data, callable objects, what its own module defines, and data of other modules. An
+    object counts by the code of its class and its public attributes, and by what it is pickled as if it has none or its
+    class says so itself; a network by its weights. Functions and classes of other modules are not included.
     """
     return repr(_function(function, {}))
 
@@ -62,18 +64,21 @@ def _value(value: Any, seen: dict[int, Any]) -> Any:
     if isinstance(value, _PLAIN):
         return repr(value)
     name = type(value).__qualname__
-    if isinstance(value, ModuleType) or inspect.isbuiltin(value) or id(value) in seen:
-        return getattr(value, "__qualname__", name)
-    seen[id(value)] = value  # keeps it alive, so that no other object gets its id
+    if isinstance(value, ModuleType):
+        return [name, value.__name__]
+    if inspect.isbuiltin(value):  # of a module, or a method of what it belongs to
+        return [value.__qualname__, _value(value.__self__, seen)]
+    if id(value) in seen:
+        return [getattr(value, "__qualname__", name), seen[id(value)][0]]
+    seen[id(value)] = (len(seen), value)  # keeps it alive, so that no other object gets its id
     if isinstance(value, type):
-        return [value.__qualname__, _value(class_data(value), seen)]
+        return [value.__qualname__, _methods(value), _value(class_data(value), seen)]
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return [str(value.dtype), value.shape, _hash(np.ascontiguousarray(value).reshape(-1).view(np.uint8))]
+        held = _hash(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        return [name, str(value.dtype), value.shape, held, _value(_beside(value), seen)]
     if isinstance(value, torch.Tensor):
-        if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_nested:
-            return name
-        return [str(value.dtype), tuple(value.shape), _hash(bytes_of(value.cpu()).numpy())]
-    if isinstance(value, list | tuple | set | frozenset | dict):
+        return [name, str(value.dtype), _held(value, seen), _value(_beside(value), seen)]
+    if isinstance(value, list | tuple | set | frozenset | dict | KeysView | ValuesView | ItemsView):
         if isinstance(value, set | frozenset):
             return [
                 name,
@@ -89,21 +94,49 @@ def _value(value: Any, seen: dict[int, Any]) -> Any:
         return _function(value, seen)
     kept = attributes_of(value)
     network = ("_parameters", "_buffers", "_modules") if isinstance(value, torch.nn.Module) else ()
-    methods = [each for each in vars(type(value)).values() if isinstance(each, FunctionType)]
     public = {key: kept[key] for key in kept if key in network or not key.startswith("_")}
     shared = _value(class_data(type(value)), seen)
-    return [
-        name,
-        shared,
-        [_instructions(each.__code__) for each in methods],
-        _value(public or _made_of(value), seen),
-    ]
+    made_of = _made_of(value) if not public or _says_what_it_is_made_of(type(value)) else None
+    return [name, shared, _methods(type(value)), _value(public, seen), _value(made_of, seen)]
+
+
+def _methods(kind: type) -> list[Any]:
+    return [_instructions(each.__code__) for each in vars(kind).values() if isinstance(each, FunctionType)]
+
+
+def _held(tensor: torch.Tensor, seen: dict[int, Any]) -> Any:
+    """A tensor's values, whatever its layout."""
+    if tensor.is_nested:
+        return _value(list(tensor.unbind()), seen)
+    if tensor.is_quantized:
+        return [str(tensor.qscheme()), _value([tensor.int_repr(), tensor.dequantize()], seen)]
+    if tensor.is_meta:
+        return tuple(tensor.shape)
+    if tensor.layout != torch.strided:
+        return _value(_made_of(tensor), seen)
+    return [tuple(tensor.shape), _hash(bytes_of(tensor.cpu()).numpy())]
+
+
+def _beside(value: Any) -> Any:
+    """What an array or tensor of another class has beside its values."""
+    if isinstance(value, np.ma.MaskedArray):
+        return np.ma.getmaskarray(value), value.fill_value
+    return {key: each for key, each in attributes_of(value).items() if not key.startswith("_")}
+
+
+def _says_what_it_is_made_of(kind: type) -> bool:
+    """A random.Random, an image of PIL's: their attributes do not tell."""
+    return any(
+        getattr(kind, name, None) is not getattr(object, name, None)
+        for name in ("__reduce__", "__reduce_ex__", "__getstate__")
+    )
 
 
 def _made_of(value: Any) -> Any:
-    """What an object without public attributes is pickled as: a path, a date, a type of NumPy's or torch's."""
+    """What an object is pickled as: a path, a date, a type of NumPy's or torch's."""
     with contextlib.suppress(Exception):
-        reduced = value.__reduce_ex__(2)
+        reduce = copyreg.dispatch_table.get(type(value))
+        reduced = value.__reduce_ex__(2) if reduce is None else reduce(value)
         return reduced if isinstance(reduced, str) else reduced[1:3]
     return None
 

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from pipegraph import operators as ops
 from pipegraph.backends import BackendName
-from pipegraph.chunk import Chunk
 from pipegraph.contracts import Operator, Source
 from pipegraph.graph import Graph, Node
 from pipegraph.order import StridedOrder
-from pipegraph.policies import ErrorPolicy, Policy, Retry, Skip
+from pipegraph.policies import Policy, Retry, Skip
 from random_graphs.own_operators import ROUTES, Backwards, Counted, InSequence, InTurn, Shuffled
 from random_graphs.stage_functions import (
     CountingSampler,
@@ -59,20 +58,6 @@ class Step:
     ordered: bool = True
     policy: Policy = "raise"
     wide: bool = False
-
-
-@dataclass(frozen=True)
-class PassOn(ErrorPolicy):
-    """A user's policy: what fails goes on as it is."""
-
-    substitutes = "output"
-
-    def instead(self, failed: Chunk, error: Exception, neighbours: Any) -> list[Chunk]:
-        return [failed]
-
-
-QUIET = Skip(), PassOn()
-"""Policies under which no failure ends a pass."""
 
 
 @dataclass(frozen=True)
@@ -209,11 +194,10 @@ class _Sketch:
         )
         policy: Policy = "raise"
         if kind in ("fail", "rough"):
-            budgets = self.failures and not unordered
-            exact: list[Policy] = [Skip(2), Retry(1, then=Skip(3)), Skip(0.2)] if budgets else []
-            single = kind == "fail" and self.level[ups[0][0]] == "sample"
-            exact += ["raise", "raise"] if self.failures else []
-            policy = self.draw(st.sampled_from([*exact, *QUIET[: 1 + single]]))
+            exact = [Skip(2), Retry(1, then=Skip(3)), Skip(0.2)] if not unordered else []
+            policy = (
+                self.draw(st.sampled_from(["raise", "raise", Skip(), *exact])) if self.failures else Skip()
+            )
         elif kind == "flaky":
             policy = Retry(2)
         ordered = wide or not parallel or self.draw(st.integers(0, 7)) > 0
@@ -321,7 +305,7 @@ def row_recipes(draw_from: Any) -> Recipe:
         tuple(steps),
         draw_from(st.integers(0, 3)),
         not any(sketch.unordered),
-        any(step.kind in ("fail", "rough") and step.policy not in QUIET for step in steps),
+        any(step.kind in ("fail", "rough") and step.policy != Skip() for step in steps),
     )
 
 
@@ -352,5 +336,5 @@ def recipes(draw_from: Any, failures: bool = True) -> Recipe:
         tuple(sketch.steps),
         draw_from(st.integers(0, 3)),
         not any(sketch.unordered),
-        any(step.kind in ("fail", "rough") and step.policy not in QUIET for step in sketch.steps),
+        any(step.kind in ("fail", "rough") and step.policy != Skip() for step in sketch.steps),
     )
