@@ -218,6 +218,38 @@ def test_a_list_of_files_may_have_labels(photos: Path, tmp_path: Path) -> None:
     assert [sorted(s) for s in samples(tmp_path / "one")] == [["jpg", "key"]]
 
 
+def folder_of(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode())
+    return root
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_no_file_of_a_folder_is_taken_for_what_a_pack_adds(tmp_path: Path, format: str) -> None:
+    keys = folder_of(tmp_path / "keys", "x.jpg", "x.key", "y.jpg", "y.key")
+    pack_shards(keys, tmp_path / "a", format=format, workers=1)
+    assert samples(tmp_path / "a") == [
+        {"key": key, "jpg": f"{key}.jpg".encode(), "_key": f"{key}.key".encode()} for key in "xy"
+    ]
+    names = ("a/x.jpg", "a/x.label", "b/y.jpg", "b/y.label")
+    labels = folder_of(tmp_path / "labels", *names)
+    with pytest.raises(DataError, match=r"a/x\.label': the sample 'a/x' has a label already.*without labels"):
+        pack_shards(labels, tmp_path / "b", format=format, workers=1)
+    pack_shards([labels / name for name in names], tmp_path / "c", format=format, workers=1)
+    assert samples(tmp_path / "c")[0] == {"key": "a/x", "jpg": b"a/x.jpg", "label": b"a/x.label"}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_labels_are_the_samples_own_or_their_folders_for_all_alike(tmp_path: Path, format: str) -> None:
+    own = folder_of(tmp_path / "own", "a/x.cls", "b/y.jpg", "b/z.cls")
+    with pytest.raises(DataError, match=r"some samples have a label in a file \.cls.*'b/y' has none"):
+        pack_shards(own, tmp_path / "a", format=format, workers=1)
+    (own / "b/y.jpg").unlink()
+    pack_shards(own, tmp_path / "b", format=format, workers=1)
+    assert samples(tmp_path / "b") == [{"key": key, "cls": f"{key}.cls".encode()} for key in ("a/x", "b/z")]
+
+
 KILLED = """
 import sys
 from pipegraph.storage import pack_shards

@@ -62,6 +62,7 @@ class FilesSource(PackSource):
         self.root = root
         samples: dict[str, list[Any]] = {}
         facts: list[str] = []
+        own_labels = 0
         stat, above = os.stat, f"{root}/"
         for place, path in enumerate(paths):
             split = split_key(path)
@@ -78,6 +79,14 @@ class FilesSource(PackSource):
                 )
             facts.append(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n")
             key, field = split
+            if field == "key":
+                field = "_key"  # as the reader of a tar names it
+            elif labels is not None and field == "label":
+                raise DataError(
+                    f"{above + path!r}: the sample {key!r} has a label already, from its class folder or the list of "
+                    "files; give this file another ending, or pack a list of the files, without labels"
+                )
+            own_labels += field == "cls"
             entry = samples.get(key)
             if entry is None:
                 samples[key] = [None if labels is None else labels[place], (field, path, status.st_size)]
@@ -85,6 +94,12 @@ class FilesSource(PackSource):
             if any(field == each[0] for each in entry[1:]):
                 raise DataError(f"{above + path!r}: the sample {key!r} has the field {field!r} twice")
             entry.append((field, path, status.st_size))
+        if labels is not None and 0 < own_labels < len(samples):
+            key = next(key for key, entry in samples.items() if all(each[0] != "cls" for each in entry[1:]))
+            raise DataError(
+                f"{root!r}: some samples have a label in a file .cls, which counts instead of their class folder's or "
+                f"the list's, and {key!r} has none; give all of them one, or none"
+            )
         text = "".join(facts).encode("utf-8", "surrogateescape")
         self._digest = hashlib.blake2b(text, digest_size=16).hexdigest()
         self._samples = list(samples.items())
