@@ -88,10 +88,14 @@ class Turn:
 
     def between(self, items: Any) -> Any:
         """The beginning of the next pass over ``items``; None where it is not known, as in the middle of a pass."""
-        if not _is_resumable(items) or isinstance(items, Iterator):
+        if not _is_resumable(items):
             return None
         with self._lock:
             return self._between(items)
+
+    def left_early(self, items: Any) -> bool:
+        """Whether the beginning is not known because a pass over ``items``, which have a state, has not ended."""
+        return self._unfinished is not None and _is_resumable(items) and not _is_streaming(items)
 
     def _between(self, items: Any) -> Any:
         # The state of a streaming dataset is of the end of its last pass; set_epoch alone decides what comes.

@@ -217,7 +217,12 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
         return None if self._now is None else self._now.beginning
 
     def between(self) -> Any:
-        return None if self._callable else self._drawing.between(self.iterable)
+        if self._callable or self._claims:  # an iterator that was begun has no other pass
+            return None
+        return self._drawing.between(self.iterable)
+
+    def left_early(self) -> bool:
+        return not self._callable and self._drawing.left_early(self.iterable)
 
     def restore(self, step: int, snapshot: Any) -> None:
         # None: another loader was reading the same object then.

@@ -163,6 +163,10 @@ class Resumable(ABC):
         """As :meth:`begun`, of the pass to come: called while none reads the source."""
         return None
 
+    def left_early(self) -> bool:
+        """Whether :meth:`between` is None because a pass was left before its end, though there is a state."""
+        return False
+
     @abstractmethod
     def restore(self, step: int, snapshot: Any) -> None:
         """Called right before an ``iterate`` that may resume from ``snapshot``, taken before the item of ``step``.

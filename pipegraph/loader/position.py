@@ -7,6 +7,7 @@ one assignment to ``Progress.place``), and each chunk then changes a single refe
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipegraph.capabilities import Resumable
+from pipegraph.capabilities import Resumable, UserData
 from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.durations import Stopwatch
 from pipegraph.engine.run import Run
@@ -22,12 +23,19 @@ from pipegraph.engine.stage.kept import encode_state
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
+from pipegraph.errors import PipegraphWarning
 from pipegraph.loader import delivered as record
 from pipegraph.loader.delivered import Reached
 from pipegraph.planning.plan import Plan
 
 if TYPE_CHECKING:
     from pipegraph.loader.state import Restored
+
+LEFT_EARLY = (
+    "stage {!r}: a pass over its iterable, or its sampler, was left before its end (a break, a failure, or another "
+    "loader still reads it), so the loader's state cannot say where the next pass begins: a resume from it begins where "
+    "the given object does. Save the state inside the loop, or after a pass that has ended"
+)
 
 
 class RowsInDelivery:
@@ -84,7 +92,8 @@ class Place:
             where the plan's numbers say nothing of what is left: the graph was changed, or others' parts are continued.
         before: chunks and samples that the loader had delivered when it entered here.
         snapshots: of the sources' iterators, from the run that resumes here.
-        anew: states of the sources' iterators at its start, if none of the run is known yet.
+        anew: states of the sources' iterators at its start, if none of the run is known yet; None where that is not
+            known because a pass was left early.
         floors: per source, the step before which ``delivered`` no longer holds that run's samples.
     """
 
@@ -202,12 +211,20 @@ class Progress:
         self.tracked = plan.stages[plan.output.stage].unordered_above
         self.counted = self.tracked or any(not stage.spec.outcome.ends for stage in plan.running)
         self._asked = [
-            (stage.name, source)
+            (stage.name, stage.source, source)
+            for stage in plan.running
+            if stage.source is not None and (source := stage.source.can(Resumable)) is not None
+        ]
+        # Those of which another process reads a copy, made when it starts.
+        self._elsewhere = {
+            stage.name
             for stage in plan.running
             if stage.source is not None
-            and (source := stage.source.can(Resumable)) is not None
-            and not (isolated or (stage.remote and not stage.source.random_access))
-        ]
+            and (isolated or not (stage.backend.in_trainer or stage.source.random_access))
+        }
+        self._unread = True  # whether the copies are as the objects here
+        self._stood: dict[str, Any] = {}  # by source, what the copies' next pass begins with
+        self._warned: set[str] = set()
         self.place = Place(0)
         self.chosen: Place | None = self.place
         self.started_ns = 0
@@ -298,6 +315,7 @@ class Progress:
         if self.tracked and place.delivered is None:
             place.delivered = record.Delivered(place.reached, {})
         place.snapshots = run.snapshots
+        self.read_from(None)
         mine = weakref.ref(self)
         for name, snapshots in place.snapshots.items():
             if self._plan.stages[name].source is not None:
@@ -321,6 +339,9 @@ class Progress:
     def pass_finished(self, place: Place) -> None:
         """The pass over this epoch has run to its end."""
         following = self.next_epoch(place)
+        if place.snapshots is not None:
+            stood = {name: place.snapshots[name].newest(following.epoch, 0) for name in self._elsewhere}
+            self._stood = {name: found[1] for name, found in stood.items() if found is not None}
         # First: however far this comes, the epoch has ended.
         self._stand_at(self.chosen or following)
         self.chosen = self.place
@@ -374,19 +395,51 @@ class Progress:
     def _iterator_states(self, place: Place, cursor: Cursor) -> dict[str, Any]:
         """``[step, state]`` of each source's iterator from which a restart here would continue."""
         snapshots = place.snapshots
+        found: Mapping[str, tuple[int, Any] | None]
         if snapshots is None:
-            beginnings = place.anew or self.beginnings_of(place)
-            return {**beginnings, **{name: list(each) for name, each in place.start.iterators.items()}}
-        known = any(each.taken for each in snapshots.values())
-        steps = restarts(self._plan, cursor).steps if known or place.anew else {}
-        found = {name: snapshots[name].newest(place.epoch, step) for name, step in steps.items()}
-        return {**place.anew, **{name: list(each) for name, each in found.items() if each is not None}}
+            anew, found = place.anew or self._beginnings_of(place), place.start.iterators
+        else:
+            known = any(each.taken for each in snapshots.values())
+            steps = restarts(self._plan, cursor).steps if known or place.anew else {}
+            anew = place.anew
+            found = {name: snapshots[name].newest(place.epoch, step) for name, step in steps.items()}
+        taken = {**anew, **{name: list(each) for name, each in found.items() if each is not None}}
+        for name in taken.keys() - self._warned:
+            if taken[name] is None:
+                self._warned.add(name)
+                warnings.warn(LEFT_EARLY.format(name), PipegraphWarning, stacklevel=6)
+        return {name: each for name, each in taken.items() if each is not None}
 
-    def beginnings_of(self, place: Place) -> dict[str, Any]:
-        """``[0, state]`` of the sources' iterators where a pass that begins anew begins. No pass runs."""
-        asked = [] if place.begun else self._asked
-        taken = {name: source.between() for name, source in asked if name not in place.start.iterators}
-        return {name: [0, encode_state(each, name)] for name, each in taken.items() if each is not None}
+    def read_from(self, place: Place | None) -> None:
+        """The sources are read from now on: at this place, if they begin anew. No pass runs."""
+        if place is not None:
+            place.anew = self._beginnings_of(place)
+        self._unread, self._stood = False, {}
+
+    def copied_anew(self) -> None:
+        """Other processes will start with new copies of the sources."""
+        self._unread, self._stood = True, {}
+
+    def _beginnings_of(self, place: Place) -> dict[str, Any]:
+        """``[0, state]`` of the sources' iterators where a pass that begins anew begins; None where that is not known
+        because a pass was left early. No pass runs."""
+        found: dict[str, Any] = {}
+        for name, source, resumable in () if place.begun else self._asked:
+            if name in place.start.iterators:
+                continue
+            taken = resumable.between()
+            if self._unread or name not in self._elsewhere:
+                if taken is not None:
+                    found[name] = [0, encode_state(taken, name)]
+                elif resumable.left_early():
+                    found[name] = None
+            elif name in self._stood:
+                found[name] = [0, self._stood[name]]
+            elif taken is not None:
+                described = source.can(UserData)
+                if described is None or described.reads_once() is None:
+                    found[name] = None
+        return found
 
     def _forget(self, place: Place, run: Run) -> None:
         """Drop records that a restart from here would not need."""

@@ -63,6 +63,7 @@ class Runs:
         if self.runtime is not None and self.runtime.half_started and not self.closed:  # interrupted before
             self.runtime.close()
             self.runtime = None
+            self.progress.copied_anew()
         if self.runtime is None:
             options = self.options
             rank, world_size = options.own()
@@ -123,7 +124,7 @@ class Runs:
                 horizon = epoch
             elif place.nothing:
                 horizon = epoch - 1  # nothing is read
-            place.anew = progress.beginnings_of(place)  # no worker reads a source now
+            progress.read_from(place)
             return runtime.start_run(epoch, horizon, place.resume())
         except Cancelled:
             self.close()
@@ -151,6 +152,7 @@ class Runs:
         if self.runtime is not None and self.seed != seed:
             self.runtime.close()
             self.runtime = None
+            self.progress.copied_anew()
         self.seed = seed
         if self.runtime is not None:
             self.runtime.end_run()  # its workers may still write into the ledger

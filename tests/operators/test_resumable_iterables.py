@@ -1,8 +1,12 @@
 """Iterables with a state of their own: ``FromIterable`` goes on from it, and delivers what it would have delivered."""
 
 import json
+import os
+import select
+import signal
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -10,7 +14,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError, PipegraphWarning, StateError
+from pipegraph.errors import GraphError, PipegraphWarning, StateError, WorkerDiedError
 
 
 class Numbers:
@@ -438,3 +442,204 @@ def test_a_network_is_only_used() -> None:
     with made.loader() as loader, warnings.catch_warnings():
         warnings.simplefilter("error")
         loader.state_dict()
+
+
+ENDLESS = 10**12  # no stage reads ahead to the end of so many
+
+
+def moved_on(count: int = 150) -> Stream:
+    """As given by a program that has read of it before."""
+    stream = Stream(count)
+    stream.epoch, stream.at = 5, 3
+    return stream
+
+
+def moved_sampler() -> CountingSampler:
+    sampler = CountingSampler()
+    sampler.epoch = 5
+    return sampler
+
+
+BEFORE: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "iterable": (lambda: ops.FromIterable(moved_on()), lambda: ops.FromIterable(Stream())),
+    "sampler": (
+        lambda: ops.FromSequence(range(40), sampler=moved_sampler()),
+        lambda: ops.FromSequence(range(40), sampler=CountingSampler()),
+    ),
+}
+
+
+def whole_pass(loader: Any) -> None:
+    list(loader)
+
+
+def whole_pass_then_another_epoch(loader: Any) -> None:
+    list(loader)
+    loader.set_epoch(3)
+    loader.set_epoch(7)
+
+
+def epoch_chosen_in_a_pass(loader: Any) -> None:
+    for number, _ in enumerate(loader):
+        if number == 3:
+            loader.set_epoch(3)
+
+
+def nothing_yet(loader: Any) -> None:
+    """The first pass is to come."""
+
+
+def another_epoch_at_once(loader: Any) -> None:
+    loader.set_epoch(3)
+
+
+def left_early(loader: Any) -> None:
+    for _ in loader:
+        break
+    loader.set_epoch(3)
+
+
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "thread": ({}, {}),
+    "deadline": ({"timeout": 60}, {}),
+    "process": ({"backend": "process"}, {}),
+    "isolated": ({}, {"isolate": True}),
+}
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["between", "begun"])
+@pytest.mark.parametrize(
+    "until",
+    [
+        nothing_yet,
+        another_epoch_at_once,
+        whole_pass,
+        whole_pass_then_another_epoch,
+        epoch_chosen_in_a_pass,
+    ],
+)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("which", BEFORE)
+def test_a_state_between_passes_says_where_the_next_one_begins(
+    which: str, way: str, until: Callable[[Any], None], begun: bool
+) -> None:
+    given, fresh = BEFORE[which]
+    stage, options = WAYS[way]
+    with single(given(), **stage).loader(**options) as loader:
+        until(loader)
+        passing = iter(loader) if begun else None
+        state = json.loads(json.dumps(loader.state_dict()))
+        left = list(loader if passing is None else passing)
+    with single(fresh(), **stage).loader(**options) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == left
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["between", "begun"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_state_that_cannot_say_where_the_next_pass_begins_says_so(way: str, begun: bool) -> None:
+    stage, options = WAYS[way]
+    with single(ops.FromIterable(Stream(ENDLESS)), **stage).loader(**options) as loader:
+        left_early(loader)
+        passing = iter(loader) if begun else None
+        with pytest.warns(PipegraphWarning, match="'numbers': a pass over its iterable.* was left before"):
+            loader.state_dict()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loader.state_dict()  # once
+            for _ in islice(passing or loader, 3):
+                loader.state_dict()  # known from the first item on
+    with single(ops.FromIterable(Bare(ENDLESS)), **stage).loader(**options) as loader:
+        left_early(loader)  # has no state
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loader.state_dict()
+
+
+class Ticks(Iterator[int]):
+    """An iterator that is its own state."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __next__(self) -> int:
+        if self.at == 20:
+            raise StopIteration
+        self.at += 1
+        return self.at
+
+    def state_dict(self) -> Any:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_iterator_that_was_read_before_resumes_where_it_was_given(way: str) -> None:
+    stage, options = WAYS[way]
+    with single(ops.FromIterable(Ticks(3)), **stage).loader(**options) as loader:
+        state = json.loads(json.dumps(loader.state_dict()))
+        left = list(loader)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loader.state_dict()
+    with single(ops.FromIterable(Ticks(0)), **stage).loader(**options) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == left == list(range(4, 21))
+
+
+def end_its_process(loader: Any) -> None:
+    """Between two passes."""
+    loader._runtime.end_run()
+    kill_its_process(loader)
+
+
+def kill_its_process(loader: Any) -> None:
+    [worker] = loader._runtime.workers["numbers"]
+    ended = os.pidfd_open(worker.operator.pid)
+    os.kill(worker.operator.pid, signal.SIGKILL)
+    select.select([ended], [], [])
+    os.close(ended)
+
+
+def test_a_process_that_died_between_two_passes_is_no_loss() -> None:
+    with single(ops.FromIterable(Stream()), backend="process").loader() as loader:
+        list(loader)
+        end_its_process(loader)
+        second = list(loader)
+        loader.set_epoch(4)
+        end_its_process(loader)
+        third = list(loader)
+    whole = range(1, 151)
+    assert second == [1000 + each for each in whole]
+    assert third == [2000 + each for each in whole]
+
+
+def test_where_an_iterable_was_left_is_lost_with_its_process() -> None:
+    with single(ops.FromIterable(moved_on(ENDLESS)), backend="process").loader() as loader:
+        left_early(loader)
+        end_its_process(loader)
+        with pytest.raises(WorkerDiedError, match="'numbers': .*which was left before its end.*is lost"):
+            next(iter(loader))
+        assert next(iter(loader)) == 5004  # where the given object begins
+    with single(ops.FromIterable(Bare(ENDLESS)), backend="process").loader() as loader:
+        left_early(loader)
+        end_its_process(loader)
+        assert list(islice(loader, 20)) == list(range(20))
+
+
+def test_a_new_process_knows_what_other_ranks_had_consumed() -> None:
+    def made() -> pg.Graph:
+        return single(ops.FromIterable(Bare(2000)), backend="process")
+
+    states = []
+    for rank in range(2):
+        with made().loader(rank=rank, world_size=2, equal_steps=False) as loader:
+            states.append(next_state(loader, 5)[0])
+    with made().loader() as loader:
+        loader.load_state_dict(states)
+        passing = iter(loader)
+        found = [next(passing)]
+        kill_its_process(loader)
+        assert found + list(passing) == list(range(10, 2000))

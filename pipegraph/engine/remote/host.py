@@ -67,9 +67,12 @@ class Host(ABC):
         ahead: called after a call was sent; returns the call that will follow, so that the child has it queued.
             Optional: neither answers nor blame depend on it.
         deaths: children that died.
+        ended: children that are no more.
+        copies: whether a child has copies of the operator's objects.
     """
 
     place: str
+    copies = True
     gave_up: str
     hurried: frozenset[str] = frozenset()
 
@@ -86,7 +89,7 @@ class Host(ABC):
             None  # its result, if it was answered before its turn
         )
         self.ahead: Callable[[], Call | None] | None = None
-        self.deaths = 0
+        self.deaths = self.ended = 0
 
     @property
     def pid(self) -> int | None:
@@ -317,6 +320,7 @@ class Host(ABC):
     def _forget(self) -> None:
         """There is no child any more; a later call starts another."""
         self._running = None
+        self.ended += 1
         self._unanswered = 0
         if self._is_ahead:  # lost with the child
             self._forget_ahead()

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.capabilities import BundleSource, Neighbours, RowOperator
+from pipegraph.capabilities import BundleSource, Neighbours, Resumable, RowOperator
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.engine.remote.base_proxy import Deaths, Remote
@@ -16,6 +16,9 @@ from pipegraph.engine.remote.contract import Call, Died, Overdue
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.remote.host import Host
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
+
+LEFT_EARLY = object()
+"""In place of where a source stood: it is in the middle of a pass, or was left there."""
 
 
 class RemoteMap(Remote):
@@ -103,6 +106,10 @@ class RemoteSource(Remote):
         self.substitute = None if near is None else near.substitute
         self._restored: Any = None
         self._begun: Any = None
+        self._stood: Any = None  # at the end of the last pass
+        self._run: tuple[int, tuple[tuple[int, int], ...]] = 0, ()
+        self._told = 0  # children that had ended when one was told of the run
+        self._ended = 0  # and when one last began to read
         self._prepared: tuple[Any, int, Sequence[Any]] | None = None  # indices for the next position
 
     def open(self, context: Context) -> None:
@@ -127,7 +134,9 @@ class RemoteSource(Remote):
     def begin_run(self, epoch: int, history: tuple[tuple[int, int], ...]) -> None:
         self._operator.begin_run(epoch, history)
         if not self._operator.random_access:
-            self._host.call("invoke", "begin_run", epoch, history)
+            self._run = epoch, history
+            self._call("invoke", "begin_run", *self._run)
+            self._told = self._host.ended
 
     def call_for(self, chunk: Chunk) -> Call | None:
         indices = self.indices_of([chunk.data], chunk.epoch)
@@ -162,12 +171,21 @@ class RemoteSource(Remote):
         """``(position, item)`` from step ``start`` on; after a death the new process continues at the next step."""
 
         first, self._restored = self._restored, None
+        stood, self._stood = self._stood, LEFT_EARLY
         self._begun = None
 
         def begin(step: int) -> Call:
             # A new process has an object of its own, of no epoch yet.
             restored = first if self._begun is None else (0, self._begun)
-            return "iterate", epoch, rank, world_size, step, restored
+            another = self._host.copies and self._ended != self._host.ended
+            self._ended = self._host.ended
+            if another and restored is None:
+                if stood is LEFT_EARLY:
+                    self._refuse_lost()
+                elif stood is not None:
+                    restored = 0, stood
+            untold, self._told = self._told != self._ended, self._ended
+            return "iterate", epoch, rank, world_size, step, restored, self._run if untold else None
 
         pulled = self._pulled(begin, start)
         for item in islice(pulled, 1):
@@ -175,6 +193,17 @@ class RemoteSource(Remote):
                 self._begun = self._snapshot
             yield item
         yield from pulled
+        self._stood = self._snapshot
+
+    def _refuse_lost(self) -> None:
+        """Raises WorkerDiedError if the source, left early, goes on from where it stood in a process that has died."""
+        resumable = self._operator.can(Resumable)
+        if resumable is not None and resumable.between() is not None:
+            raise WorkerDiedError(
+                f"stage {self._stage!r}: the worker's {self._host.place} has ended since the last pass, which was left "
+                "before its end, and where its iterable stood there is lost. Resume from a state that was saved inside "
+                "the loop; the next pass begins where the given object does"
+            )
 
     def snapshot(self) -> Any:
         """The snapshot sent with the last items; at multiples of ``PULL`` it is the current one."""

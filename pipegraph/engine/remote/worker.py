@@ -231,10 +231,17 @@ class ProcessWorker:
         made = (process if self._own else drawing(process, self._draws))(chunk)
         return self._begin(islice(chunks_of(made), drop, None), PULL)
 
-    def iterate(self, epoch: int, rank: int, world_size: int, step: int, snapshot: Any) -> Any:
+    def iterate(self, epoch: int, rank: int, world_size: int, step: int, snapshot: Any, run: Any) -> Any:
         """Begin an epoch of a source that is read in sequence at a step, from a snapshot taken there if one is given.
+
         Returns as :meth:`more`: the first item alone, because an answer that is sent early has the snapshot of the one
-        before. That of an epoch's first item is of the epoch's beginning, and that of its end of the next one's."""
+        before. That of an epoch's first item is of the epoch's beginning, and that of its end of the next one's.
+
+        Args:
+            run: the arguments of ``begin_run``, if this worker has not had them.
+        """
+        if run is not None:
+            self._operator.begin_run(*run)
         if snapshot is not None:
             assert self._resumable is not None
             self._resumable.restore(*snapshot)
