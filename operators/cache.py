@@ -30,6 +30,7 @@ from pipegraph.errors import DataError, GraphError, PipegraphWarning, shown
 from pipegraph.fingerprints import HandedOut
 from pipegraph.forks import lock_free_after_fork
 from pipegraph.operators.columns import ARRAYS
+from pipegraph.paths import path_of
 from pipegraph.tree import buffers, bytes_of, copy_containers, map_leaves, own_memory
 from pipegraph.units import parse_bytes
 
@@ -231,7 +232,7 @@ class Cache(Memo):
 
     def __init__(self, where: str | os.PathLike[str], limit: int | str) -> None:
         self.limit = parse_bytes(limit, "Cache: limit")
-        self.where = os.path.expanduser(os.fspath(where))
+        self.where = os.path.expanduser(path_of(where, 'Cache: where, if it is not "memory",'))
         self._store: _Memory | _Folder
         self._index_of: Callable[[int, int], Any]
         self._digest = ""

@@ -16,7 +16,7 @@ from pipegraph.bundle import Bundle
 from pipegraph.capabilities import BundleMap, Fuses, Planned, ReadsStorage
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact, Operator, Source
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import DataError, GraphError, shown
 from pipegraph.once import Once
 from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
 from pipegraph.operators.shared_reader import (
@@ -29,6 +29,7 @@ from pipegraph.operators.shared_reader import (
     holds_blocks,
 )
 from pipegraph.order import Order, StridedOrder
+from pipegraph.paths import PATHS, path_of
 from pipegraph.reader.columns_filter import Choice, chosen_columns
 from pipegraph.storage.folders import FileList, list_files
 
@@ -78,7 +79,7 @@ class ListFiles(OrderedSource):
             raise GraphError(
                 f"ListFiles: pattern must be a glob such as '*.jpg', or several, got {pattern!r}"
             )
-        self.root = os.fspath(root)
+        self.root = path_of(root, "ListFiles: root")
         self.pattern = pattern
         self.classes = classes
         self._files = Once(partial(list_files, self.root, self.pattern, self.classes))
@@ -295,6 +296,8 @@ def _opened_at_once(path: str, flags: int) -> int:
 
 def read_file(path: Any) -> bytes:
     """All of a regular file."""
+    if not isinstance(path, PATHS):  # a number is an open file of another's
+        raise DataError(f"Load: a sample's 'path' must be a path, got {shown(path)}")
     with open(path, "rb", buffering=0, opener=_opened_at_once) as file:
         content: bytes = file.readall()
         if not content and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -17,6 +17,7 @@ from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
 from pipegraph.operators.shared_reader import ShardFeed, ShardPart, ShardSample
 from pipegraph.order import LaneOrder, Order, PartOrder
 from pipegraph.order.layout import Int64Array
+from pipegraph.paths import path_of, paths_of
 from pipegraph.reader.manifests import Found, Listed, find_manifest, list_parts
 from pipegraph.reader.schedule import RankSteps
 from pipegraph.stopping import Stopping
@@ -47,7 +48,8 @@ class ShardSelect(OrderedSource, Grouped):
             or if a pack into the folder has not finished. ``"skip"`` reads the shards that are there; the plan says so.
 
     Raises:
-        GraphError: both ``order`` and ``shuffle`` are given, or ``missing`` is none of the two.
+        GraphError: ``parts`` or ``manifest`` is no path, both ``order`` and ``shuffle`` are given, or ``missing`` is
+            none of the two.
         DataError: at the first pass or ``len``: no shard has such a name, shards are missing, a shard is damaged, or
             the manifest does not list these shards.
     """
@@ -66,13 +68,9 @@ class ShardSelect(OrderedSource, Grouped):
     ) -> None:
         if missing not in ("error", "skip"):
             raise GraphError(f"ShardSelect: missing must be 'error' or 'skip', got {missing!r}")
-        if not isinstance(parts, str | os.PathLike | Iterable):
-            raise GraphError(
-                f"ShardSelect: parts must be a glob, a folder, a URL or a list of these, got {parts!r}"
-            )
-        if not isinstance(parts, str | os.PathLike | Sequence):
-            # What Path.glob gives can be read once; a set of texts has another order in each process.
-            parts = sorted(parts, key=str) if isinstance(parts, Set) else list(parts)
+        parts = paths_of(parts, "ShardSelect: parts", Part)
+        if manifest is not None and not isinstance(manifest, Manifest):
+            manifest = path_of(manifest, "ShardSelect: manifest, if it is no Manifest,")
         super().__init__(order_of(order, shuffle, LaneOrder(), "ShardSelect"))
         self.parts = parts
         self.store = dict(store or {})

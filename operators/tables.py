@@ -19,6 +19,7 @@ from pipegraph.integers import integer
 from pipegraph.operators.columns import Columns
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import Order, StridedOrder
+from pipegraph.paths import PATHS, path_of
 from pipegraph.reader.columns_filter import chosen_columns
 from pipegraph.storage.formats.arrowvalues import ListFilling, converter, filling, kind_of, nulls_inside
 
@@ -240,7 +241,7 @@ class FromTokens(OrderedSource, Gathers):
         super().__init__(order_of(order, shuffle, StridedOrder(shuffle=False), "FromTokens"))
         self.window = integer(window, "FromTokens: window")
         self.stride = self.window if stride is None else integer(stride, "FromTokens: stride")
-        self._tokens = _mapped(tokens, dtype) if isinstance(tokens, str | os.PathLike) else tokens
+        self._tokens = _mapped(tokens, dtype) if isinstance(tokens, PATHS) else tokens
         if (
             not isinstance(self._tokens, np.ndarray)
             or self._tokens.ndim != 1
@@ -310,8 +311,8 @@ class _Mapped:
         return np.memmap(self.path, self.dtype, mode="r", offset=self.offset, shape=(self.count,))
 
 
-def _mapped(path: str | os.PathLike[str], dtype: npt.DTypeLike | None) -> Any:
-    name = os.fspath(path)
+def _mapped(path: Any, dtype: npt.DTypeLike | None) -> Any:
+    name = path_of(path, "FromTokens: tokens")
     if name.endswith(".npy"):
         return np.load(name, mmap_mode="r", allow_pickle=False)
     if dtype is None:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 LEFT_EARLY = (
     "stage {!r}: a pass over its iterable, or its sampler, was left before its end (a break, a failure, or another "
-    "loader still reads it), so the loader's state cannot say where the next pass begins: a resume from it begins where "
-    "the given object does. Save the state inside the loop, or after a pass that has ended"
+    "loader still reads it), so the loader's state cannot say where the next pass begins: a resume from it begins "
+    "where the given object does. Save the state inside the loop, or after a pass that has ended"
 )
 
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from pipegraph.errors import GraphError
+from pipegraph.paths import path_of
 
 from .series import Moment, append, moment
 from .trace import trace_events
@@ -142,7 +143,7 @@ class Recording:
 
 def _file(what: str, where: str | Path) -> Path:
     """The file to write at the end. That it cannot be written is said now, and not after an hour of training."""
-    path = Path(where)
+    path = Path(path_of(where, f"record: {what}"))
     why = None
     if path.is_dir():
         why = "is a folder"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from pipegraph.errors import DataError
+from pipegraph.paths import path_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -57,7 +58,7 @@ def list_files(
     Raises:
         DataError: no such folder, no file in it, or ``classes=True`` with files outside class folders.
     """
-    root = os.fspath(root)
+    root = path_of(root, "ListFiles: root")
     if not os.path.isdir(root):
         raise DataError(f"folder {root!r}: there is no such folder")
     patterns = None if pattern is None else (pattern,) if isinstance(pattern, str) else tuple(pattern)

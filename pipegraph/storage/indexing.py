@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pipegraph.errors import PipegraphWarning, ShardError, note
+from pipegraph.paths import path_of
 from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, Block
 
 from .filelock import NO_LOCKS, Journal
@@ -146,14 +147,16 @@ def build_manifest(
         if isinstance(store, Mapping):
             store = stack.enter_context(StoreClient(store))
         found = expand_parts(parts, store=store)
-        remote = path is not None and is_url(os.fspath(path))
+        path = None if path is None else path_of(path, "build_manifest: path")
+        journal = None if journal is None else path_of(journal, "build_manifest: journal")
+        remote = path is not None and is_url(path)
         if store is None and (remote or not all(part.is_local for part in found)):
             store = stack.enter_context(StoreClient())
         if journal is None and path is not None and not remote:
-            journal = os.fspath(path) + ".partial"
+            journal = path + ".partial"
         notes = None
         if journal is not None:
-            refusal = f"{os.fspath(path or journal)}: another process is writing this manifest"
+            refusal = f"{path or journal}: another process is writing this manifest"
             notes = stack.enter_context(_journal(journal, refusal))
         if block_nbytes is None:
             block_nbytes = max(BLOCK_NBYTES, sum(part.size or 0 for part in found) // MAX_BLOCKS)

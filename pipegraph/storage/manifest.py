@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from pipegraph.errors import DataError
 from pipegraph.order.layout import MAX_SAMPLES
+from pipegraph.paths import path_of
 from pipegraph.storage.formats.shard_format import Block
 
 from .parts import Part, is_url
@@ -282,7 +283,7 @@ class Manifest:
         Raises:
             DataError: a local part cannot be named in a remote manifest.
         """
-        name = os.fspath(path)
+        name = path_of(path, "Manifest.save: path")
         if not is_url(name):
             folder = os.path.dirname(os.path.abspath(name))
             write_atomically(name, (line.encode() for line in self._lines(folder)))
@@ -304,7 +305,7 @@ class Manifest:
             DataError: as `loads`, or the store has no such object.
             OSError: the file cannot be read.
         """
-        name = os.fspath(path)
+        name = path_of(path, "Manifest.load: path")
         if is_url(name):
             with _client(store) as client:
                 return Manifest.loads(client.read(name, 0, client.head(name).size), None, name)

@@ -21,6 +21,7 @@ from typing import Final, final
 from pipegraph import concurrency
 from pipegraph.closing import Closing
 from pipegraph.errors import ChecksumError, DataError, LoaderClosedError
+from pipegraph.paths import path_of
 from pipegraph.units import format_bytes, parse_bytes
 
 from .arrival import FileArrival
@@ -56,7 +57,7 @@ class NodeCache(Closing):
     def __init__(
         self, folder: str | os.PathLike[str], limit: int | str, *, next_use: NextUse | None = None
     ) -> None:
-        self.folder = os.path.abspath(folder)
+        self.folder = os.path.abspath(path_of(folder, "NodeCache: folder"))
         self.limit = parse_bytes(limit, "NodeCache(limit=...)")
         self._next_use: NextUse = next_use or (lambda name: math.inf)
         self._waits = LockWaits()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote, urlsplit
 
 from pipegraph.errors import DataError
+from pipegraph.paths import paths_of
 
 from .side_files import JOURNAL, SETTINGS, refuse_unfinished, unfinished
 
@@ -100,6 +101,7 @@ def expand_parts(
         missing: ``"skip"`` reads the folder of a pack that has not ended too.
 
     Raises:
+        GraphError: a name is no path.
         DataError: nothing matches, a file is missing, a pattern is malformed, a folder's shards have different formats,
             or the pack into it has not ended; names the pattern and the folder.
     """
@@ -111,11 +113,11 @@ def expand_parts(
             refuse_unfinished(folder)
             complete.add(folder)
 
-    for one in [parts] if isinstance(parts, str | os.PathLike) else parts:
-        if isinstance(one, Part):
-            found.append(one)
+    names = paths_of(parts, "parts", Part)
+    for name in [names] if isinstance(names, str) else names:
+        if isinstance(name, Part):
+            found.append(name)
             continue
-        name = os.fspath(one)
         if not is_url(name):  # before it is listed: a pack may end meanwhile
             path = local_path(name)
             check(path if os.path.isdir(path) else os.path.dirname(path) or ".")

@@ -20,6 +20,7 @@ from typing import Any, Final, final
 import numpy as np
 
 from pipegraph.errors import DataError, ShardError
+from pipegraph.paths import path_of
 from pipegraph.storage.parts import file_version, is_url
 from pipegraph.storage.shard_files import ShardFile
 
@@ -73,7 +74,9 @@ class LitDataFormat(Format):
     in_place = True
 
     def __init__(self, index: str | os.PathLike[str] | Mapping[str, Any] | None = None) -> None:
-        given = index if index is None or isinstance(index, Mapping) else _load_index(os.fspath(index))
+        given: Any = index
+        if index is not None and not isinstance(index, Mapping):
+            given = _load_index(path_of(index, "LitDataFormat: index"))
         self._layout = None if given is None else layout_of(given, INDEX)
 
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:

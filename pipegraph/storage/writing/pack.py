@@ -27,6 +27,7 @@ from pipegraph.errors import DataError, GraphError, LoaderClosedError, WorkerDie
 from pipegraph.integers import integer
 from pipegraph.machine import cores
 from pipegraph.order.permutation import key64, permute_one
+from pipegraph.paths import PATHS, path_of
 from pipegraph.storage.manifest import Manifest, PartIndex
 from pipegraph.units import parse_bytes
 
@@ -111,8 +112,8 @@ def pack_shards(
         raise DataError("pack: the source has no samples")
     settings = {"format": format, "size": nbytes, "source": found.describe(), "shuffle": shuffle}
     given = None
-    if isinstance(source, str | os.PathLike):
-        given = os.fspath(source)
+    if isinstance(source, PATHS):
+        given = path_of(source, "pack: source")
         given = given if given.startswith("hf:") else os.path.abspath(given)
     with PackFolder(target, settings, given) as goal:
         if goal.complete:

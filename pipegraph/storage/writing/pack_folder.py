@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from pipegraph.closing import Closing
 from pipegraph.errors import DataError, GraphError, note
+from pipegraph.paths import path_of
 from pipegraph.storage.filelock import NO_LOCKS, Journal
 from pipegraph.storage.manifest import Manifest, PartIndex, write_atomically
 from pipegraph.storage.shard_files import crc32c_extend
@@ -45,7 +46,7 @@ class PackFolder(Closing):
     def __init__(
         self, folder: str | os.PathLike[str], settings: dict[str, Any], given: str | None = None
     ) -> None:
-        self.folder = os.path.abspath(os.path.expanduser(os.fspath(folder)))
+        self.folder = os.path.abspath(os.path.expanduser(path_of(folder, "the folder for the shards")))
         self.settings = json.loads(json.dumps(settings))
         self.finished: dict[int, PartIndex] = {}
         self.kinds: dict[str, str] | None = None

@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from pipegraph.errors import DataError, MissingExtraError
+from pipegraph.paths import PATHS, path_of
 from pipegraph.storage.beside import refuse_missing
 from pipegraph.storage.folders import list_files
 from pipegraph.storage.formats import format_of, known_suffixes
@@ -330,18 +331,18 @@ def source_of(given: Any) -> PackSource | PackedStream:
         given = given()
     if isinstance(given, PackSource | PackedStream):
         return given
-    if isinstance(given, str | os.PathLike):
-        return _named(os.fspath(given))
+    if isinstance(given, PATHS):
+        return _named(path_of(given, "pack: source"))
     listed = isinstance(given, list | tuple) and bool(given)
-    if listed and all(isinstance(each, str | os.PathLike) for each in given):
-        paths = [os.fspath(each) for each in given]
+    if listed and all(isinstance(each, PATHS) for each in given):
+        paths = [path_of(each, "pack: source") for each in given]
         suffixes = known_suffixes(holds_samples=True)
         if all(path.endswith(suffixes) for path in paths):
             return ShardsSource(paths)
         return FilesSource.of_paths(paths, os.getcwd())
     if hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, Mapping):
         return SequenceSource(given)
-    if isinstance(given, Iterable) and not isinstance(given, Mapping | bytes):
+    if isinstance(given, Iterable) and not isinstance(given, Mapping):
         return PackedStream(given)
     raise DataError(
         f"a {type(given).__name__} cannot be packed; give a folder, a list of files, a dataset or an iterable of dicts"
