@@ -42,9 +42,7 @@ def paths_of(given: Any, what: str, others: type | tuple[type, ...] = ()) -> str
     if isinstance(given, others):
         return [given]
     if not isinstance(given, Iterable) or hasattr(given, "read"):  # the lines of a file are no paths
-        raise GraphError(
-            f"{what} must be a glob, a folder, a URL (a str or a pathlib.Path) or a list of these, got {shown(given)}"
-        )
+        raise GraphError(f"{what} must be a glob, a folder, a URL or a list of these, got {shown(given)}")
     found = [
         each if isinstance(each, others) else path_of(each, f"{what}: each entry of the list")
         for each in given

@@ -61,7 +61,7 @@ def test_what_is_no_path_is_refused_by_name(which: str, given: Any) -> None:
 @pytest.mark.parametrize("which", LISTS)
 def test_what_is_neither_a_path_nor_several_is_refused_by_name(which: str, given: Any) -> None:
     with pytest.raises(
-        GraphError, match=f"^{which} must be a glob, a folder, a URL .* or a list of these, got "
+        GraphError, match=f"^{which} must be a glob, a folder, a URL or a list of these, got "
     ):
         LISTS[which](given)
 
