@@ -40,7 +40,7 @@ IMAGES = """
     operators.images.choice operators.images.companions operators.images.crop operators.images.decoder
     operators.images.header operators.images.image_batch operators.images.normalize_tables operators.images.nvimgcodec
     operators.images.opencv operators.images.orientation operators.images.pillow
-    operators.images.simplejpeg operators.load operators.normalize operators.shared_reader
+    operators.images.simplejpeg operators.load operators.normalize operators.shared_reader paths
     reader reader.columns_filter reader.prefetch_policy storage storage.folders
 """
 INLINE_DATALOADER = """

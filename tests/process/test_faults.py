@@ -13,6 +13,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process import zygote
 from pipegraph.errors import WorkerDiedError
 from tests.process.process_pipelines import delivered, hosts, pipeline
@@ -371,8 +372,12 @@ def test_what_an_operator_held_is_never_begun_anew_unnoticed():
 
 
 def test_cycles_of_open_break_and_close_leave_nothing_behind():
+    def interrupted():
+        return [each for each in gc.get_objects() if type(each) is Cancelled]
+
     graph = pipeline(lambda x: x, items=range(100))
-    before = set(os.listdir("/proc/self/fd"))
+    gc.collect()
+    before, held = set(os.listdir("/proc/self/fd")), len(interrupted())
     gc.disable()  # nothing of an ended process may wait for it, such as what a traceback holds
     try:
         for _ in range(10):
@@ -381,6 +386,7 @@ def test_cycles_of_open_break_and_close_leave_nothing_behind():
                     if x == 5:
                         break
         assert set(os.listdir("/proc/self/fd")) <= before
+        assert len(interrupted()) == held  # none is held by a frame in its own traceback
     finally:
         gc.enable()
     assert zygote._shared is None

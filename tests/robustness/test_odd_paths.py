@@ -14,8 +14,9 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, GraphError
-from pipegraph.storage import Manifest, NodeCache, build_manifest, expand_parts, pack_shards
+from pipegraph.storage import Manifest, build_manifest, pack_shards
 from pipegraph.storage.formats.litdata import LitDataFormat
+from pipegraph.storage.parts import expand_parts
 
 
 class Named:
@@ -39,7 +40,7 @@ ONE: dict[str, Callable[[Any], Any]] = {
     "ListFiles: root": lambda path: ops.ListFiles(path),
     "ShardSelect: manifest": lambda path: ops.ShardSelect("x", manifest=[path]),
     "Cache: where": lambda path: ops.Cache(path, "1 MB"),
-    "NodeCache: folder": lambda path: NodeCache(path, "1 MB"),
+    "NodeCache: folder": lambda path: pg.NodeCache(path, "1 MB"),
     "the folder for the shards": lambda path: pg.ShardWriter(path),
     "Manifest.load: path": lambda path: Manifest.load(path),
     "LitDataFormat: index": lambda path: LitDataFormat([path]),
@@ -113,7 +114,7 @@ def test_bytes_name_files_as_text_does(shards: Path, tmp_path: Path, as_given: C
     tokens = pg.Graph("tokens")
     tokens.add(ops.FromTokens(as_given(tmp_path / "tokens.bin"), 4, dtype="int32"))
     assert len(samples(tokens)) == 2
-    with NodeCache(as_given(tmp_path / "cache"), "1 MB") as cache:
+    with pg.NodeCache(as_given(tmp_path / "cache"), "1 MB") as cache:
         assert cache.folder == str(tmp_path / "cache")
 
 

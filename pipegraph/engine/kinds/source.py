@@ -216,12 +216,12 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
             if made:
                 pace.note(len(made), spent, unit.nbytes)
                 yield
+        if ended and resumable and failure is None:
+            # Before the epoch's end is sent: a state taken after it must hold this.
+            failure = snapshot_of(stage, source.between, epoch + 1, 0)
         if failure is not None:
             sender.send(0, failure, False)
-        elif ended and resumable:  # before the epoch's end is sent: a state taken after it must hold this
-            failure = snapshot_of(stage, source.between, epoch + 1, 0)
-            if failure is not None:
-                sender.send(0, failure, False)
+            failure = None  # its traceback refers to this frame
         del items  # closes a generator, and what it holds open
         sender.token(0, EndOfEpoch(epoch))
         epoch, step, began = epoch + 1, 0, 0

@@ -141,7 +141,10 @@ class Zygote:
         pid, error = pickle.loads(answer)
         if error is not None:
             ours.close()
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback refers to this frame
         return Child(pid, found[0], ours)
 
     def _wait_until_ready(self, cancel: int) -> None:

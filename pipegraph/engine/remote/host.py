@@ -127,9 +127,13 @@ class Host(ABC):
                 with self._contexts[0].stopping.ending(self.cancel):
                     return self._start()
             except Died as died:
-                last = died
+                reason = f"{died.reason}, each time that it was started"
+                again = replace(died, reason=reason, row=NOTHING, member=0)  # without its traceback
                 ends += self._is_own(died)
-        raise replace(last, reason=f"{last.reason}, each time that it was started", row=NOTHING, member=0)
+        try:
+            raise again
+        finally:
+            del again  # its traceback refers to this frame
 
     def _is_own(self, died: Died) -> bool:
         """Whether an end during a start counts as the child's own."""
@@ -171,7 +175,10 @@ class Host(ABC):
                 return self._result(self._timeout_s)
             result, error = outcome
             if error is not None:
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error, outcome  # its traceback refers to this frame
             return result
         if self._running is None:
             self.start()
@@ -350,7 +357,10 @@ class Host(ABC):
             self._wake.close()
             self._started = False
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback refers to this frame
 
     def _close_operator(self, grace_s: float) -> BaseException | None:
         self._selector.unregister(self._wake.fileno())

@@ -108,7 +108,7 @@ class RemoteSource(Remote):
         self._begun: Any = None
         self._stood: Any = None  # at the end of the last pass
         self._run: tuple[int, tuple[tuple[int, int], ...]] = 0, ()
-        self._told = 0  # children that had ended when one was told of the run
+        self._notified = 0  # children that had ended when one was notified of the run
         self._ended = 0  # and when one last began to read
         self._prepared: tuple[Any, int, Sequence[Any]] | None = None  # indices for the next position
 
@@ -136,7 +136,7 @@ class RemoteSource(Remote):
         if not self._operator.random_access:
             self._run = epoch, history
             self._call("invoke", "begin_run", *self._run)
-            self._told = self._host.ended
+            self._notified = self._host.ended
 
     def call_for(self, chunk: Chunk) -> Call | None:
         indices = self.indices_of([chunk.data], chunk.epoch)
@@ -184,8 +184,8 @@ class RemoteSource(Remote):
                     self._refuse_lost()
                 elif stood is not None:
                     restored = 0, stood
-            untold, self._told = self._told != self._ended, self._ended
-            return "iterate", epoch, rank, world_size, step, restored, self._run if untold else None
+            new, self._notified = self._notified != self._ended, self._ended  # a child without begin_run
+            return "iterate", epoch, rank, world_size, step, restored, self._run if new else None
 
         pulled = self._pulled(begin, start)
         for item in islice(pulled, 1):
@@ -196,7 +196,7 @@ class RemoteSource(Remote):
         self._stood = self._snapshot
 
     def _refuse_lost(self) -> None:
-        """Raises WorkerDiedError if the source, left early, goes on from where it stood in a process that has died."""
+        """Raises WorkerDiedError if the source, left early, continues from where a process stood that has died."""
         resumable = self._operator.can(Resumable)
         if resumable is not None and resumable.between() is not None:
             raise WorkerDiedError(
@@ -241,7 +241,10 @@ class RemoteHolder(Remote):
         error.add_note(
             f"pipegraph: what the operator held is lost with its {self._host.place}; resume from a state"
         )
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame
 
     begin = partialmethod(_keep, "begin")
     process = partialmethod(_keep, "process")

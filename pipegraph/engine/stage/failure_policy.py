@@ -147,7 +147,10 @@ class Failures:
         an inline stage may get in its consumer's thread.
         """
         if ends_run(self.stage, error):
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback refers to this frame, and so to the worker's
         meter, name = worker.meter, self.stage.name
         if self.stage.plan.followers:
             member = worker.operator.failed_in
@@ -182,7 +185,10 @@ class Failures:
         if chunk is not None:
             failure = self.handle(worker, chunk, error)
         elif ends_run(self.stage, error):
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # as in handle
         else:
             note(error, f"pipegraph: stage {self.stage.name!r}, at the end of epoch {epoch}")
             failure = Failure(error, epoch)
