@@ -51,14 +51,18 @@ LISTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("given", [None, 5, 1.5, True, Named(5), {}, object()], ids=repr)
+@pytest.mark.parametrize(
+    "given", [None, 5, 1.5, True, Named(5), {}, object()], ids=lambda given: type(given).__name__
+)
 @pytest.mark.parametrize("which", [*ONE, *LISTS])
 def test_what_is_no_path_is_refused_by_name(which: str, given: Any) -> None:
     with pytest.raises(GraphError, match=f"^{which}.* must be a .*path.*got "):
         {**ONE, **LISTS}[which]([given] if which in LISTS else given)
 
 
-@pytest.mark.parametrize("given", [None, 5, object(), io.StringIO("a.tar\nb.tar")], ids=repr)
+@pytest.mark.parametrize(
+    "given", [None, 5, object(), io.StringIO("a.tar\nb.tar")], ids=lambda given: type(given).__name__
+)
 @pytest.mark.parametrize("which", LISTS)
 def test_what_is_neither_a_path_nor_several_is_refused_by_name(which: str, given: Any) -> None:
     with pytest.raises(
