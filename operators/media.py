@@ -12,7 +12,7 @@ import torch
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
-from pipegraph.errors import DataError, DecodeError, GraphError, MissingExtraError, PipegraphError
+from pipegraph.errors import DataError, DecodeError, GraphError, PipegraphError, extra_module
 from pipegraph.integers import integer
 from pipegraph.randomness import generator
 
@@ -27,15 +27,12 @@ AUDIO_FIELDS = ("audio", "wav", "flac", "mp3", "ogg", "opus", "m4a", "bytes", "p
 
 def _decoders(what: str) -> Any:
     try:
-        from torchcodec import decoders
-    except ImportError as error:
-        raise MissingExtraError("torchcodec", what, f"decoding {what}") from error
+        return extra_module("torchcodec.decoders", what, f"decoding {what}", "torchcodec")
     except (OSError, RuntimeError) as error:
         raise PipegraphError(
             f"decoding {what} needs FFmpeg's shared libraries (4 to 8), and a torchcodec made for this torch; "
             "torchcodec is installed and found none that fit. Debian and Ubuntu: apt-get install ffmpeg"
         ) from error
-    return decoders
 
 
 def _check_seconds(seconds: Any, who: str) -> None:

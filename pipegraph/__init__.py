@@ -30,19 +30,16 @@ if TYPE_CHECKING:
     from pipegraph.loader.in_transformers import TrainOnLoader as TrainOnLoader
     from pipegraph.loader.loader import Loader as Loader
     from pipegraph.loader.torch_dataloader import DataLoader as DataLoader
+    from pipegraph.measurements import StageProfile as StageProfile
     from pipegraph.planning.plan import Plan as Plan
     from pipegraph.policies import Replace as Replace, Retry as Retry, Skip as Skip
-    from pipegraph.profile import (
-        ChannelProfile as ChannelProfile,
-        Profile as Profile,
-        StageProfile as StageProfile,
-    )
     from pipegraph.profile.live import live as live
     from pipegraph.profile.record import record as record
+    from pipegraph.profile.values import ChannelProfile as ChannelProfile, Profile as Profile
     from pipegraph.replicas import ReplicaExecutor as ReplicaExecutor
     from pipegraph.storage.node_cache import NodeCache as NodeCache
     from pipegraph.storage.writing.shard_writer import ShardWriter as ShardWriter
-    from pipegraph.tuning import Tuning as Tuning
+    from pipegraph.tuning.decisions import Tuning as Tuning
 
 __version__ = "0.1.0"
 
@@ -60,14 +57,15 @@ _MODULES = {
     "loader.in_transformers": "TrainOnLoader",
     "loader.loader": "Loader",
     "loader.torch_dataloader": "DataLoader",
+    "measurements": "StageProfile",
     "planning.plan": "Plan",
     "policies": "Replace Retry Skip",
-    "profile": "ChannelProfile Profile StageProfile",
     "profile.live": "live",
     "profile.record": "record",
+    "profile.values": "ChannelProfile Profile",
     "replicas": "ReplicaExecutor",
     "storage.node_cache": "NodeCache",
     "storage.writing.shard_writer": "ShardWriter",
-    "tuning": "Tuning",
+    "tuning.decisions": "Tuning",
 }
 __getattr__, __dir__, _LATER = lazy_names(__name__, _MODULES)

@@ -17,7 +17,7 @@ from pipegraph.storage.indexing import IndexProgress
 from pipegraph.storage.parts import expand_parts, is_url
 from pipegraph.storage.side_files import MANIFEST
 from pipegraph.storage.stores import StoreClient, safe_url
-from pipegraph.storage.writing import PackProgress, pack_shards
+from pipegraph.storage.writing.pack import PackProgress, pack_shards
 from pipegraph.units import counted, format_bytes, parse_bytes
 
 

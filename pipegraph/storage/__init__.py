@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from .node_cache import NodeCache as NodeCache
     from .parts import Part as Part
     from .shard_files import ShardFile as ShardFile
-    from .writing import ShardWriter as ShardWriter, pack_shards as pack_shards
+    from .writing.pack import pack_shards as pack_shards
+    from .writing.shard_writer import ShardWriter as ShardWriter
 
 # Imported at first use: files need no shards, and shards that are read no writers.
 _MODULES = {
@@ -24,6 +25,7 @@ _MODULES = {
     "node_cache": "NodeCache",
     "parts": "Part",
     "shard_files": "ShardFile",
-    "writing": "ShardWriter pack_shards",
+    "writing.pack": "pack_shards",
+    "writing.shard_writer": "ShardWriter",
 }
 __getattr__, __dir__, _LATER = lazy_names(__name__, _MODULES)

@@ -8,7 +8,9 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.backends import INLINE, PROCESS
 from pipegraph.errors import GraphError
-from pipegraph.profile import CONSUMER, ChannelProfile, compared
+from pipegraph.profile.bottleneck import CONSUMER
+from pipegraph.profile.looks import compared
+from pipegraph.profile.values import ChannelProfile
 from pipegraph.units import format_gain
 
 

@@ -6,8 +6,15 @@ from collections import Counter
 import pytest
 
 from pipegraph.measured import Measured
-from pipegraph.profile import CONSUMER, EdgeFacts, StageProfile, find_bottleneck, find_lock_holder
-from pipegraph.profile.bottleneck import find_cause, wait_for_each_other
+from pipegraph.measurements import StageProfile
+from pipegraph.profile.bottleneck import (
+    CONSUMER,
+    EdgeFacts,
+    find_bottleneck,
+    find_cause,
+    find_lock_holder,
+    wait_for_each_other,
+)
 from pipegraph.profile.collect import _wake_s
 
 

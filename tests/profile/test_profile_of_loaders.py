@@ -10,7 +10,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.measured import Measured
-from pipegraph.profile import profile_of
+from pipegraph.profile.collect import profile_of
 
 ITEMS = 60
 

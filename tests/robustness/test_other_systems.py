@@ -106,7 +106,7 @@ GRAPHS = {
         (folder / "in").mkdir()
         for i in range(5):
             (folder / "in" / f"{i}.txt").write_bytes(b"abc")
-        from pipegraph.storage.writing import pack_shards
+        from pipegraph.storage import pack_shards
         try:
             pack_shards(folder / "in", folder / "out", workers=1)
         except pg.errors.PipegraphError as error:

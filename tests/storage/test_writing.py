@@ -21,7 +21,8 @@ from pipegraph.storage import build_manifest, local, pack_shards
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.manifest import Manifest
 from pipegraph.storage.shard_files import LocalFile
-from pipegraph.storage.writing import PackProgress, pack_folder
+from pipegraph.storage.writing import pack_folder
+from pipegraph.storage.writing.pack import PackProgress
 from pipegraph.storage.writing.pack_sources import PackSource, source_of
 from pipegraph.storage.writing.tar_encoder import header
 

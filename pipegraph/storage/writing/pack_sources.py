@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from pipegraph.errors import DataError, MissingExtraError
+from pipegraph.errors import DataError, extra_module
 from pipegraph.paths import PATHS, path_of
 from pipegraph.storage.beside import refuse_missing
 from pipegraph.storage.folders import list_files
@@ -373,7 +373,4 @@ def _holds_shards(folder: str) -> bool:
 
 
 def _datasets(what: str) -> Any:
-    try:
-        return importlib.import_module("datasets")
-    except ImportError as error:
-        raise MissingExtraError("datasets", "hf", f"packing {what}") from error
+    return extra_module("datasets", "hf", f"packing {what}")
