@@ -39,8 +39,8 @@ from pipegraph.planning.tunable import tune_all, why_not_tuned
 
 if TYPE_CHECKING:
     from pipegraph.measured import Measured
+    from pipegraph.profile import Profile
     from pipegraph.profile.headspace import Headspace
-    from pipegraph.profile.values import Profile
     from pipegraph.tuning.decisions import Tuning
     from pipegraph.tuning.tuner import Tuner
 
@@ -258,8 +258,7 @@ class Loader(Closing):
         Raises:
             GraphError: ``since`` is from another graph.
         """
-        from pipegraph.profile.collect import profile_of
-        from pipegraph.profile.looks import compared
+        from pipegraph.profile import compared, profile_of
 
         found = profile_of(self.plan, self._measure(), *self._ledger.shown(), since)
         return compared(self._graph.looks, self.plan, found)
