@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pipegraph.capabilities import BundleSource, Gathers
 from pipegraph.contracts import Fact
-from pipegraph.errors import GraphError, extra_module
+from pipegraph.errors import DataError, GraphError, extra_module
 from pipegraph.integers import integer
 from pipegraph.operators.columns import Columns
 from pipegraph.operators.ordered import OrderedSource, order_of
@@ -210,8 +210,9 @@ class _TableRows:
 class FromTokens(OrderedSource, Gathers):
     """Windows of one long array of tokens: samples ``{"tokens": array (window,)}`` of the array's dtype.
 
-    A mapped file is read in place, and crosses to worker processes as its name. Tokens behind the last whole window
-    are left out. Many files, or files in a store, are read as shards: see ``TokenFormat``.
+    A mapped file is read in place, and crosses to worker processes as its name. Do not write to it while it is read:
+    replace it (``os.replace``), since a file that is cut at that moment ends the program. Tokens behind the last whole
+    window are left out. Many files, or files in a store, are read as shards: see ``TokenFormat``.
 
     Args:
         tokens: a one-dimensional array or ``numpy.memmap`` of integers, or the path of a ``.npy`` or raw file.
@@ -223,7 +224,9 @@ class FromTokens(OrderedSource, Gathers):
         shuffle: whether the default order shuffles; by default windows come as they lie.
 
     Raises:
-        GraphError: not such an array, fewer tokens than a window, or a raw file without a dtype.
+        GraphError: not such an array, fewer tokens than a window, a raw file without a dtype or of another one, or a
+            damaged file.
+        DataError: while it runs: the file was cut short.
     """
 
     facts = Fact.IN_MEMORY
@@ -284,15 +287,29 @@ class FromTokens(OrderedSource, Gathers):
     def layout(self) -> int:
         return (len(self._tokens) - self.window) // self.stride + 1
 
+    def _refuse_cut(self) -> None:
+        """Reading a map where its file no longer reaches would end the process."""
+        tokens, mapped = self._tokens, getattr(self._tokens, "_mmap", None)
+        if isinstance(tokens, np.memmap) and isinstance(mapped, mmap.mmap):
+            needed = tokens.offset - tokens.offset % mmap.ALLOCATIONGRANULARITY + len(mapped)
+            if (now := mapped.size()) < needed:
+                raise DataError(
+                    f"FromTokens: {str(tokens.filename)!r} was cut short: it had {needed} bytes when it was opened, "
+                    f"and has {now}. Write another file and rename it, or make the graph once it is complete"
+                )
+
     def item(self, index: int) -> Any:
+        self._refuse_cut()
         start = index * self.stride
         return {"tokens": np.array(self._tokens[start : start + self.window])}
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
+        self._refuse_cut()
         tokens, window, stride = self._tokens, self.window, self.stride
         found += [{"tokens": np.array(tokens[i * stride : i * stride + window])} for i in indices[start:]]
 
     def gather(self, indices: Sequence[Any]) -> Columns:
+        self._refuse_cut()
         if self._windows is None:
             tokens = self._tokens.view(np.ndarray)
             step = tokens.strides[0]
@@ -313,10 +330,15 @@ class _Mapped:
 
 def _mapped(path: Any, dtype: npt.DTypeLike | None) -> Any:
     name = path_of(path, "FromTokens: tokens")
-    if name.endswith(".npy"):
-        return np.load(name, mmap_mode="r", allow_pickle=False)
-    if dtype is None:
+    if not name.endswith(".npy") and dtype is None:
         raise GraphError(
             f"FromTokens: {name!r} does not say what its tokens are: give dtype=, such as 'uint16'"
         )
-    return np.memmap(name, np.dtype(dtype), mode="r")
+    try:
+        if name.endswith(".npy"):
+            return np.load(name, mmap_mode="r", allow_pickle=False)
+        return np.memmap(name, np.dtype(dtype), mode="r")
+    except (ValueError, EOFError) as error:
+        raise GraphError(
+            f"FromTokens: {name!r} holds no array of tokens, or was cut short: {error}"
+        ) from error

@@ -113,7 +113,7 @@ class LocalFile(ShardFile):
             have += len(pieces[-1])
         if have != nbytes:
             raise ShardError(
-                f"{self.name}: the file was cut short to {offset + have} bytes while it was read"
+                f"{self.name}: the file was cut short to {os.fstat(self._fd).st_size} bytes while it was read"
             )
         return b"".join(pieces)
 

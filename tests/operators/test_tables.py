@@ -1,6 +1,7 @@
 """Tables and token arrays as sources."""
 
 import math
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError
+from pipegraph.errors import DataError, GraphError
 from pipegraph.testing import fingerprint
 
 pa = pytest.importorskip("pyarrow")
@@ -391,3 +392,26 @@ def test_a_cache_that_is_a_folders_name_is_refused_with_the_class_to_use() -> No
         GraphError, match=r"Load: cache must be a pg\.NodeCache\(folder, limit\), got 'cache'"
     ):
         ops.Load(cache="cache")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["npy", "raw", "part"])
+def test_a_file_of_tokens_that_was_cut_short_is_an_error_and_no_crash(kind, tmp_path):
+    path = tmp_path / ("tokens.npy" if kind == "npy" else "tokens")
+    tokens = np.arange(20_000, dtype=np.int64)
+    np.save(path, tokens) if kind == "npy" else tokens.tofile(path)
+    given = np.memmap(path, np.int64, mode="r", offset=8000)[10_000:] if kind == "part" else path
+    source = ops.FromTokens(given, 1000, dtype="int64")
+    again = pickle.loads(pickle.dumps(source))
+    assert source.item(8)["tokens"].tolist() == again.item(8)["tokens"].tolist()
+    os.truncate(path, 1000)
+    for each in (source,) if kind == "part" else (source, again):  # a part crosses as a copy
+        for read, args in ((each.item, (8,)), (each.read_into, ([], [8], 0)), (each.gather, ([8],))):
+            with pytest.raises(DataError, match=r"FromTokens: '.*tokens.*' was cut short: .* has 1000\."):
+                read(*args)
+
+
+@pytest.mark.parametrize(("name", "content"), [("a", b""), ("a", b"abc"), ("a.npy", b""), ("a.npy", b"abc")])
+def test_a_file_that_holds_no_tokens_is_named(name, content, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(GraphError, match=rf"FromTokens: '.*{name}' holds no array of tokens"):
+        ops.FromTokens(tmp_path / name, 3, dtype="int32")
