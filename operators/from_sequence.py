@@ -95,7 +95,9 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
     its own source of randomness needs a ``set_epoch`` that seeds it, or these two methods.
 
     Args:
-        dataset: has ``__len__`` and ``__getitem__``.
+        dataset: has ``__len__`` and ``__getitem__``. If its class has ``__getitems__`` too, several rows are read in
+            one call; they must come in the order of the indices, as ``torch.utils.data.Subset`` needs them, for a state
+            says which rows were delivered by their place.
         order: decides which sample is at which position, from the graph's seed and the epoch.
         sampler: yields the indices of this rank in each epoch, instead of an order. If it has ``set_epoch``, that is
             called.

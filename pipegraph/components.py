@@ -95,6 +95,8 @@ class Fact(Flag):
     """A source that cannot resume an epoch of which a part was consumed at another world size."""
     IN_MEMORY = auto()
     """A source whose items are all available: none depends on what the consumer does with earlier ones."""
+    INHERITS = auto()
+    """A source that can also be read by forks of the trainer, which share what it shares with them."""
     WAITS = auto()
     """A source whose ``positions`` may block until the next one is available: each is handed over as it comes."""
 

@@ -664,3 +664,39 @@ def test_the_length_that_counts_is_of_what_the_sampler_shuffles(sampler):
     again = loader()
     again.load_state_dict(state)
     assert [first, *again] == list(sampler())
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["dataset", "sampler", "stream", "inherited stream"])
+def test_a_dataset_that_has_become_shorter_than_what_was_delivered_is_named(kind: str, workers: int) -> None:
+    """Else the rest of the epoch would be empty, and the training loop go on with the next."""
+
+    def made(count: int) -> Any:
+        if kind == "dataset":
+            return pg.DataLoader(list(range(count)), 2, num_workers=workers)
+        if kind == "sampler":
+            return pg.DataLoader(list(range(40)), 2, sampler=list(range(count)), num_workers=workers)
+        stream = Plain(
+            count, torch.multiprocessing.Lock() if kind == "inherited stream" and workers else None
+        )
+        return pg.DataLoader(stream, 2, num_workers=workers)
+
+    batches = iter(loader := made(20))
+    for _ in range(4):
+        next(batches)
+    state = loader.state_dict()
+    (rest := made(20)).load_state_dict(state)
+    assert len(list(rest)) == len(list(batches))
+    (short := made(1)).load_state_dict(state)
+    with pytest.raises(
+        StateError, match="of this epoch were delivered before the state was taken, and now there"
+    ):
+        list(short)
+
+
+class Plain(data.IterableDataset[int]):
+    def __init__(self, count: int, inherited: Any) -> None:
+        self.count, self.inherited = count, inherited
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.count))

@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import mmap
 import os
 import select
 import signal
+import tempfile
 import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import multiprocessing as mp
 from torch.utils import data
 
 import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import NotPicklableError, PipegraphWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -80,6 +85,95 @@ def test_workers_share_what_multiprocessing_shares(method: str) -> None:
     counter = mp.get_context(method).Value("i", 0)
     assert len(list(pg.DataLoader(Shared(counter), num_workers=2))) == 7
     assert counter.value == 7
+
+
+SHARED: dict[str, Any] = {
+    "tensor": lambda folder: torch.zeros(1).share_memory_(),
+    "its array": lambda folder: torch.zeros(1).share_memory_().numpy(),
+    "RawArray": lambda folder: np.frombuffer(mp.RawArray("d", 1)),
+    "ctypes": lambda folder: np.ctypeslib.as_array(mp.RawArray("d", 1)),
+    "mmap": lambda folder: np.frombuffer(mmap.mmap(-1, 8)),
+    "memmap": lambda folder: np.memmap(folder / "x", "d", "w+", shape=(1,)),
+    "view of memmap": lambda folder: np.asarray(np.memmap(folder / "x", "d", "w+", shape=(2,)))[1:],
+    "parameter": lambda folder: torch.nn.Parameter(torch.zeros(1).share_memory_(), requires_grad=False),
+    "storage": lambda folder: torch.zeros(8, dtype=torch.uint8).share_memory_().untyped_storage(),
+}
+
+
+class Counter(data.Dataset[int]):
+    def __init__(self, counts: Any) -> None:
+        self.counts = counts
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        self.counts[0] += 1
+        return int(self.counts[0])
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_memory_that_a_dataset_shares_stays_shared(kind: str, tmp_path: Path) -> None:
+    dataset = Counter(SHARED[kind](tmp_path))
+    loader = pg.DataLoader(dataset, None, num_workers=1, persistent_workers=True)
+    assert list(loader) == [1, 2]
+    dataset.counts[0] = 7
+    assert list(loader) == [8, 9]
+    assert dataset.counts[0] == 9
+
+
+def test_memory_of_its_own_or_that_nobody_writes_to_is_sent() -> None:
+    array = np.arange(3.0)
+    with tempfile.NamedTemporaryFile() as file:
+        array.tofile(file.name)
+        for mode in ("r", "c"):
+            loader = pg.DataLoader(np.memmap(file.name, "d", mode), num_workers=1)
+            assert [float(each) for each in loader] == [0, 1, 2]
+            assert not loader._inherits
+    # Arrays that came from worker processes are no memory that the script shares.
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence([np.full(1 << 16, 1.0)])).then(lambda row: row + 1, backend="process")
+    with graph.loader() as rows:
+        loader = pg.DataLoader(list(rows), None, num_workers=1)
+        assert [float(each[0]) for each in loader] == [2]
+        assert not loader._inherits
+
+
+def test_a_graph_says_that_its_processes_get_a_copy_of_what_is_shared() -> None:
+    dataset = Counter(torch.zeros(1).share_memory_())
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(dataset), name="rows", backend="process")
+    with (
+        graph.loader() as loader,
+        pytest.warns(PipegraphWarning, match="stage 'rows': its processes get a copy"),
+    ):
+        assert list(loader) == [1, 2]
+    assert dataset.counts[0] == 0
+
+
+class Delegates(data.Dataset[int]):
+    """As many wrappers are written."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.inner[index])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_a_wrapper_that_cannot_be_made_again_is_inherited_and_named() -> None:
+    assert list(pg.DataLoader(Delegates([1, 2]), None, num_workers=1)) == [1, 2]
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(Delegates([1, 2])), backend="process")
+    named = r"the __getattr__ of Delegates calls itself .*AttributeError for names that begin with '__'"
+    with graph.loader() as loader, pytest.raises(NotPicklableError, match=named):
+        list(loader)
 
 
 def test_a_pass_over_what_is_inherited_resumes() -> None:

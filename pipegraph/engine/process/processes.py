@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipegraph.contracts import Context
+from pipegraph.contracts import Context, Fact
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.process_host import ProcessHost
 from pipegraph.engine.process.sealed import Sealed
@@ -42,7 +42,8 @@ class Processes(Pool):
         return self._borrowed
 
     def _seal(self, operators: Sequence[Any], stage: str) -> Sealed:
-        return Sealed(operators, stage)
+        inherits = any(Fact.INHERITS in each.facts for each in operators)
+        return Sealed(operators, stage, copies=not inherits)
 
     def _host(
         self, stage: StagePlan, contexts: Sequence[Context], sealed: Any, opening: tuple[Any, ...]

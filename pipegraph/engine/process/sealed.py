@@ -9,14 +9,16 @@ import io
 import mmap
 import os
 import pickle
+import warnings
 from typing import Any
 
 import numpy as np
+import torch
 
 from pipegraph.device.slabs import aligned
-from pipegraph.engine.process.segments import anonymous_file
+from pipegraph.engine.process.segments import OwnMemory, anonymous_file
 from pipegraph.engine.process.wire import TreePickler, set_apart
-from pipegraph.errors import NotPicklableError
+from pipegraph.errors import NotPicklableError, PipegraphWarning
 
 
 class Sealed:
@@ -24,15 +26,27 @@ class Sealed:
 
     Raises:
         NotPicklableError: it cannot be pickled; names the part that cannot, the ``stage``, and what to do ``instead``.
+            Or, unless it ``copies`` these with a warning, it has arrays in memory that processes share.
     """
 
-    def __init__(self, value: Any, stage: str, instead: str = "use backend='thread'") -> None:
+    def __init__(
+        self, value: Any, stage: str, instead: str = "use backend='thread'", copies: bool = True
+    ) -> None:
         take, buffers = set_apart()
         file = io.BytesIO()
+        pickler = _SealingPickler(file, take, copies)
         try:
-            TreePickler(file, take).dump(value)
+            pickler.dump(value)
         except Exception as error:
             raise cannot_be_sent(value, stage, error, instead) from error
+        if pickler.shared:
+            warnings.warn(
+                f"stage {stage!r}: its processes get a copy of {pickler.shared}: they do not see what is written there "
+                "from now on, and others do not see what they write. Threads share it; for arrays that nobody writes "
+                "to, share_memory_() and the like are not needed here: all workers share one copy",
+                PipegraphWarning,
+                stacklevel=2,
+            )
         parts = [file.getbuffer(), *buffers]
         self.spans: list[tuple[int, int]] = []
         end = 0
@@ -58,6 +72,67 @@ class Sealed:
             os.close(fd)
 
 
+class _SealingPickler(TreePickler):
+    """Refuses what could be pickled and not be read again, and notices memory that processes share.
+
+    Attributes:
+        shared: what lies in such memory; empty if nothing does.
+    """
+
+    def __init__(self, file: Any, take: Any, copies: bool) -> None:
+        super().__init__(file, take)
+        self._copies = copies
+        self._checked: set[type] = set()
+        self.shared = ""
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        if isinstance(value, torch.Tensor | np.ndarray):
+            if not self.shared and _is_shared(value):
+                self.shared = f"a {kind.__name__} in memory that processes share"
+                if not self._copies:
+                    raise pickle.PicklingError(self.shared)
+        elif isinstance(value, torch.UntypedStorage):
+            raise pickle.PicklingError("a storage has no dtype; keep its tensor")
+        elif kind not in self._checked:
+            self._checked.add(kind)
+            _check_rebuilt(kind)
+        return super().reducer_override(value)
+
+
+def _is_shared(value: Any) -> bool:
+    """Whether what is written to a tensor or an array is seen by other processes."""
+    while isinstance(value, np.ndarray):
+        if (
+            not value.flags.writeable or getattr(value, "mode", None) == "c"
+        ):  # of a memmap: copied when written to
+            return False
+        value = value.base
+    tensor: Any = value
+    if isinstance(value, torch.Tensor):
+        return value.device.type == "cpu" and value.layout == torch.strided and bool(tensor.is_shared())
+    while isinstance(value, memoryview):
+        value = value.obj
+    if isinstance(value, mmap.mmap):
+        return not isinstance(value, OwnMemory)
+    return hasattr(value, "_wrapper")  # one of multiprocessing's arrays
+
+
+def _check_rebuilt(kind: Any) -> None:
+    """Raises PicklingError for a class whose ``__getattr__`` fails while an instance has no attributes yet."""
+    if not hasattr(kind, "__getattr__") or kind.__new__ is not object.__new__:
+        return
+    try:
+        getattr(object.__new__(kind), "__setstate__", None)
+    except RecursionError as error:
+        raise pickle.PicklingError(
+            f"the __getattr__ of {kind.__qualname__} calls itself while an instance is made again; let it raise "
+            "AttributeError for names that begin with '__'"
+        ) from error
+    except Exception:
+        return  # it may be made in another way
+
+
 def cannot_be_sent(
     value: Any, stage: str, error: Exception, instead: str = "use backend='thread'"
 ) -> NotPicklableError:
@@ -71,7 +146,7 @@ def cannot_be_sent(
 def unseal(fd: int, spans: list[tuple[int, int]]) -> Any:
     """Unpickle the object, in another process; closes ``fd``."""
     memory: Any = np.frombuffer(
-        mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE), np.uint8
+        OwnMemory(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE), np.uint8
     )
     os.close(fd)
     parts = [memoryview(memory)[start : start + nbytes] for start, nbytes in spans]

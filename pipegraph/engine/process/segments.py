@@ -52,6 +52,10 @@ def rounded(nbytes: int) -> int:
     return -(-size // unit) * unit
 
 
+class OwnMemory(mmap.mmap):
+    """Memory in which arrays came from another process: not what a script shares with processes by itself."""
+
+
 class Segment:
     """A piece of anonymous memory that this process made, or whose descriptor it received."""
 
@@ -62,7 +66,7 @@ class Segment:
         self.nbytes = nbytes
         self.fd = anonymous_file(nbytes) if fd is None else fd
         try:
-            self.memory: Bytes = np.frombuffer(mmap.mmap(self.fd, nbytes), np.uint8)
+            self.memory: Bytes = np.frombuffer(OwnMemory(self.fd, nbytes), np.uint8)
         except BaseException:
             self.close()
             raise

@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import DistributedSampler, SequentialSampler
 
 from pipegraph.errors import PipegraphWarning, StateError
+from pipegraph.loader.torch_dataloader.fetching import behind
 from pipegraph.nested_samplers import keeps_state, nested_samplers, plain_indices
 
 VERSION = 4
@@ -185,7 +186,7 @@ class Indices:
             if "sampler" in order and (progress.order or progress.before):
                 drawn = _put_back(sampler, order, progress.batches)
             else:
-                drawn = islice(iter(sampler), progress.batches, None)
+                drawn = behind(iter(sampler), progress.batches)
             drawn = progress.remaining.of(drawn)
             progress.order = order
             first = list(islice(drawn, 1))  # most samplers draw the whole order here
@@ -240,7 +241,7 @@ def _put_back(sampler: Any, order: dict[str, Any], batches: int) -> Iterator[Any
         plain = plain_indices(first[0]) if first else None
         if first and expected in (plain, None):
             order["first"] = plain
-            return islice(chain(first, drawn), batches, None)
+            return behind(chain(first, drawn), batches)
         restore_random_state(sampler, {name: order[name] for name in ("generator",) if name in order})
     if expected is not None:
         kind = next(type(each).__qualname__ for each in nested_samplers(sampler) if keeps_state(each))

@@ -55,7 +55,7 @@ class _Batches(Source, Interchangeable):
     resume: Sequence[Any]
 
     name = "batches"
-    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.ONE_WORLD_SIZE
+    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.ONE_WORLD_SIZE | Fact.INHERITS
     gives = "batch"
     sent_as = "batches"
 
@@ -101,7 +101,7 @@ class MapBatches(_Batches, Sampled, UserData):
     share: int = 0
     _fetcher: Any = field(default=None, init=False)
 
-    facts = Fact.WAITS
+    facts = Fact.WAITS | Fact.INHERITS
     random_access = True
 
     def has_length(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import _DatasetKind, get_worker_info
 
+from pipegraph.errors import StateError
 from pipegraph.nested_samplers import keeps_state
 from pipegraph.parameters import function_name
 
@@ -41,6 +42,21 @@ class Fetching:
         return {**facts, "size": self.size, "drop_last": self.drop_last}
 
 
+def behind(items: Iterator[Any], count: int, least: int | None = None) -> Iterator[Any]:
+    """The iterator, advanced by the ``count`` items that were delivered of it, or by at ``least`` so many.
+
+    Raises:
+        StateError: it has fewer.
+    """
+    came = sum(1 for _ in islice(items, count))
+    if came < (count if least is None else least):
+        raise StateError(
+            f"{count} items of this epoch were delivered before the state was taken, and now there are only {came}: "
+            "resume with the dataset and the sampler that it was saved with"
+        )
+    return items
+
+
 def begun(fetching: Fetching, done: int, state: Any) -> Any:
     """Torch's fetcher of an iterable, behind the batches that were delivered."""
     if state is not None:
@@ -55,10 +71,13 @@ def begun(fetching: Fetching, done: int, state: Any) -> Any:
         fetcher.ended = ended
         return fetcher
     fetcher = fetching.fetcher(_DatasetKind.Iterable)
-    if done:
-        for _ in islice(fetcher.dataset_iter, done * (fetching.size or 1)):
-            pass
+    _behind_batches(fetcher.dataset_iter, done, fetching.size or 1)
     return fetcher
+
+
+def _behind_batches(items: Iterator[Any], done: int, size: int) -> Iterator[Any]:
+    """Behind ``done`` batches, of which the last may have been short."""
+    return behind(items, done * size, (done - 1) * size + 1 if done else 0)
 
 
 @dataclass(eq=False)
@@ -74,7 +93,7 @@ class ReadAgain:
         info = get_worker_info()
         assert info is not None
         done, self.done[info.id] = self.done[info.id], 0
-        return islice(iter(self.dataset), done * self.size, None)
+        return _behind_batches(iter(self.dataset), done, self.size)
 
 
 def where(fetcher: Any) -> tuple[str, Any, bool] | None:
