@@ -43,7 +43,7 @@ class Fetching:
 
 
 def behind(items: Iterator[Any], count: int, least: int | None = None) -> Iterator[Any]:
-    """The iterator, advanced by the ``count`` items that were delivered of it, or by at ``least`` so many.
+    """The iterator, advanced by the ``count`` items that were delivered of it, or by ``least`` or more.
 
     Raises:
         StateError: it has fewer.
