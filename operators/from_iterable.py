@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, count, islice
 from typing import Any, final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from pipegraph.operators.drawn_items import DrawnItems, Turn, own
 from pipegraph.operators.ordered import POSITIONS_AT_ONCE
 from pipegraph.order.left import Left, check_history, left_of
 from pipegraph.parameters import function_name
+
+_CLAIMS: WeakKeyDictionary[Any, dict[str, tuple[int, object]]] = WeakKeyDictionary()
+"""The epoch that has read a generator, by generator: a later one would begin behind what that had read ahead."""
 
 
 @final
@@ -73,8 +77,10 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
         self.reads_ahead = type(iterable) in (range, tuple)  # nobody changes these
         self._history: tuple[int, History] = (0, ())
         self._one_shot = not self._callable and isinstance(iterable, Iterator)
-        # Of a one-shot iterator; shared by all copies, as that is.
-        self._claims: dict[str, tuple[int, object]] = {}
+        # Of a one-shot iterator; shared by all copies, as that is, and by all graphs over the same generator.
+        self._claims: dict[str, tuple[int, object]] = (
+            _CLAIMS.setdefault(iterable, {}) if inspect.isgenerator(iterable) else {}
+        )
         self.handed_out = HandedOut() if type(iterable) in (list, tuple) else None
         self._drawing = Turn()
         self._now: DrawnItems | None = None
@@ -145,7 +151,8 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
             if claim is not mine and not resumed:
                 raise PipegraphError(
                     f"FromIterable: this {type(self.iterable).__name__} can be read once and epoch {claim[0]} has "
-                    "done so; give FromIterable a list, or a callable that returns a new iterator"
+                    "done so, of this graph or another; give FromIterable a list, or a callable that returns a new "
+                    "iterator"
                 )
         return self.iterable  # type: ignore[no-any-return]
 

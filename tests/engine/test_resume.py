@@ -501,11 +501,31 @@ def test_a_one_shot_iterator_serves_one_epoch_and_then_says_so():
         assert list(loader) == [0, 1, 2, 3, 4]
         with pytest.raises(
             pg.PipegraphError,
-            match="can be read once and epoch 0 has done so; give FromIterable a list, or a callable",
+            match="can be read once and epoch 0 has done so, of this graph or another; give FromIterable a list, or",
         ):
             list(loader)
         loader.set_epoch(0)
         with pytest.raises(pg.PipegraphError, match="can be read once"):
+            list(loader)
+
+
+def test_a_generator_that_another_graph_has_read_is_not_resumed_behind_what_that_read_ahead():
+    generator = (number for number in range(1000))
+
+    def graph():
+        graph = pg.Graph("g")
+        graph.add(ops.FromIterable(generator))
+        return graph
+
+    with graph().loader() as loader:
+        passing = iter(loader)
+        assert [next(passing) for _ in range(3)] == [0, 1, 2]
+        state = loader.state_dict()
+    with graph().loader() as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(
+            pg.PipegraphError, match="this generator can be read once and epoch 0 has done so"
+        ):
             list(loader)
 
 

@@ -56,6 +56,16 @@ class Noting(_BaseDataLoaderIter):
         self._progress = loader._next_progress()
         self._progress.base_seed = base_seed
 
+    def __next__(self) -> Any:
+        data = super().__next__()
+        # Not before: a Ctrl-C in torch's code behind ``_next_data`` would lose a batch that counts as delivered.
+        self._note()
+        return data
+
+    def _note(self) -> None:
+        """Note the batch that ``_next_data`` has returned as delivered."""
+        raise NotImplementedError
+
     def _next_data(self) -> Any:
         try:
             return self._next_in_torch()
@@ -92,11 +102,9 @@ class Inline(Noting, _SingleProcessDataLoaderIter):
         elif keeps_state(self._dataset_fetcher.dataset_iter):
             progress.copies[0] = (0, where(self._dataset_fetcher))
 
-    def _next_data(self) -> Any:
-        data = super()._next_data()
+    def _note(self) -> None:
         self._progress.deliver()
         if self._progress.copies:
             iterable = self._dataset_kind == _DatasetKind.Iterable
             state = where(self._dataset_fetcher) if iterable else where_copy(self._dataset)
             self._progress.deliver_of(0, state)
-        return data

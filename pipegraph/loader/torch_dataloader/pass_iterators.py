@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from pipegraph.chunk import Chunk
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
@@ -102,6 +103,7 @@ class Pipelined(Noting):
 
     _running: Loader
     _passing: Iterator[Any]
+    _came: Chunk | None = None
 
     def __init__(self, loader: Any) -> None:
         self._progress = progress = loader._next_progress()
@@ -138,6 +140,7 @@ class Pipelined(Noting):
         self._begin()
 
     def _begin(self) -> None:
+        self._came = None
         if self._indexed:
             self._feed.restart(self._sampler_iter, self._progress.remaining)
         self._running.set_epoch(self._epoch)
@@ -163,17 +166,24 @@ class Pipelined(Noting):
                 del reworded  # its traceback refers to this frame, which holds the workers
 
     def _next_data(self) -> Any:
-        progress, chunk = self._progress, super()._next_data()
-        if self._indexed:
-            self._feed.draw()
-        data = chunk.data
+        if self._came is None:  # else a Ctrl-C came before it was delivered
+            self._came = super()._next_data()
+            if self._indexed:
+                self._feed.draw()
+        data = self._came.data
         if data.__class__ is Stateful:
-            progress.deliver_of(data.worker, data.state)
             data = data.data
-        progress.deliver(None if self._in_order else int(chunk.positions[0]))
         if data.__class__ is Failed:
+            self._note()
             raise self._as_torch_says(data.error.error())
         return data
+
+    def _note(self) -> None:
+        chunk, self._came = self._came, None
+        assert chunk is not None
+        if chunk.data.__class__ is Stateful:
+            self._progress.deliver_of(chunk.data.worker, chunk.data.state)
+        self._progress.deliver(None if self._in_order else int(chunk.positions[0]))
 
     def _as_torch_says(self, error: BaseException) -> BaseException:
         """What scripts that catch errors of torch's workers look for."""
@@ -199,6 +209,7 @@ class Inherited(Noting, _MultiProcessingDataLoaderIter):
     """Torch's own workers, which are forks of this process and inherit what cannot be sent, with a state."""
 
     _next_in_torch = _MultiProcessingDataLoaderIter._next_data
+    _came: tuple[int | None, int]
     _got: Any = _MultiProcessingDataLoaderIter._get_data
     _processed: Any = _MultiProcessingDataLoaderIter._process_data
 
@@ -233,7 +244,15 @@ class Inherited(Noting, _MultiProcessingDataLoaderIter):
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         # Out of order, what was received last is processed at once.
         ordered = self._in_order or self._iterable
-        self._progress.deliver(None if ordered else self._remaining.number(self._step))
+        self._came = None if ordered else self._remaining.number(self._step), worker_idx
+        try:
+            return self._processed(data, worker_idx)
+        except Exception:  # in the batch's place
+            self._note()
+            raise
+
+    def _note(self) -> None:
+        number, worker = self._came
+        self._progress.deliver(number)
         if self._iterable:
-            self._progress.deliver_of(worker_idx, None)
-        return self._processed(data, worker_idx)
+            self._progress.deliver_of(worker, None)
