@@ -151,7 +151,10 @@ class _Carry:
                 for place, cursor, history, rows in part["later"]
             ],
             "ledger": [[each for each in counts if each[0] in kept], entries],
-            "iterators": {name: found for name, found in part["iterators"].items() if name in same},
+            **{
+                key: {name: part[key][name] for name in part[key] if name in same}
+                for key in ("iterators", "beginnings")
+            },
         }
 
     def _has_same_inputs(self, name: str) -> bool:

@@ -94,11 +94,13 @@ class Place:
         snapshots: of the sources' iterators, from the run that resumes here.
         anew: states of the sources' iterators at its start, if none of the run is known yet; None where that is not
             known because a pass was left early.
+        beginnings: of the sources' iterators, at the start of the epoch, as a state has them.
         floors: per source, the step before which ``delivered`` no longer holds that run's samples.
     """
 
     __slots__ = (
-        "_reached anew before dealt delivered epoch failed first floors rows later nothing restored snapshots start"
+        "_reached anew before beginnings dealt delivered epoch failed first floors rows later nothing restored "
+        "snapshots start"
     ).split()
 
     def __init__(
@@ -122,6 +124,7 @@ class Place:
         self.failed = False
         self.snapshots: Mapping[str, Snapshots] | None = None
         self.anew: Mapping[str, Any] = {}
+        self.beginnings: Mapping[str, Any] = {}
         self.floors: dict[str, int] = {}
 
     @property
@@ -163,6 +166,7 @@ class Place:
         """Where a state has left off."""
         place = Place.within(found.epoch, found.streams, own, found.steps, found.dealt)
         place.start = replace(place.start, iterators=found.iterators)
+        place.beginnings = found.beginnings
         place.restored = True
         return place
 
@@ -363,7 +367,15 @@ class Progress:
         """The next part taken over from another rank, once this one is delivered."""
         no_rank = (-1, 0)  # this rank's own part came first
         at = no_rank if place.start.stream is None else own
-        return Place.within(place.epoch, place.later, at, place.steps, None)
+        found = Place.within(place.epoch, place.later, at, place.steps, None)
+        sources = [
+            stage.name for stage in self._plan.running if stage.source is not None and stage.source.resizable
+        ]
+        found.beginnings = _beginnings(place, sources)
+        found.start = replace(
+            found.start, iterators={name: (0, each) for name, each in found.beginnings.items()}
+        )
+        return found
 
     # -- the state -----------------------------------------------------------------------------
 
@@ -373,6 +385,7 @@ class Progress:
         if ended and not (self.idle or self.untouched):
             place = self.next_epoch(place)
         (cursor, steps, _), rows = place.read()
+        iterators = self._iterator_states(place, cursor)
         return {
             "epoch": place.epoch,
             "chunks": steps,
@@ -383,7 +396,8 @@ class Progress:
             "later": list(map(record.encode_part, place.later)),
             "delivered": record.encode_delivered(rows),
             "ledger": self._ledger_state(place, cursor),
-            "iterators": self._iterator_states(place, cursor),
+            "iterators": iterators,
+            "beginnings": _beginnings(place, [name for name, (step, _) in iterators.items() if step]),
         }
 
     def _ledger_state(self, place: Place, cursor: Cursor) -> list[Any]:
@@ -459,6 +473,17 @@ class Progress:
                 behind += [(name, position) for position in positions]
                 place.floors[name] = step
         delivered.forget(behind)
+
+
+def _beginnings(place: Place, names: Sequence[str]) -> dict[str, Any]:
+    """The states of these sources' iterators at the start of the epoch, where they are known."""
+    snapshots, found = place.snapshots or {}, dict(place.beginnings)
+    for name in names:
+        each = snapshots[name].newest(place.epoch, 0) if name in snapshots else None
+        each = each or place.anew.get(name)
+        if each is not None:
+            found[name] = each[1]
+    return {name: found[name] for name in names if name in found}
 
 
 def _restart_of(progress: weakref.ref[Progress], source: str) -> tuple[int, int] | None:

@@ -40,6 +40,7 @@ class Restored:
     steps: int
     dealt: int | None
     iterators: Mapping[str, tuple[int, Any]] = field(default_factory=dict)
+    beginnings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_state(
@@ -119,7 +120,7 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
         part = parts.get(f"rank{rank}") or _part_of_another(parts, rank, plan)
         of_part = part["epoch"], part["ledger"], _streams(part), part["chunks"], part["dealt"]
         iterators = {name: (step, snapshot) for name, (step, snapshot) in part["iterators"].items()}
-        return Restored(first["seed"], *of_part, iterators)
+        return Restored(first["seed"], *of_part, iterators, part["beginnings"])
     if not parts:
         raise StateError("the state has no part of any rank")
     part = parts.get(f"rank{rank}") or next(iter(parts.values()))
@@ -127,7 +128,9 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
     steps = max(each["chunks"] for each in parts.values())
     if all(_is_whole(each) for each in parts.values()):
         # A whole epoch: there is nothing to deal anew.
-        return Restored(*found_in, (Resume(stream=(rank, world_size)),), steps, steps)
+        return Restored(
+            *found_in, (Resume(stream=(rank, world_size)),), steps, steps, _beginnings({"": part}, plan)
+        )
     missing = [r for r in range(saved) if f"rank{r}" not in parts]
     found = _consumed(parts, saved, first["seed"], plan)
     taken = found if isinstance(found, dict) else {}
@@ -142,7 +145,8 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
         history = freeze(part["history"])
         if any(one != (0, "") for each in by_rank for one in each.values()):
             history = (*history, history_entry(saved, by_rank))
-        return Restored(*found_in, (Resume(history=history, stream=(rank, world_size)),), steps, steps)
+        stream = Resume(history=history, stream=(rank, world_size))
+        return Restored(*found_in, (stream,), steps, steps, _beginnings(parts, plan))
     left = [stream for r in range(saved) for stream in _streams(parts[f"rank{r}"])]
     if equal_steps and len(left) % world_size:
         raise StateError(
@@ -151,7 +155,7 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
             f"evenly into {world_size} ranks. Resume with {saved if saved == 1 else f'{saved} or 1'}, or, if ranks may "
             "differ in steps, give loader(equal_steps=False)"
         )
-    return Restored(*found_in, tuple(left[rank::world_size]), steps, None)
+    return Restored(*found_in, tuple(left[rank::world_size]), steps, None, _beginnings(parts, plan))
 
 
 def carrying_others(state: Any, plan: Plan) -> list[str]:
@@ -202,7 +206,7 @@ def _part_of_another(parts: Mapping[str, Any], rank: int, plan: Plan) -> Any:
     rank_of, world_size = first["stream"] or (None, None)
     if rank_of is None or f"rank{rank_of}" not in parts:
         raise StateError(f"{missing}, whose rank had taken over another's part: load each rank's own")
-    return {**first, "stream": (rank, world_size), "ledger": [[], []], "iterators": {}}
+    return {**first, "stream": (rank, world_size), "ledger": [[], []], "iterators": {}, "beginnings": {}}
 
 
 def _check(state: Any, plan: Plan) -> None:
@@ -236,6 +240,7 @@ def _check_part(key: str, part: Mapping[str, Any], plan: Plan) -> None:
         ),
         "ledger": lambda value: len(value) == 2 and all(len(each) == 3 for each in value[0]),
         "iterators": lambda value: all(_is_count(step) for step, _ in value.values()),
+        "beginnings": lambda value: isinstance(value, Mapping),
     }
     for name, check in checks.items():
         if name not in part:
@@ -298,6 +303,15 @@ def _streams(part: Mapping[str, Any]) -> tuple[Resume, ...]:
         return ()
     own = (part["stream"], part["cursor"], part["history"], part["delivered"])
     return tuple(map(decode_part, (own, *part["later"])))
+
+
+def _beginnings(parts: Mapping[str, Any], plan: Plan) -> dict[str, tuple[int, Any]]:
+    """The states of iterators of which each rank reads its own share, as they were at the start of the epoch."""
+    found = {name: (0, state) for part in parts.values() for name, state in part["beginnings"].items()}
+    for part in parts.values():
+        found.update({name: (0, state) for name, (step, state) in part["iterators"].items() if not step})
+    sources = {name: stage.source for name, stage in plan.stages.items()}
+    return {name: each for name, each in found.items() if (source := sources.get(name)) and source.resizable}
 
 
 def _is_whole(part: Mapping[str, Any]) -> bool:

@@ -88,7 +88,19 @@ def test_a_changed_value_is_named_before_anything_starts(path: tuple[str, ...], 
 
 @pytest.mark.parametrize(
     "key",
-    ["epoch", "chunks", "dealt", "cursor", "history", "stream", "later", "delivered", "ledger", "iterators"],
+    [
+        "epoch",
+        "chunks",
+        "dealt",
+        "cursor",
+        "history",
+        "stream",
+        "later",
+        "delivered",
+        "ledger",
+        "iterators",
+        "beginnings",
+    ],
 )
 def test_a_missing_part_is_named(key: str) -> None:
     state = saved()

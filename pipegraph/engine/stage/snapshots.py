@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from pipegraph.engine.stage.kept import decode, encode_state
@@ -13,6 +14,9 @@ MAX_SNAPSHOTS = 256
 
 SHARE = 8
 """Snapshots may take 1/8 of the memory limit; one that is needed and the newest are always kept."""
+
+Entries = tuple[tuple[int, int, Any, int], ...]
+"""Snapshots in the order in which they were taken: epoch, step, snapshot, bytes."""
 
 
 class Snapshots:
@@ -34,7 +38,7 @@ class Snapshots:
         self._charge = charge
         self.first: tuple[int, Any] | None = None
         self.needed: Callable[[], tuple[int, int] | None] = lambda: None  # (epoch, step) of a restart
-        self._taken: tuple[tuple[int, int, Any, int], ...] = ()  # epoch, step, snapshot, bytes
+        self._taken: Entries = ()
 
     def begin(self, epoch: int, first: tuple[int, Any] | None) -> None:
         """The run resumes from ``first`` in ``epoch``."""
@@ -65,14 +69,18 @@ class Snapshots:
         needed = self.needed()
         if needed is not None:
             # Keep one more than needed: another thread may be taking a state of the previous chunk.
-            behind = sum(1 for each in taken if each[:2] <= needed)
-            taken = taken[max(0, behind - 2) :]
+            gone = max(0, sum(1 for each in taken if each[:2] <= needed) - 2)
+            beginning = (each for each in taken[:gone] if each[:2] == (needed[0], 0))
+            taken = (*beginning, *taken[gone:])
         if len(taken) > MAX_SNAPSHOTS:
             half = MAX_SNAPSHOTS // 2
-            taken = taken[:half:2] + taken[half:]
+            taken = _thinned(taken[:half]) + taken[half:]
         if self._charge is not None:
             while len(taken) > 2 and _bytes(taken) > self._limit // SHARE:
-                taken = (*taken[:-1:2], taken[-1])
+                thinner = (*_thinned(taken[:-1]), taken[-1])
+                if len(thinner) == len(taken):
+                    break
+                taken = thinner
             self._charge(_bytes(taken) - _bytes(before))
         self._taken = taken
 
@@ -89,7 +97,13 @@ class Snapshots:
         return None
 
 
-def _bytes(taken: tuple[tuple[int, int, Any, int], ...]) -> int:
+def _thinned(taken: Entries) -> Entries:
+    """Every second one, and the beginnings of epochs, which a resume at another world size needs."""
+    beginnings = [each for each in taken if each[1] == 0]
+    return tuple(sorted([*beginnings, *[each for each in taken if each[1]][::2]], key=itemgetter(0, 1)))
+
+
+def _bytes(taken: Entries) -> int:
     return sum(nbytes for *_, nbytes in taken)
 
 
