@@ -755,3 +755,76 @@ class Locked(Squares):
 
     def __init__(self) -> None:
         self.lock = torch.multiprocessing.Lock()
+
+
+class Draws(data.Dataset[int]):
+    """A map-style dataset that draws from a generator of its own, seeded otherwise in each program."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        return int(torch.randint(1 << 30, (), generator=self.generator))
+
+    def state_dict(self) -> Any:
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.generator.set_state(state["generator"])
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_between_epochs_the_state_of_a_dataset_without_copies_is_saved(epochs: int) -> None:
+    first = pg.DataLoader(Draws(1), 2)
+    for _ in range(epochs):
+        list(first)
+    state = first.state_dict()
+    following = [[batch.tolist() for batch in first] for _ in range(2)]
+    second = pg.DataLoader(Draws(2), 2)
+    second.load_state_dict(state)
+    assert [[batch.tolist() for batch in second] for _ in range(2)] == following
+
+
+class IteratedOften(data.IterableDataset[int]):
+    """Counts how often it is iterated; the iterators have a state."""
+
+    def __init__(self) -> None:
+        self.epoch = -1
+
+    def __iter__(self) -> Any:
+        self.epoch += 1
+        return OneIteration(self.epoch)
+
+
+class OneIteration:
+    def __init__(self, epoch: int) -> None:
+        self.epoch, self.at = epoch, 0
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == 6:
+            raise StopIteration
+        self.at += 1
+        return self.epoch * 10 + self.at
+
+    def state_dict(self) -> Any:
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.epoch, self.at = state["epoch"], state["at"]
+
+
+def test_a_resumed_pass_iterates_its_dataset_once() -> None:
+    first = pg.DataLoader(IteratedOften(), 2)
+    passing = iter(first)
+    next(passing)
+    state = first.state_dict()
+    rest = [[batch.tolist() for batch in each] for each in (passing, first)]
+    second = pg.DataLoader(IteratedOften(), 2)
+    second.load_state_dict(state)
+    assert [[batch.tolist() for batch in second] for _ in range(2)] == rest

@@ -338,6 +338,7 @@ def _start_interpreter(theirs: socket.socket, ready: int) -> subprocess.Popen[by
     # As a fork would have them.
     names = sorted(name for name in list(sys.modules) if name.startswith("pipegraph."))
     code = f"{path}; from {serve.__module__} import serve; serve({fd}, {ready}, {gc.isenabled()}, {names!r})"
+    code += "; import os; os._exit(0)"  # at once, as a fork does: the trainer waits for it when it exits
     options: Any = {"pass_fds": [fd, ready], "stdin": subprocess.DEVNULL}
     # In a process group of its own: a terminal's Ctrl-C would end it in the middle of its imports, with a traceback.
     return subprocess.Popen([sys.executable, "-c", code], process_group=0, **options)

@@ -20,6 +20,7 @@ from pipegraph.loader.torch_dataloader.batch_progress import (
     tensor_of,
     text_of,
 )
+from pipegraph.loader.torch_dataloader.fetching import where_copy
 from pipegraph.loader.torch_dataloader.in_accelerate import builds_another, loaded_by_accelerate
 from pipegraph.loader.torch_dataloader.inline_pass import Inline
 from pipegraph.nested_samplers import keeps_state, nested_samplers
@@ -229,7 +230,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         A state taken inside the loop or after a ``break`` is for the rest of the epoch. One taken before or after the
         loop is for a whole epoch, and holds the random states that will generate its order. Inside the loop, it
         includes the state of the dataset in each worker, if the dataset has ``state_dict`` and ``load_state_dict``.
-        Outside the loop it does not, so that no worker has to start. It is JSON, unless a dataset's state is not.
+        Outside the loop it does not, so that no worker has to start, except that of a map-style dataset with
+        ``num_workers=0``. It is JSON, unless a dataset's state is not.
         """
         return self._state()
 
@@ -245,6 +247,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             lasting = progress.base_seed if self._iterator is not None else None  # of persistent workers
             progress = self._fresh()
             progress.base_seed = lasting
+            if indexed and self.num_workers == 0 and progress.copies:  # which is the dataset itself
+                progress.copies = [[0, where_copy(self.dataset)]]
             progress.before = random_state(self._index_sampler) if indexed else {"none": ""}
             if self.generator is not None:
                 progress.before["base"] = text_of(self.generator.get_state())

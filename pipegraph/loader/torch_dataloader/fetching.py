@@ -57,20 +57,26 @@ def behind(items: Iterator[Any], count: int, least: int | None = None) -> Iterat
     return items
 
 
-def begun(fetching: Fetching, done: int, state: Any) -> Any:
-    """Torch's fetcher of an iterable, behind the batches that were delivered."""
+def begun(fetching: Fetching, done: int, state: Any, fetcher: Any = None) -> Any:
+    """Torch's fetcher of an iterable, behind the batches that were delivered.
+
+    Args:
+        fetcher: one of which nothing was read yet, if there is one: a dataset may count how often it is iterated.
+    """
     if state is not None:
         holder, kept, ended = state
         if isinstance(kept, dict) and "epoch" in kept and hasattr(fetching.dataset, "set_epoch"):
             fetching.dataset.set_epoch(kept["epoch"])  # Hugging Face's take up states of that epoch only
+            fetcher = None
         if holder == "dataset":
             fetching.dataset.load_state_dict(kept)
-        fetcher = fetching.fetcher(_DatasetKind.Iterable)
+            fetcher = None
+        fetcher = fetcher or fetching.fetcher(_DatasetKind.Iterable)
         if holder == "iterator":
             fetcher.dataset_iter.load_state_dict(kept)
         fetcher.ended = ended
         return fetcher
-    fetcher = fetching.fetcher(_DatasetKind.Iterable)
+    fetcher = fetcher or fetching.fetcher(_DatasetKind.Iterable)
     _behind_batches(fetcher.dataset_iter, done, fetching.size or 1)
     return fetcher
 

@@ -97,7 +97,7 @@ class Inline(Noting, _SingleProcessDataLoaderIter):
             fetching = Fetching(
                 self._dataset, self._collate_fn, self._auto_collation, loader.batch_size, self._drop_last
             )
-            self._dataset_fetcher = begun(fetching, done, state)
+            self._dataset_fetcher = begun(fetching, done, state, self._dataset_fetcher)
         # Not as the dataset says, which may still tell where its last pass ended.
         elif keeps_state(self._dataset_fetcher.dataset_iter):
             progress.copies[0] = (0, where(self._dataset_fetcher))
