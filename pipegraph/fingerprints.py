@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import ctypes
 import dis
+import io
 import pickle
 import sys
 import types
@@ -107,6 +108,8 @@ def _own(value: Any, whole: bool) -> Any:
         return type(value).__name__, _nbytes(value), _of_buffer(value, whole)
     if isinstance(value, types.MethodType):
         return id(value.__func__)
+    if isinstance(value, io.BytesIO):
+        return crc32(value.getbuffer()[: len(value.getbuffer()) if whole else PLACES])
     return type(value).__qualname__, id(value) if isinstance(value, OPAQUE) else None
 
 
@@ -172,6 +175,10 @@ def _held(value: Any) -> Iterator[Any]:
             yield from islice(value.values(), 0, None, step)
         elif value and isinstance(value, list | tuple | deque):
             yield value[-1]
+    elif isinstance(value, np.ma.MaskedArray):
+        yield value.mask
+    elif isinstance(value, np.ndarray) and value.dtype == object:
+        yield from value.flat[:: max(1, value.size // PLACES)]
     elif not isinstance(value, (torch.Tensor, np.ndarray, *_BUFFERS, *OPAQUE)):
         yield from attributes_of(value).values()
 
