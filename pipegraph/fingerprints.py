@@ -175,10 +175,11 @@ def _held(value: Any) -> Iterator[Any]:
             yield from islice(value.values(), 0, None, step)
         elif value and isinstance(value, list | tuple | deque):
             yield value[-1]
-    elif isinstance(value, np.ma.MaskedArray):
-        yield value.mask
-    elif isinstance(value, np.ndarray) and value.dtype == object:
-        yield from value.flat[:: max(1, value.size // PLACES)]
+    elif isinstance(value, np.ndarray):
+        if hasattr(value, "mask"):
+            yield value.mask
+        elif value.dtype == object:
+            yield from value.flat[:: max(1, value.size // PLACES)]
     elif not isinstance(value, (torch.Tensor, np.ndarray, *_BUFFERS, *OPAQUE)):
         yield from attributes_of(value).values()
 
