@@ -251,6 +251,53 @@ def test_labels_are_the_samples_own_or_their_folders_for_all_alike(tmp_path: Pat
     assert samples(tmp_path / "b") == [{"key": key, "cls": f"{key}.cls".encode()} for key in ("a/x", "b/z")]
 
 
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    "made", [np.zeros, lambda n: torch.zeros(n, dtype=torch.float64), lambda n: [0.0] * n]
+)
+def test_a_loop_may_use_its_buffer_again(tmp_path: Path, format: str, made: Any) -> None:
+    buffer = made(2)
+    with pg.ShardWriter(tmp_path / "out", format=format) as writer:
+        for number in range(3):
+            buffer[0] = buffer[1] = number
+            writer.write({"key": str(number), "n": buffer})
+    found = samples(tmp_path / "out")
+    if format == "tar":
+        found = [
+            {"n": np.load(io.BytesIO(s["n"])) if s["n"][:1] != b"[" else json.loads(s["n"])} for s in found
+        ]
+    assert [list(sample["n"]) for sample in found] == [[n, n] for n in range(3)]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_stopped_stream_is_continued_with_the_same_samples_or_refused(tmp_path: Path, format: str) -> None:
+    def stream(numbers: Any, text: str = "text", stop: int | None = None) -> Any:
+        def made() -> Iterator[dict[str, Any]]:
+            for place, n in enumerate(numbers):
+                if place == stop:
+                    raise RuntimeError("stopped")
+                yield {"n": n, "text": text * 20, "x": np.arange(n % 7 + 1)}
+
+        return made
+
+    def packed(*args: Any, **options: Any) -> Manifest:
+        return pack_shards(stream(*args, **options), tmp_path / "out", format=format, size="2 kB")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        packed(range(100), stop=70)
+    for other in (range(99, -1, -1), [0, 1, 9, *range(3, 100)]):
+        with pytest.raises(
+            DataError, match=r"samples \d+ to \d+ are others than in the run that was stopped.*remove"
+        ):
+            packed(other)
+    with pytest.raises(DataError, match="are others than"):
+        packed(range(100), "other")
+    with pytest.raises(DataError, match=r"the stream has 5 samples, and \d+ were written before a stop"):
+        packed(range(5))
+    assert len(packed(range(100))) == 100
+    assert sorted(int(sample["n"]) for sample in samples(tmp_path / "out")) == list(range(100))
+
+
 KILLED = """
 import sys
 from pipegraph.storage import pack_shards

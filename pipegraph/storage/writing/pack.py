@@ -130,10 +130,8 @@ def _pack_stream(
 ) -> Manifest:
     with ShardWriter(target, format, nbytes, source="stream") as writer:
         if not writer.complete:
-            done, shards = writer.written, writer.shards
-            for number, sample in enumerate(stream):
-                if number < done:
-                    continue
+            shards = writer.shards
+            for sample in writer._read_again(stream):
                 writer.write(sample)
                 if progress and writer.shards != shards:
                     shards = writer.shards

@@ -49,6 +49,7 @@ class PackFolder(Closing):
         self.folder = os.path.abspath(os.path.expanduser(path_of(folder, "the folder for the shards")))
         self.settings = json.loads(json.dumps(settings))
         self.finished: dict[int, PartIndex] = {}
+        self.checksums: dict[int, int] = {}  # of the samples of shards, where those come from a stream
         self.kinds: dict[str, str] | None = None
         self._journal: Journal | None = None
         self._journal_path = Path(unfinished_pack(self.folder) or os.path.join(self.folder, JOURNAL))
@@ -169,6 +170,8 @@ class PackFolder(Closing):
             index = PartIndex.from_json({**record["index"], "uri": uri})
             if os.path.isfile(uri) and os.path.getsize(uri) == index.part.size:
                 self.finished[int(record["shard"])] = index
+                if "checksum" in record:
+                    self.checksums[int(record["shard"])] = record["checksum"]
 
     def _remove_partial(self) -> None:
         written_at_once = tuple(
@@ -188,10 +191,10 @@ class PackFolder(Closing):
             self.kinds = kinds
             self._note({"kinds": kinds})
 
-    def add(self, number: int, index: PartIndex) -> None:
+    def add(self, number: int, index: PartIndex, checksum: int | None = None) -> None:
         """A shard is finished."""
         record = {**index.to_json(), "uri": os.path.basename(index.part.uri)}
-        self._note({"shard": number, "index": record})
+        self._note({"shard": number, "index": record, **({} if checksum is None else {"checksum": checksum})})
         self.finished[number] = index
 
     def finish(self, encoder: Encoder) -> Manifest:

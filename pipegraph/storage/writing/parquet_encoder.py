@@ -55,7 +55,8 @@ class ParquetEncoder(Encoder):
                     f"field {field!r}: Parquet keeps lists of numbers, not arrays of shape {value.shape}; write mds, "
                     "or flatten them"
                 )
-            row.append(value)
+            # Rows wait for their group, and the loop may use its array for the next sample.
+            row.append(value.copy() if isinstance(value, np.ndarray) else value)
         if not row:
             raise DataError(f"sample {number} has no fields: without a column Parquet has no rows")
         return row
