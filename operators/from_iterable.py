@@ -33,6 +33,9 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
     Give a callable to create a new iterable for each epoch; if it has a parameter ``epoch``, it gets the epoch. A plain
     iterator can be read only once, so it is good for one epoch.
 
+    Items wait in queues and are not copied there. So yield new arrays: a buffer that is filled again for the next item
+    changes the items before it.
+
     On resume, the iterable is read again from its start, and the items already delivered are skipped. It must therefore
     yield the same items again. If the iterable or its iterator has ``state_dict()`` and ``load_state_dict(state)``, as
     Hugging Face's streaming datasets and torchdata's loaders have, it resumes from its own state instead. A Hugging

@@ -234,6 +234,9 @@ class _Function(Operator, UserFunctions):
 class Map(_Function, BundleMap):
     """Call a function on each item: ``Map(fn)``.
 
+    Results wait in queues and are not copied there. So return new arrays: a buffer that the function fills again for
+    the next item changes the results before it.
+
     Args:
         function: gets the plain item (a sample or a batch); with a parameter ``rng`` also the item's own
             ``numpy.random.Generator``. An ``async def`` function runs on the stage's event loop, as many at once as the

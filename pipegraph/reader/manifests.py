@@ -158,7 +158,7 @@ def find_manifest(
 def _usable(listed: Listed) -> Found | None:
     """The manifest beside parts, if it lists all of them as they are; a warning where it lists others."""
     parts, skipped, place, manifest = listed
-    if manifest is None or place is None or None in numbers_in(manifest.parts, parts):
+    if manifest is None or place is None:
         return None
     try:
         if parts[0].is_local:

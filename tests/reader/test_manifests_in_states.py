@@ -101,3 +101,12 @@ def test_a_manifest_of_parts_that_have_other_sizes_now_is_not_used(write_shards:
     os.utime(folder / "part-00.jsonl", (1, 1))
     with pytest.warns(PipegraphWarning, match="its manifest says"):
         assert len(loader_of(folder)) == 127
+
+
+def test_a_manifest_that_lacks_a_shard_is_not_ignored_in_silence(write_shards: Any) -> None:
+    folder = write_shards("jsonl")
+    build_manifest(sorted(folder.glob("*.jsonl"))[1:], folder / "manifest.json")
+    with pytest.warns(
+        PipegraphWarning, match=r"is not used: part 'part-00\.jsonl' is not in the manifest.*index the"
+    ):
+        assert len(loader_of(folder)) == 126

@@ -261,3 +261,13 @@ def test_a_compressed_shard_of_no_bytes_is_broken(tmp_path: Path, name: str) -> 
         samples(tmp_path / name)
     with pytest.raises(ShardError, match="it has 0 bytes"):
         index(tmp_path / name)
+
+
+def test_an_npy_file_with_a_second_array_behind_its_first_is_refused(tmp_path: Path) -> None:
+    with open(tmp_path / "a.npy", "wb") as file:
+        np.save(file, np.arange(6))
+        np.save(file, np.arange(6))
+    with pytest.raises(
+        ShardError, match=r"a\.npy: 176 bytes follow its array, \(6,\) of int64, .*one array per"
+    ):
+        samples(tmp_path / "a.npy")

@@ -298,6 +298,28 @@ def test_a_stopped_stream_is_continued_with_the_same_samples_or_refused(tmp_path
     assert sorted(int(sample["n"]) for sample in samples(tmp_path / "out")) == list(range(100))
 
 
+@pytest.mark.parametrize("inside", [".", "shards", "a/shards", ".."])
+def test_a_folder_is_not_packed_into_itself(tmp_path: Path, inside: str) -> None:
+    root = folder_of(tmp_path / "out/files", "a/x.jpg", "b/y.jpg")
+    if inside == "..":
+        pack_shards(root, root / "../shards", workers=1)
+        pack_shards(root, root / ".shards", workers=1)
+        return
+    with pytest.raises(DataError, match=r"lies in .*/files', whose files are packed: .*a folder beside it"):
+        pack_shards(root, root / inside, workers=1)
+    assert sorted(path.name for path in root.rglob("*.*")) == ["x.jpg", "y.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(1 << 70, r"\(int64\): int too big.*as text"), ("a\ud800", r"\(string\): .*surrogates")],
+)
+def test_what_parquet_has_no_place_for_names_its_own_sample(tmp_path: Path, value: Any, said: str) -> None:
+    given = [{"n": type(value)()}, {"n": value}, {"n": type(value)()}]
+    with pytest.raises(DataError, match=rf"sample 1: field 'n' has no place in its Parquet column {said}"):
+        pack_shards(given, tmp_path / "out", format="parquet", workers=1)
+
+
 KILLED = """
 import sys
 from pipegraph.storage import pack_shards

@@ -250,6 +250,11 @@ def _header(stream: Any, size: int, name: str) -> _Header:
         raise ShardError(
             f"{name}: says {shape} of {dtype}, {header.nbytes} bytes, but {size - header.data} follow"
         )
+    if (rest := size - header.data - header.nbytes) > 0:
+        raise ShardError(
+            f"{name}: {rest} bytes follow its array, {shape} of {dtype}, as if a second one had been saved into the "
+            "same file; save one array per file"
+        )
     return header
 
 

@@ -34,7 +34,7 @@ from pipegraph.units import parse_bytes
 from .encoder import Sample
 from .field_kinds import Kinds, kinds_of
 from .pack_folder import PackFolder, encoder_of
-from .pack_sources import PackedStream, PackSource, source_of
+from .pack_sources import FilesSource, PackedStream, PackSource, source_of
 from .shard_file import write_shard
 from .shard_writer import SIZE, ShardWriter
 from .tar_encoder import MARKER_NBYTES
@@ -110,6 +110,8 @@ def pack_shards(
         return _pack_stream(found, target, format, nbytes, progress)
     if not len(found):
         raise DataError("pack: the source has no samples")
+    if isinstance(found, FilesSource) and isinstance(source, str | os.PathLike) and os.path.isdir(source):
+        _refuse_within(source, target)
     settings = {"format": format, "size": nbytes, "source": found.describe(), "shuffle": shuffle}
     given = None
     if isinstance(source, PATHS):
@@ -123,6 +125,16 @@ def pack_shards(
         except OSError as error:
             goal.note_if_full(error)
             raise
+
+
+def _refuse_within(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Raises DataError for shards that would be written among the files, but not in a hidden folder."""
+    inside = os.path.relpath(os.path.realpath(os.path.expanduser(target)), os.path.realpath(source))
+    if inside == "." or not any(name.startswith(".") for name in inside.split(os.sep)):
+        raise DataError(
+            f"pack: the folder for the shards, {os.fspath(target)!r}, lies in {os.fspath(source)!r}, whose files are "
+            "packed: the next call would pack the shards too. Choose a folder beside it"
+        )
 
 
 def _pack_stream(

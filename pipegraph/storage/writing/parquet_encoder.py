@@ -25,7 +25,8 @@ class ParquetEncoder(Encoder):
         super().__init__(kinds, size)
         self._arrow = extra_module("pyarrow", "shards", "writing Parquet")
         self._parquet = extra_module("pyarrow.parquet", "shards", "writing Parquet", "pyarrow")
-        self._schema = self._arrow.schema([(name, self._type(name, kind)) for name, kind in kinds.items()])
+        self._types = {name: self._type(name, kind) for name, kind in kinds.items()}
+        self._schema = self._arrow.schema(list(self._types.items()))
 
     def _type(self, field: str, kind: str) -> Any:
         arrow = self._arrow
@@ -49,7 +50,17 @@ class ParquetEncoder(Encoder):
 
     def encode(self, sample: Sample, number: int) -> list[Any]:
         row = []
-        for field, _, value in fitted_fields(sample, self.kinds, number):
+        for field, kind, value in fitted_fields(sample, self.kinds, number):
+            try:
+                if value.__class__ is int and kind == "int":
+                    value.to_bytes(8, "little", signed=True)
+                elif value.__class__ is str:
+                    value.encode()
+            except (OverflowError, UnicodeEncodeError) as error:
+                raise DataError(
+                    f"sample {number}: field {field!r} has no place in its Parquet column ({self._types[field]}): "
+                    f"{error}; write it as {'text' if kind == 'int' else 'bytes'}"
+                ) from error
             if isinstance(value, np.ndarray) and value.ndim != 1:
                 raise DataError(
                     f"field {field!r}: Parquet keeps lists of numbers, not arrays of shape {value.shape}; write mds, "
