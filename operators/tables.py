@@ -114,7 +114,7 @@ def _arrow_table(given: Any) -> tuple[Any, Int64Array | None]:
         _refuse_twice(given.columns, list(given.columns))
         try:
             return arrow.Table.from_pandas(given, preserve_index=False), None
-        except arrow.ArrowException as error:  # it has the column's name
+        except (arrow.ArrowException, TypeError, OverflowError) as error:  # most have the column's name
             said = "; ".join(map(str, error.args))
             raise GraphError(f"FromTable: {said}; give its values one type, or use FromSequence") from error
     if datasets is not None and isinstance(given, datasets.Dataset):

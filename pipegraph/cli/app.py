@@ -277,6 +277,8 @@ def run(arguments: Sequence[str]) -> int:
             message: str = error.format_message()  # type: ignore[attr-defined]
             if message.startswith("No such command") and message.endswith("'."):
                 message += f" There are {', '.join(command.list_commands(None))}."  # type: ignore[attr-defined]
+            if not arguments:
+                return 2  # the help was printed
             return _fail(message.rstrip(".") + _hint(arguments, command), 2)
         return _fail(f"{type(error).__name__} at {_place(error)}: {_line(error)}", 1)
 

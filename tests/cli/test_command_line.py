@@ -495,3 +495,9 @@ def test_where_a_profile_cannot_be_written_is_said_before_it_runs(pipeline, caps
         target = str(tmp_path / where)
         assert main(["profile", f"{pipeline}:graph", "--seconds", "600", option, target]) == 2
         assert said in printed(capsys).err
+
+
+def test_a_line_without_a_command_prints_the_commands_and_nothing_else(capsys):
+    assert main([]) in (0, 2)  # by the version of typer
+    captured = printed(capsys)
+    assert "doctor" in captured.out and not captured.err

@@ -206,6 +206,9 @@ def test_data_frames_are_tables() -> None:
     pandas = pytest.importorskip("pandas", reason="the extra test brings it")
     with pytest.raises(GraphError, match=r"FromTable: .*column odd .*; give its values one type"):
         ops.FromTable(pandas.DataFrame({"odd": [{"a": 1}, [1]]}))
+    for odd in (pandas.Series([1 << 70]), pandas.arrays.SparseArray([0, 1])):
+        with pytest.raises(GraphError, match=r"FromTable: .*; give its values one type"):
+            ops.FromTable(pandas.DataFrame({"odd": odd}))
     frame = pandas.DataFrame({"n": [1, 2, 3], "name": ["a", "b", "c"]}, index=[7, 8, 9])
     (found,) = batches(ops.FromTable(frame))
     assert found["n"].tolist() == [1, 2, 3]
