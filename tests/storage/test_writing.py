@@ -316,7 +316,9 @@ def test_a_folder_is_not_packed_into_itself(tmp_path: Path, inside: str) -> None
 )
 def test_what_parquet_has_no_place_for_names_its_own_sample(tmp_path: Path, value: Any, said: str) -> None:
     given = [{"n": type(value)()}, {"n": value}, {"n": type(value)()}]
-    with pytest.raises(DataError, match=rf"sample 1: field 'n' has no place in its Parquet column {said}"):
+    with pytest.raises(
+        DataError, match=rf"sample 1: field 'n': a value has no place in its Parquet column {said}"
+    ):
         pack_shards(given, tmp_path / "out", format="parquet", workers=1)
 
 

@@ -58,8 +58,8 @@ class ParquetEncoder(Encoder):
                     value.encode()
             except (OverflowError, UnicodeEncodeError) as error:
                 raise DataError(
-                    f"sample {number}: field {field!r} has no place in its Parquet column ({self._types[field]}): "
-                    f"{error}; write it as {'text' if kind == 'int' else 'bytes'}"
+                    f"sample {number}: field {field!r}: a value has no place in its Parquet column "
+                    f"({self._types[field]}): {error}; write it as {'text' if kind == 'int' else 'bytes'}"
                 ) from error
             if isinstance(value, np.ndarray) and value.ndim != 1:
                 raise DataError(
