@@ -20,7 +20,8 @@ from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning
 from pipegraph.loader.lengths import check_promised, promised
-from pipegraph.loader.position import Progress, RowsInDelivery
+from pipegraph.loader.place import RowsInDelivery
+from pipegraph.loader.position import Progress
 from pipegraph.loader.runs import Runs
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pipegraph.contracts import Fact, Operator
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.errors import GraphError
 from pipegraph.loader.options import LoaderOptions
-from pipegraph.loader.position import Place
+from pipegraph.loader.place import Place
 from pipegraph.planning.plan import Plan, StagePlan
 
 

@@ -32,7 +32,7 @@ from pipegraph.loader.delivered import VERSION
 from pipegraph.loader.epoch_pass import Pass
 from pipegraph.loader.lengths import length_of, warn_of_unequal
 from pipegraph.loader.options import LoaderOptions as LoaderOptions
-from pipegraph.loader.position import Place
+from pipegraph.loader.place import Place
 from pipegraph.loader.runs import Runs, warn_of_unsaved
 from pipegraph.planning.plan import Wiring
 from pipegraph.planning.tunable import tune_all, why_not_tuned

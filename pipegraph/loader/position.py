@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipegraph.capabilities import Resumable, UserData
 from pipegraph.chunk import Chunk, Cursor, Lineage
@@ -21,181 +20,17 @@ from pipegraph.durations import Stopwatch
 from pipegraph.engine.run import Run
 from pipegraph.engine.stage.kept import encode_state
 from pipegraph.engine.stage.ledger import Ledger
-from pipegraph.engine.stage.restore import Resume, restarts
-from pipegraph.engine.stage.snapshots import Snapshots
+from pipegraph.engine.stage.restore import restarts
 from pipegraph.errors import PipegraphWarning
 from pipegraph.loader import delivered as record
-from pipegraph.loader.delivered import Reached
+from pipegraph.loader.place import Place
 from pipegraph.planning.plan import Plan
-
-if TYPE_CHECKING:
-    from pipegraph.loader.state import Restored
 
 LEFT_EARLY = (
     "stage {!r}: a pass over its iterable, or its sampler, was left before its end (a break, a failure, or another "
     "loader still reads it), so the loader's state cannot say where the next pass begins: a resume from it begins "
     "where the given object does. Save the state inside the loop, or after a pass that has ended"
 )
-
-
-class RowsInDelivery:
-    """The rows of one bundle: those that are still in ``remaining`` were not delivered.
-
-    Attributes:
-        remaining: ``popleft`` is atomic in any thread, without the GIL too. None once closed.
-        count: how many rows there are.
-    """
-
-    __slots__ = ("_afters", "_before", "_delivered", "count", "remaining")
-
-    def __init__(self, rows: list[Any], before: Reached, afters: Sequence[Cursor]) -> None:
-        self.remaining: Any = deque(rows)
-        self.count = len(rows)
-        self._before = before
-        self._afters = afters
-        self._delivered = 0
-
-    @property
-    def delivered(self) -> int:
-        """How many of the rows were delivered."""
-        remaining = self.remaining
-        return self._delivered if remaining is None else self.count - len(remaining)
-
-    @property
-    def reached(self) -> Reached:
-        """The position after the last delivered row."""
-        delivered = self.delivered
-        if not delivered:
-            return self._before
-        _, steps, samples = self._before
-        return self._afters[delivered - 1], steps + delivered, samples + delivered
-
-    def close(self) -> None:
-        """Drop the remaining rows; they are not delivered."""
-        self._delivered = self.delivered
-        self.remaining = None
-
-
-class Place:
-    """A position in one epoch: what of it has been delivered.
-
-    Attributes:
-        rows: the bundle in delivery; None if chunks are delivered one by one.
-        delivered: the delivered samples, if a stage above runs with ``ordered=False``; else None.
-        start: the position at which the epoch was entered; its ``stream`` is None for this rank's own part.
-        later: parts of other ranks that this rank delivers afterwards.
-        nothing: this rank has no part: there are more ranks than parts to resume.
-        restored: whether it comes from a state.
-        failed: whether the pass over it has ended with a stage's failure.
-        first: chunks of the epoch that this rank had delivered when it entered here.
-        dealt: chunks of the epoch that it had delivered when what was left was dealt to the ranks that there are; None
-            where the plan's numbers say nothing of what is left: the graph was changed, or others' parts are continued.
-        before: chunks and samples that the loader had delivered when it entered here.
-        snapshots: of the sources' iterators, from the run that resumes here.
-        anew: states of the sources' iterators at its start, if none of the run is known yet; None where that is not
-            known because a pass was left early.
-        beginnings: of the sources' iterators, at the start of the epoch, as a state has them.
-        floors: per source, the step before which ``delivered`` no longer holds that run's samples.
-    """
-
-    __slots__ = (
-        "_reached anew before beginnings dealt delivered epoch failed first floors rows later nothing restored "
-        "snapshots start"
-    ).split()
-
-    def __init__(
-        self,
-        epoch: int,
-        start: Resume = Resume(),  # noqa: B008 (frozen)
-        steps: int = 0,
-        dealt: int | None = 0,
-    ) -> None:
-        self.epoch = epoch
-        self.start = start
-        self.first = steps
-        self.dealt = dealt
-        self.before = 0, 0
-        self._reached: Reached = start.cursor, steps, 0
-        self.rows: RowsInDelivery | None = None
-        self.delivered = record.Delivered(self._reached, start.delivered) if start.delivered else None
-        self.later: tuple[Resume, ...] = ()
-        self.nothing = False
-        self.restored = False
-        self.failed = False
-        self.snapshots: Mapping[str, Snapshots] | None = None
-        self.anew: Mapping[str, Any] = {}
-        self.beginnings: Mapping[str, Any] = {}
-        self.floors: dict[str, int] = {}
-
-    @property
-    def words(self) -> str:
-        """Where it is, in words that are equal on ranks that share the epochs: their states may differ in steps."""
-        if not self.restored:
-            return f"epoch {self.epoch}"
-        ranks = ", then ".join(str(ranks) for ranks, _ in self.start.history)
-        return "a state" + (f" of {ranks} ranks" if ranks else "")
-
-    @property
-    def reached(self) -> Reached:
-        """What was delivered of the epoch."""
-        if self.delivered is not None:
-            return self.delivered.reached
-        rows = self.rows
-        return self._reached if rows is None else rows.reached
-
-    @property
-    def steps(self) -> int:
-        """How many chunks of the epoch this rank has delivered, also at other world sizes and in the graph before."""
-        return self.reached[1]
-
-    def advance(self, cursor: Cursor, samples: int) -> None:
-        """Another chunk was delivered; not used if ``delivered`` is set."""
-        _, steps, before = self._reached
-        if self.rows is not None:  # all of them: they come first
-            steps, before = steps + self.rows.count, before + self.rows.count
-        self._reached = cursor, steps + 1, before + samples
-        self.rows = None
-
-    def take(self, rows: list[Any], afters: Sequence[Cursor]) -> RowsInDelivery:
-        """Deliver these rows next, from ``remaining``, which also counts them."""
-        self.rows = taken = RowsInDelivery(rows, self.reached, afters)
-        return taken
-
-    @staticmethod
-    def restored_to(found: Restored, own: tuple[int, int]) -> Place:
-        """Where a state has left off."""
-        place = Place.within(found.epoch, found.streams, own, found.steps, found.dealt)
-        place.start = replace(place.start, iterators=found.iterators)
-        place.beginnings = found.beginnings
-        place.restored = True
-        return place
-
-    @staticmethod
-    def within(
-        epoch: int, streams: Sequence[Resume], own: tuple[int, int], steps: int, dealt: int | None
-    ) -> Place:
-        """Inside an epoch, at the first of some streams, with the others to follow; without streams nothing is left."""
-        first = streams[0] if streams else Resume()
-        place = Place(epoch, replace(first, stream=None) if first.stream == own else first, steps, dealt)
-        place.nothing = not streams
-        place.later = tuple(streams[1:])
-        return place
-
-    def read(self) -> tuple[Reached, dict[Any, set[Lineage]]]:
-        """What was delivered of the epoch, and the samples delivered beyond its cursor."""
-        delivered = self.delivered
-        return (self.reached, {}) if delivered is None else delivered.read()
-
-    @property
-    def begun(self) -> bool:
-        """Whether a pass from here delivers anything other than a whole epoch of this rank."""
-        (cursor, *_), rows = self.read()
-        return cursor is not None or bool(rows or self.start.history or self.start.stream or self.nothing)
-
-    def resume(self) -> Resume:
-        """The starting point of a run that resumes from here."""
-        (cursor, *_), rows = self.read()
-        return replace(self.start, cursor=cursor, delivered=rows)
 
 
 class Progress:

@@ -19,7 +19,8 @@ from pipegraph.errors import LoaderClosedError, PipegraphWarning
 from pipegraph.loader.given_data import GivenData
 from pipegraph.loader.lengths import check_counts_known
 from pipegraph.loader.options import LoaderOptions
-from pipegraph.loader.position import Place, Progress
+from pipegraph.loader.place import Place
+from pipegraph.loader.position import Progress
 from pipegraph.loader.ranks import agree_on_seed
 from pipegraph.machine import available_memory
 from pipegraph.nested_samplers import keeps_state
