@@ -21,7 +21,8 @@ from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning
 from pipegraph.testing.outcome import DeliveredChunk, Outcome, assert_equal_chunks, run_pass, samples
 
 EXAMPLES = int(os.environ.get("PIPEGRAPH_FUZZ_EXAMPLES", "30"))
-DEADLINE_S = 300
+DEADLINE_S = 1800
+"""Of one example, which takes seconds: on a starved machine one that was alive took more than 300."""
 
 fuzzed = settings(
     max_examples=EXAMPLES,

@@ -5,13 +5,16 @@ from itertools import combinations
 import pytest
 
 PROGRAM = """
-import os, signal, sys, threading
+import faulthandler, os, signal, sys, threading
 import pipegraph as pg
 from pipegraph import operators as ops
 
 closed, interpreter, when, found = sys.argv[1], sys.argv[2] == "True", sys.argv[3], sys.argv[4]
 signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))  # ends a program that hangs
 signal.alarm(int(sys.argv[5]))
+stacks = open(found + ".stacks", "w")
+os.dup2(stacks.fileno(), 100)  # a number that is closed by nobody
+faulthandler.dump_traceback_later(int(sys.argv[5]) - 20, file=100)
 ends = threading.Event()
 if interpreter:  # of a trainer with threads no worker is forked
     threading.Thread(target=ends.wait).start()
@@ -47,6 +50,9 @@ with open(found, "w") as file:
 ends.set()
 """
 
+HANGS_S = 240
+"""Less than what `programs` waits; 20 s before it, a program that hangs writes all its stacks."""
+
 CLOSED = ["".join(each) for count in (1, 2, 3) for each in combinations("012", count)]
 
 
@@ -65,7 +71,7 @@ def test_so_they_do_if_these_are_closed_between_two_passes(programs, tmp_path):
 
 
 def check(programs, folder, *arguments):
-    done = programs.run(PROGRAM, *arguments, folder / "found", 90, start_new_session=True)
-    assert done.returncode == 0, done.stderr
+    done = programs.run(PROGRAM, *arguments, folder / "found", HANGS_S, start_new_session=True)
+    assert done.returncode == 0, (done.stderr, (folder / "found.stacks").read_text())
     assert (folder / "found").read_text() == "[78, 78, 78, 78]"
     assert not done.stderr.replace("printed", "")
