@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from pipegraph.backends import BackendName, backend_of
 from pipegraph.capabilities import functions_of
 from pipegraph.contracts import Component, FanIn, Operator, Source
+from pipegraph.error_policy import Policy
 from pipegraph.errors import GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import integer
 from pipegraph.parameters import carried, plain_parameters
-from pipegraph.policies import Policy
 from pipegraph.stage_spec import RESERVED, Edge, StageSpec
 from pipegraph.units import parse_bytes
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from pipegraph.backends import BACKENDS, THREAD, StageBackend, backend_of
 from pipegraph.contracts import FanOut, Operator, Source
+from pipegraph.error_policy import ErrorPolicy, Policy, check_policy, policy
 from pipegraph.errors import GraphError
 from pipegraph.integers import integer
-from pipegraph.policies import ErrorPolicy, Policy, check_policy, policy
 
 RESERVED = ("(output)", "consumer")
 """What states and profiles name beside stages."""

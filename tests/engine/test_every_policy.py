@@ -17,8 +17,8 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.capabilities import RowOperator
 from pipegraph.engine.stage.budgets import exceeded
+from pipegraph.error_policy import ErrorPolicy, policy
 from pipegraph.errors import DataError, GraphError
-from pipegraph.policies import ErrorPolicy, policy
 from tests.engine.breaking_stages import Broken, collect
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 DESCRIBED = """
-    pipegraph backends batches bundle capabilities chunk components concurrency contracts errors
+    pipegraph backends batches bundle capabilities chunk components concurrency contracts error_policy errors
     fingerprints foreign_arguments forks graph hashed_keys html importing integers parameters planning
-    planning.kind planning.plan policies stage_spec stopping tree units
+    planning.kind planning.plan stage_spec stopping tree units
 """
 OPERATORS = """
     engine engine.activity global_generators nested_samplers operators operators.batching operators.collate

@@ -17,6 +17,7 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.stage.failure_notes import explain, log_first
 from pipegraph.engine.stage.stage_context import StageContext
 from pipegraph.engine.stage_worker import Worker
+from pipegraph.error_policy import check_instead
 from pipegraph.errors import (
     BudgetError,
     GraphError,
@@ -28,7 +29,6 @@ from pipegraph.errors import (
 )
 from pipegraph.global_generators import Draws, drawing
 from pipegraph.planning.plan import lineage_above
-from pipegraph.policies import check_instead
 from pipegraph.tree import copy_containers
 
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from pipegraph import operators as ops
 from pipegraph.backends import BackendName
 from pipegraph.contracts import Operator, Source
+from pipegraph.error_policy import Policy
 from pipegraph.graph import Graph, Node
 from pipegraph.order import StridedOrder
-from pipegraph.policies import Policy, Retry, Skip
+from pipegraph.policies import Retry, Skip
 from random_graphs.own_operators import ROUTES, Backwards, Counted, InSequence, InTurn, Shuffled
 from random_graphs.stage_functions import (
     CountingSampler,
