@@ -108,8 +108,9 @@ class Counter(data.Dataset[int]):
         return 2
 
     def __getitem__(self, index: int) -> int:
-        self.counts[0] += 1
-        return int(self.counts[0])
+        counts = self.counts[0] if isinstance(self.counts, tuple) else self.counts
+        counts[0] += 1
+        return int(counts[0])
 
 
 @pytest.mark.parametrize("kind", SHARED)
@@ -120,6 +121,8 @@ def test_memory_that_a_dataset_shares_stays_shared(kind: str, tmp_path: Path) ->
     dataset.counts[0] = 7
     assert list(loader) == [8, 9]
     assert dataset.counts[0] == 9
+    # Torch's own workers, which have no states of streams, are for what cannot be passed on.
+    assert loader._inherits == (kind not in ("tensor", "parameter"))
 
 
 def test_memory_of_its_own_or_that_nobody_writes_to_is_sent() -> None:
@@ -140,7 +143,7 @@ def test_memory_of_its_own_or_that_nobody_writes_to_is_sent() -> None:
 
 
 def test_a_graph_says_that_its_processes_get_a_copy_of_what_is_shared() -> None:
-    dataset = Counter(torch.zeros(1).share_memory_())
+    dataset = Counter(np.frombuffer(mp.RawArray("d", 1)))
     graph = pg.Graph("g")
     graph.add(ops.FromSequence(dataset), name="rows", backend="process")
     with (
@@ -149,6 +152,53 @@ def test_a_graph_says_that_its_processes_get_a_copy_of_what_is_shared() -> None:
     ):
         assert list(loader) == [1, 2]
     assert dataset.counts[0] == 0
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_processes_of_a_graph_share_tensors_that_a_dataset_shares(isolate: bool, no_leaks: Any) -> None:
+    memory = torch.zeros(8).share_memory_()
+    dataset = Counter((memory[3:5], memory))  # two tensors of one storage
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(dataset), backend="thread" if isolate else "process")
+    for start in (0, 20):
+        memory[3] = start
+        with graph.loader(isolate=isolate) as loader:
+            assert list(loader) == [start + 1, start + 2]
+        assert memory.tolist() == [0, 0, 0, start + 2, 0, 0, 0, 0]
+
+
+def test_a_stream_that_shares_its_epoch_keeps_its_state() -> None:
+    """As Hugging Face's do, so that persistent workers have it."""
+
+    class Stream(data.IterableDataset[int]):
+        def __init__(self) -> None:
+            self.epoch = torch.tensor(0).share_memory_()
+            self.at = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch += epoch - self.epoch
+
+        def __iter__(self) -> Iterator[int]:
+            while self.at < 8:
+                self.at += 1
+                yield 100 * int(self.epoch) + self.at
+            self.at = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"at": self.at, "epoch": int(self.epoch)}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.at = state["at"]
+
+    loader = pg.DataLoader(Stream(), 2, num_workers=1, persistent_workers=True)
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        assert [batch.tolist()[1] for batch in loader] == [100 * epoch + number for number in (2, 4, 6, 8)]
+    loader.set_epoch(2)
+    batches = iter(loader)
+    next(batches)
+    (again := pg.DataLoader(Stream(), 2, num_workers=1)).load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in again] == [batch.tolist() for batch in batches]
 
 
 class Delegates(data.Dataset[int]):

@@ -172,7 +172,7 @@ def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    data, fds, _, _ = socket.recv_fds(sock, _ROOM, 16)
+    data, fds, _, _ = socket.recv_fds(sock, _ROOM, 64)
     if not data:
         raise EOFError("the process that starts workers is gone")
     return data, fds

@@ -159,7 +159,9 @@ class ProcessHost(Host):
             undo_stack = undo.enter_context(contextlib.ExitStack())
             undo_stack.callback(os.close, stack)
             try:
-                child = self._zygote.spawn(self.entry, [page_fd, stack, self._sealed.fd, *self.extra], wake)
+                child = self._zygote.spawn(
+                    self.entry, [page_fd, stack, *self.extra, *self._sealed.descriptors], wake
+                )
             except zygote.GONE:
                 raise Died(exit_reason(None), NOTHING, "") from None
             undo_stack.pop_all()

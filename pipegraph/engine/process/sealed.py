@@ -10,6 +10,7 @@ import mmap
 import os
 import pickle
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ from pipegraph.device.slabs import aligned
 from pipegraph.engine.process.segments import OwnMemory, anonymous_file
 from pipegraph.engine.process.wire import TreePickler, set_apart
 from pipegraph.errors import NotPicklableError, PipegraphWarning
+
+MOST_SHARED = 32
+"""Storages of tensors in shared memory, whose descriptors a process gets; their number in a message is limited."""
 
 
 class Sealed:
@@ -39,6 +43,7 @@ class Sealed:
             pickler.dump(value)
         except Exception as error:
             raise cannot_be_sent(value, stage, error, instead) from error
+        self._storages = pickler.storages
         if pickler.shared:
             warnings.warn(
                 f"stage {stage!r}: its processes get a copy of {pickler.shared}: they do not see what is written there "
@@ -62,12 +67,16 @@ class Sealed:
             self.close()
             raise
 
+    @property
+    def descriptors(self) -> list[int]:
+        """That of the object, and those of the shared storages in it, which these own."""
+        return [self.fd, *(storage._share_fd_cpu_()[0] for storage in self._storages)]
+
     def close(self) -> None:
         """Close our descriptor; other processes keep theirs."""
-        fd, self.fd = (
-            self.fd,
-            -1,
-        )  # before it is closed: a Ctrl-C meanwhile must not have the number closed again
+        self._storages.clear()
+        # Before it is closed: a Ctrl-C meanwhile must not have the number closed again.
+        fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
@@ -84,10 +93,16 @@ class _SealingPickler(TreePickler):
         self._copies = copies
         self._checked: set[type] = set()
         self.shared = ""
+        self.storages: list[Any] = []
+        self._numbers: dict[int, int] = {}  # of storages, by address
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
-        if isinstance(value, torch.Tensor | np.ndarray):
+        if (
+            isinstance(value, torch.Tensor | np.ndarray) and kind is not torch.nn.Parameter
+        ):  # which has a tensor
+            if kind is torch.Tensor and (attached := self._attached(value)) is not None:
+                return attached
             if not self.shared and _is_shared(value):
                 self.shared = f"a {kind.__name__} in memory that processes share"
                 if not self._copies:
@@ -99,13 +114,35 @@ class _SealingPickler(TreePickler):
             _check_rebuilt(kind)
         return super().reducer_override(value)
 
+    def _attached(self, tensor: Any) -> Any:
+        """How a process attaches to the shared memory of a tensor; None if it is not of the kind that has a name."""
+        if not _is_shared(tensor) or _multiprocessing.get_sharing_strategy() != "file_descriptor":
+            return None
+        storage = tensor.untyped_storage()
+        number = self._numbers.get(storage.data_ptr(), len(self.storages))
+        if number == len(self.storages):
+            if number >= MOST_SHARED or storage._share_fd_cpu_()[0] < 0:
+                return None
+            self._numbers[storage.data_ptr()] = number
+            self.storages.append(storage)
+        place = tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+        return _attach, (number, storage.nbytes(), place, tensor.requires_grad and tensor.is_leaf)
+
+
+def _attach(number: int, nbytes: int, place: tuple[Any, ...], grad: bool) -> torch.Tensor:
+    dtype, *rest = place
+    storage: Any = _attaching[number]
+    if type(storage) is int:
+        storage = _attaching[number] = _storage._new_shared_fd_cpu(storage, nbytes)
+    made = torch.empty(0, dtype=dtype).set_(storage, *rest)
+    return made.requires_grad_() if grad else made
+
 
 def _is_shared(value: Any) -> bool:
     """Whether what is written to a tensor or an array is seen by other processes."""
     while isinstance(value, np.ndarray):
-        if (
-            not value.flags.writeable or getattr(value, "mode", None) == "c"
-        ):  # of a memmap: copied when written to
+        copied = getattr(value, "mode", None) == "c"  # of a memmap: when it is written to
+        if copied or not value.flags.writeable:
             return False
         value = value.base
     tensor: Any = value
@@ -143,14 +180,26 @@ def cannot_be_sent(
     )
 
 
-def unseal(fd: int, spans: list[tuple[int, int]]) -> Any:
-    """Unpickle the object, in another process; closes ``fd``."""
+_multiprocessing: Any = torch.multiprocessing
+_storage: Any = torch.UntypedStorage
+_attaching: list[Any] = []
+"""While an object is unsealed: the descriptors of shared storages, and the storages once they are attached."""
+
+
+def unseal(fd: int, spans: list[tuple[int, int]], shared: Sequence[int] = ()) -> Any:
+    """Unpickle the object, in another process, by its main thread; closes ``fd`` and those of ``shared`` storages."""
     memory: Any = np.frombuffer(
         OwnMemory(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE), np.uint8
     )
     os.close(fd)
     parts = [memoryview(memory)[start : start + nbytes] for start, nbytes in spans]
-    return pickle.loads(parts[0], buffers=parts[1:])
+    _attaching[:] = shared
+    try:
+        return pickle.loads(parts[0], buffers=parts[1:])
+    finally:
+        _attaching.clear()
+        for each in shared:
+            os.close(each)
 
 
 def _culprit(value: Any, error: Exception) -> str:

@@ -14,7 +14,7 @@ from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.remote.worker import OperatorCounts, Page
 
 
-def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> None:
+def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, *shared: int) -> None:
     """Called in the process that the zygote forked, with the zygote's signal handlers. Opens what the first message
     says, and serves the calls that follow."""
     write_stacks(stack_fd)
@@ -23,7 +23,7 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int) -> No
         spans, contexts, pack, single = port.receive()
         try:
             worker = opened_worker(
-                page, partial(unseal, sealed_fd, spans), contexts, pack, single, counts, port.slab
+                page, partial(unseal, sealed_fd, spans, shared), contexts, pack, single, counts, port.slab
             )
         except BaseException as error:
             answer(port, Carried(error), {})

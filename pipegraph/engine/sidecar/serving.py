@@ -287,7 +287,9 @@ class Serving:
         return [] if run is None else list(run.positions_of(source, steps, epoch))
 
 
-def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, control_fd: int) -> None:
+def main(
+    sock: socket.socket, page_fd: int, stack_fd: int, control_fd: int, sealed_fd: int, *shared: int
+) -> None:
     """Main function of the sidecar, called in the process that the zygote forked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     write_stacks(stack_fd)
@@ -296,7 +298,7 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, contr
     try:
         spans, facts = port.receive()
         try:
-            plan: Plan = unseal(sealed_fd, spans)
+            plan: Plan = unseal(sealed_fd, spans, shared)
             if any(stage.backend.forked for stage in plan.running):
                 borrowed = zygote.borrow()  # before any thread starts
             serving = Serving(SidecarRuntime(plan, facts, port.slab))
