@@ -21,7 +21,7 @@ from pipegraph.engine.process.segments import OwnMemory, anonymous_file
 from pipegraph.engine.process.wire import TreePickler, set_apart
 from pipegraph.errors import NotPicklableError, PipegraphWarning
 
-MOST_SHARED = 32
+MAX_SHARED = 32
 """Storages of tensors in shared memory, whose descriptors a process gets; their number in a message is limited."""
 
 
@@ -121,7 +121,7 @@ class _SealingPickler(TreePickler):
         storage = tensor.untyped_storage()
         number = self._numbers.get(storage.data_ptr(), len(self.storages))
         if number == len(self.storages):
-            if number >= MOST_SHARED or storage._share_fd_cpu_()[0] < 0:
+            if number >= MAX_SHARED or storage._share_fd_cpu_()[0] < 0:
                 return None
             self._numbers[storage.data_ptr()] = number
             self.storages.append(storage)
