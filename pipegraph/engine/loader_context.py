@@ -14,9 +14,9 @@ from pipegraph.engine.meter import Meter
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.tracing import Tracer
-from pipegraph.measured import Totals
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.stopping import Stopping
+from pipegraph.totals import Totals
 
 
 class LoaderContext(ABC):

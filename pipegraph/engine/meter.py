@@ -11,7 +11,7 @@ from pipegraph.durations import BATCH, Durations, Stopwatch
 from pipegraph.engine.activity import count_wakes
 from pipegraph.engine.tracing import Tracer
 from pipegraph.machine import scheduled
-from pipegraph.measured import COUNTERS
+from pipegraph.totals import COUNTERS
 
 
 class Meter:

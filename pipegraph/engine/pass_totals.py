@@ -19,7 +19,7 @@ from pipegraph.engine.loader_context import LoaderContext
 from pipegraph.engine.run import Run
 from pipegraph.engine.staffing import Staffing
 from pipegraph.machine import cores, scheduled
-from pipegraph.measured import COUNTERS, Totals, growth
+from pipegraph.totals import COUNTERS, Totals, growth
 
 if TYPE_CHECKING:
     from pipegraph.measured import Edge, Measured, QueueLook

@@ -11,10 +11,11 @@ from pipegraph.capabilities import ReadsStorage
 from pipegraph.durations import Durations
 from pipegraph.engine.stage.budgets import Quarantined
 from pipegraph.errors import GraphError
-from pipegraph.measured import COUNTERS, Edge, Measured, Totals
+from pipegraph.measured import Edge, Measured
 from pipegraph.measurements import StageCounts, StageProfile, measurements
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.planning.tunable import instead, why_one_worker
+from pipegraph.totals import COUNTERS, Totals
 
 from .bottleneck import (
     CONSUMER,

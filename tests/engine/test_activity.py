@@ -6,7 +6,7 @@ from time import perf_counter_ns
 from pipegraph.durations import Durations
 from pipegraph.engine.activity import Activity, Waiter
 from pipegraph.engine.meter import Meter
-from pipegraph.measured import COUNTERS
+from pipegraph.totals import COUNTERS
 
 
 def test_idle_is_told_once_when_the_last_running_thread_waits():

@@ -17,10 +17,10 @@ from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.sidecar.sidecar import CloseErrors, Sidecar, SidecarHost
 from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
-from pipegraph.measured import Totals
 from pipegraph.planning.isolation import Isolation, RemoteStages
 from pipegraph.planning.plan import StagePlan
 from pipegraph.stage_spec import StageSpec
+from pipegraph.totals import Totals
 
 CROSSED, COPIED = 4, 2
 """The trainer's share of the memory limit is 1/4 if it only receives chunks, 1/2 if it also copies them."""

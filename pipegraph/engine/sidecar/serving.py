@@ -36,8 +36,9 @@ from pipegraph.engine.stage.budgets import Quarantined
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.restore import Resume
 from pipegraph.engine.stage.snapshots import Snapshots
-from pipegraph.measured import Measured, Totals
+from pipegraph.measured import Measured
 from pipegraph.planning.plan import Plan
+from pipegraph.totals import Totals
 
 MAX_ITEMS = 64
 """Maximum number of items per answer: the cost of a call is shared by many small items."""
