@@ -643,3 +643,52 @@ def test_a_new_process_knows_what_other_ranks_had_consumed() -> None:
         found = [next(passing)]
         kill_its_process(loader)
         assert found + list(passing) == list(range(10, 2000))
+
+
+# -- the end of an input, and a resume behind it ---------------------------------------------------
+
+
+class Turns:
+    """A sampler, or a stream, that counts its epochs; its state says where it is."""
+
+    def __init__(self, count):
+        self.count = count
+        self.epoch = self.at = 0
+
+    def __len__(self):
+        return self.count
+
+    def __iter__(self):
+        while self.at < self.count:
+            self.at += 1
+            yield 10 * self.epoch + self.at
+        self.at, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state):
+        self.epoch, self.at = state["epoch"], state["at"]
+
+
+@pytest.mark.parametrize("kind", ["stream", "sampler"])
+@pytest.mark.parametrize("stop", [1, 2, 3, 5])
+def test_a_resume_behind_an_ended_input_still_ends_its_epoch(kind, stop):
+    """The fan-in no longer needs that input and drops the rest of it, here before it has begun."""
+
+    def graph():
+        graph = pg.Graph("g")
+        source = (
+            ops.FromIterable(Turns(2)) if kind == "stream" else ops.FromSequence(range(100), sampler=Turns(2))
+        )
+        graph.add(ops.Concat(), graph.add(source, backend="inline"), graph.add(ops.FromSequence([0, 0, 0])))
+        return graph
+
+    with graph().loader(epochs=2) as loader:
+        passing = iter(loader)
+        head = [next(passing) for _ in range(stop)]
+        state = loader.state_dict()
+    with graph().loader(epochs=2) as loader:
+        loader.load_state_dict(state)
+        epochs = [head + list(loader), list(loader)]
+    assert epochs == [[1, 2, 0, 0, 0], [11, 12, 0, 0, 0]]

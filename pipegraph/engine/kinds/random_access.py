@@ -90,7 +90,9 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
         filled = 0
         positions: Any = None
         begun: Callable[[], Any] | None = None
-        while stage.stop_epoch < epoch:
+        restores = resumable is not None and stage.snapshots.restores(epoch, run.first_epoch)
+        while restores or stage.stop_epoch < epoch:
+            restores = False
             group: Any = [] if sampled is None else DrawnRows([], [])
             failure: Failure | None = None
             try:

@@ -167,12 +167,13 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
         failure: Failure | None = None
         ended = False
         begins = resumable and stage.snapshots.begins(epoch, run.first_epoch)
-        while stage.stop_epoch < epoch and not ended and failure is None:
+        restores = resumable and stage.snapshots.restores(epoch, run.first_epoch)
+        while (restores or stage.stop_epoch < epoch) and not ended and failure is None:
             rows = pace.rows(step - began)
             if snapshots:  # taken between two items
                 rows = min(rows, SNAPSHOT_EVERY - step % SNAPSHOT_EVERY)
-            if begins:  # no state has an item of the epoch without the epoch's beginning
-                rows = 1
+            if begins or restores:  # no state has an item of the epoch without the epoch's beginning
+                rows, restores = 1, False
             unit.begin(0)
             unit.epoch, unit.step = epoch, step
             rows = unit.reserve(rows)

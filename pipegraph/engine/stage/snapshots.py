@@ -50,6 +50,14 @@ class Snapshots:
         """Whether the epoch's beginning is not known from the state that the run resumes from."""
         return epoch > first_epoch or self.first is None
 
+    def restores(self, epoch: int, first_epoch: int) -> bool:
+        """Whether the source is restored for this epoch.
+
+        It then begins it, also if nobody needs the rest: a fan-in that resumes behind this input drops what is left of
+        it, and the source would begin the next epoch from where the user's object stands.
+        """
+        return epoch == first_epoch and self.first is not None
+
     def restore(self, source: Any, epoch: int, first_epoch: int) -> None:
         """Restore the source from the run's snapshot, if the run begins in this epoch."""
         if epoch == first_epoch and self.first is not None:
