@@ -297,7 +297,7 @@ def unpack(data: bytes) -> Any:
     Raises:
         DataError: these bytes are damaged, or hold a type that this version of torch or NumPy does not know.
     """
-    if data[:4] != _MAGIC:
+    if data[:4] != _MAGIC or len(data) < 12:
         raise DataError("packed value: not one")
     if crc32(memoryview(data)[8:]).to_bytes(4, "little") != data[4:8]:
         raise DataError("packed value: its checksum does not match")

@@ -6,6 +6,7 @@ import array
 import ctypes
 import dis
 import io
+import mmap
 import pickle
 import sys
 import types
@@ -151,12 +152,22 @@ def _array_of(value: Any) -> Any:
 
 
 def _is_mapped(array: Any) -> bool:
-    """Whether an array is a file that the training loop cannot write to."""
+    """Whether an array is a file that the training loop cannot write to, or that was cut: reading it would end us."""
     while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap) and not array.flags.writeable:
+        if isinstance(array, np.memmap) and (not array.flags.writeable or _is_cut(array)):
             return True
         array = array.base
     return False
+
+
+def _is_cut(array: Any) -> bool:
+    """Whether the file of a memmap has become shorter than the map."""
+    mapped = getattr(array, "_mmap", None)
+    try:
+        begins = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+        return mapped is not None and mapped.size() < begins + len(mapped)
+    except (OSError, ValueError):  # it is closed
+        return True
 
 
 def _held(value: Any) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipegraph.estimates import estimate, is_unknown, of_objects
+from pipegraph.estimates import attributes_of, estimate, is_unknown, of_objects
 
 ATOMS = frozenset(
     {int, float, bool, complex, type(None), np.float32, np.float64, np.int64, np.int32, np.bool_}
@@ -60,8 +60,10 @@ def rebuilt(like: Any, entries: Sequence[Any]) -> Any:
     if isinstance(like, tuple):
         return _rebuilt_tuple(like, entries)
     if isinstance(like, list):
-        made = copy.copy(like)
-        list.__setitem__(made, slice(None), entries)
+        made: Any = list.__new__(kind)
+        list.extend(made, entries)  # its own may refuse, or check
+        for name, value in attributes_of(like).items():
+            object.__setattr__(made, name, value)
         return made
     if is_dataclass_value(like):
         return with_fields(like, {f.name: e for f, e in zip(dataclasses.fields(like), entries, strict=True)})

@@ -257,7 +257,7 @@ class Pass:
         self._run.discard_output(self.epoch)
         while self._rest:
             self._release(self._rest.pop().buffers)
-        self._finish()
+        self._finish(cut=True)
 
     def _warn_of_no_steps(self) -> None:
         rank, world_size = self.own
@@ -271,10 +271,10 @@ class Pass:
             stacklevel=4,
         )
 
-    def _finish(self) -> NoReturn:
+    def _finish(self, cut: bool = False) -> NoReturn:
         self._move(PassState.FINISHED)
         self._runtime.pass_totals.end()
-        self._progress.pass_finished(self._place)
+        self._progress.pass_finished(self._place, cut)
         if self._same_data is not None:
             self._same_data.look()
         self._given.ends(self._run.changed_in_place)

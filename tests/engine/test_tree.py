@@ -70,6 +70,15 @@ class Sentence(list):
         self.text = text
 
 
+class Frozen(list):
+    """As its owner fills it, nobody else does."""
+
+    def append(self, item):
+        raise RuntimeError("frozen")
+
+    extend = append
+
+
 class Box(tuple):
     def __new__(cls, x, y):
         return super().__new__(cls, (x, y))
@@ -86,7 +95,15 @@ def labelled():
     return made
 
 
-ODD = [Sentence("a bc"), Box(1, 2), labelled(), os.stat("."), time.localtime(), sys.version_info]
+ODD = [
+    Sentence("a bc"),
+    Frozen([1, 2]),
+    Box(1, 2),
+    labelled(),
+    os.stat("."),
+    time.localtime(),
+    sys.version_info,
+]
 
 
 @pytest.mark.parametrize("data", ODD, ids=lambda data: type(data).__name__)

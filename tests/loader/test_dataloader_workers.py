@@ -201,6 +201,45 @@ def test_a_stream_that_shares_its_epoch_keeps_its_state() -> None:
     assert [batch.tolist() for batch in again] == [batch.tolist() for batch in batches]
 
 
+VIEWS: dict[str, Any] = {
+    "conjugate": lambda: torch.tensor([1 + 2j]).conj(),
+    "shared conjugate": lambda: torch.tensor([1 + 2j]).share_memory_().conj(),
+    "negative": lambda: torch.tensor([1 + 2j]).share_memory_().conj().imag,
+    "empty": lambda: torch.ones(0).share_memory_(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*its processes get a copy")
+@pytest.mark.parametrize("kind", VIEWS)
+def test_shared_tensors_that_are_more_than_their_memory_keep_it(kind: str) -> None:
+    tensor = VIEWS[kind]()
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence([0])).then(lambda _: str(tensor), backend="process")
+    with graph.loader() as loader:
+        assert list(loader) == [str(tensor)]
+
+
+class Reduces:
+    """Says itself how it is made, so that its ``__getattr__`` meets no empty instance."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __reduce__(self) -> Any:
+        return Reduces, (self.inner,)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_a_wrapper_that_says_how_it_is_made_is_sent() -> None:
+    graph = pg.Graph("g")
+    wrapped = Reduces([1])
+    graph.add(ops.FromSequence([0])).then(lambda _: wrapped.index(1), backend="process")
+    with graph.loader() as loader:
+        assert list(loader) == [0]
+
+
 class Delegates(data.Dataset[int]):
     """As many wrappers are written."""
 

@@ -418,3 +418,29 @@ def test_a_file_that_holds_no_tokens_is_named(name, content, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(GraphError, match=rf"FromTokens: '.*{name}' holds no array of tokens"):
         ops.FromTokens(tmp_path / name, 3, dtype="int32")
+
+
+def test_a_writable_map_of_tokens_that_was_cut_between_epochs_is_an_error_and_no_crash(programs, tmp_path):
+    path = tmp_path / "tokens"
+    np.arange(1 << 16, dtype=np.int32).tofile(path)
+    done = programs.run(
+        """
+import os, sys
+import numpy as np
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import DataError
+
+graph = pg.Graph("g")
+graph.add(ops.FromTokens(np.memmap(sys.argv[1], np.int32), 128))  # "r+" by default
+with graph.loader(epochs=2) as loader:
+    list(loader)
+    os.truncate(sys.argv[1], 4096)
+    try:
+        list(loader)
+    except DataError as error:
+        print("was cut short" in str(error))
+""",
+        path,
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

@@ -5,6 +5,7 @@ Arrays in it (such as a dataset in memory) are mapped copy-on-write: all workers
 
 from __future__ import annotations
 
+import copyreg
 import io
 import mmap
 import os
@@ -48,7 +49,7 @@ class Sealed:
             warnings.warn(
                 f"stage {stage!r}: its processes get a copy of {pickler.shared}: they do not see what is written there "
                 "from now on, and others do not see what they write. Threads share it; for arrays that nobody writes "
-                "to, share_memory_() and the like are not needed here: all workers share one copy",
+                "to, no shared memory is needed here: all workers share one copy (of a file: memmap(mode='r'))",
                 PipegraphWarning,
                 stacklevel=2,
             )
@@ -116,6 +117,9 @@ class _SealingPickler(TreePickler):
 
     def _attached(self, tensor: Any) -> Any:
         """How a process attaches to the shared memory of a tensor; None if it is not of the kind that has a name."""
+        # The bits of a lazy view, and quantizers, are in no storage.
+        if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or not tensor.numel():
+            return None
         if not _is_shared(tensor) or _multiprocessing.get_sharing_strategy() != "file_descriptor":
             return None
         storage = tensor.untyped_storage()
@@ -140,6 +144,8 @@ def _attach(number: int, nbytes: int, place: tuple[Any, ...], grad: bool) -> tor
 
 def _is_shared(value: Any) -> bool:
     """Whether what is written to a tensor or an array is seen by other processes."""
+    if not value.nbytes:
+        return False
     while isinstance(value, np.ndarray):
         copied = getattr(value, "mode", None) == "c"  # of a memmap: when it is written to
         if copied or not value.flags.writeable:
@@ -158,6 +164,10 @@ def _is_shared(value: Any) -> bool:
 def _check_rebuilt(kind: Any) -> None:
     """Raises PicklingError for a class whose ``__getattr__`` fails while an instance has no attributes yet."""
     if not hasattr(kind, "__getattr__") or kind.__new__ is not object.__new__:
+        return
+    if (kind.__reduce__, kind.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__):
+        return  # it says how it is made
+    if kind in copyreg.dispatch_table:
         return
     try:
         getattr(object.__new__(kind), "__setstate__", None)

@@ -97,6 +97,11 @@ class Snapshots:
         """Whether there is a snapshot."""
         return bool(self._taken)
 
+    def left_in(self, epoch: int) -> bool:
+        """Whether an epoch has begun, and its end is not known: where a later one begins is not known either."""
+        taken = self._taken
+        return any(each[0] == epoch for each in taken) and not any(each[0] > epoch for each in taken)
+
     def newest(self, epoch: int, step: int) -> tuple[int, Any] | None:
         """``(step, snapshot)`` of the latest from which ``step`` of ``epoch`` can be reached; else None."""
         for at, taken, snapshot, _ in reversed(self._taken):

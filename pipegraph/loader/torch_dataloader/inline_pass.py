@@ -19,6 +19,7 @@ class Noting(_BaseDataLoaderIter):
     """One of torch's iterators, which begins where the loader's state says, and notes there what it delivers."""
 
     _pins = False
+    _held: tuple[Any] | None = None
     _progress: BatchProgress
     _sampler: Any
     _next_in_torch: Any
@@ -52,26 +53,33 @@ class Noting(_BaseDataLoaderIter):
 
     def _begin_another(self, loader: Any) -> None:
         """A pass with the workers of the one before."""
+        self._held = None
         base_seed = self._progress.base_seed
         self._progress = loader._next_progress()
         self._progress.base_seed = base_seed
 
     def __next__(self) -> Any:
         data = super().__next__()
-        # Not before: a Ctrl-C in torch's code behind ``_next_data`` would lose a batch that counts as delivered.
-        self._note()
+        self._deliver()
         return data
 
-    def _note(self) -> None:
-        """Note the batch that ``_next_data`` has returned as delivered."""
+    def _deliver(self) -> None:
+        """Note what ``_next_data`` has returned as delivered: behind torch's code, where a Ctrl-C would lose it."""
+        held, self._held = self._held, None
+        assert held is not None
+        self._note(held[0])
+
+    def _note(self, came: Any) -> None:
         raise NotImplementedError
 
     def _next_data(self) -> Any:
-        try:
-            return self._next_in_torch()
-        except StopIteration:
-            self._progress.finished = True
-            raise
+        if self._held is None:  # else a Ctrl-C came before it was delivered
+            try:
+                self._held = (self._next_in_torch(),)
+            except StopIteration:
+                self._progress.finished = True
+                raise
+        return self._held[0]
 
 
 class Inline(Noting, _SingleProcessDataLoaderIter):
@@ -102,7 +110,7 @@ class Inline(Noting, _SingleProcessDataLoaderIter):
         elif keeps_state(self._dataset_fetcher.dataset_iter):
             progress.copies[0] = (0, where(self._dataset_fetcher))
 
-    def _note(self) -> None:
+    def _note(self, came: Any) -> None:
         self._progress.deliver()
         if self._progress.copies:
             iterable = self._dataset_kind == _DatasetKind.Iterable

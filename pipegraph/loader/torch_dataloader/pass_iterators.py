@@ -103,7 +103,6 @@ class Pipelined(Noting):
 
     _running: Loader
     _passing: Iterator[Any]
-    _came: Chunk | None = None
 
     def __init__(self, loader: Any) -> None:
         self._progress = progress = loader._next_progress()
@@ -140,7 +139,6 @@ class Pipelined(Noting):
         self._begin()
 
     def _begin(self) -> None:
-        self._came = None
         if self._indexed:
             self._feed.restart(self._sampler_iter, self._progress.remaining)
         self._running.set_epoch(self._epoch)
@@ -166,24 +164,20 @@ class Pipelined(Noting):
                 del reworded  # its traceback refers to this frame, which holds the workers
 
     def _next_data(self) -> Any:
-        if self._came is None:  # else a Ctrl-C came before it was delivered
-            self._came = super()._next_data()
-            if self._indexed:
-                self._feed.draw()
-        data = self._came.data
+        data = super()._next_data().data
         if data.__class__ is Stateful:
             data = data.data
         if data.__class__ is Failed:
-            self._note()
+            self._deliver()
             raise self._as_torch_says(data.error.error())
         return data
 
-    def _note(self) -> None:
-        chunk, self._came = self._came, None
-        assert chunk is not None
-        if chunk.data.__class__ is Stateful:
-            self._progress.deliver_of(chunk.data.worker, chunk.data.state)
-        self._progress.deliver(None if self._in_order else int(chunk.positions[0]))
+    def _note(self, came: Chunk) -> None:
+        if self._indexed:
+            self._feed.draw()
+        if came.data.__class__ is Stateful:
+            self._progress.deliver_of(came.data.worker, came.data.state)
+        self._progress.deliver(None if self._in_order else int(came.positions[0]))
 
     def _as_torch_says(self, error: BaseException) -> BaseException:
         """What scripts that catch errors of torch's workers look for."""
@@ -248,10 +242,10 @@ class Inherited(Noting, _MultiProcessingDataLoaderIter):
         try:
             return self._processed(data, worker_idx)
         except Exception:  # in the batch's place
-            self._note()
+            self._note(None)
             raise
 
-    def _note(self) -> None:
+    def _note(self, came: Any) -> None:
         number, worker = self._came
         self._progress.deliver(number)
         if self._iterable:

@@ -141,6 +141,11 @@ def _check_numbers(values: Sequence[Any], dtype: np.dtype[Any]) -> None:
     kinds = set(map(type, values))
     if kinds == {float} and dtype == np.float64:
         return
+    if kinds == {int} and dtype.kind in "iuf":
+        exact = 2 ** (np.finfo(dtype).nmant + 1) if dtype.kind == "f" else 0
+        least, largest = (-exact, exact) if exact else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        if least <= min(values) and max(values) <= largest:
+            return
     for value in values:
         if isinstance(value, list | tuple):
             _check_numbers(value, dtype)
@@ -157,7 +162,7 @@ def _check_numbers(values: Sequence[Any], dtype: np.dtype[Any]) -> None:
             array = array_of(number)
             fits = isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") == dtype
         if not fits:
-            raise TypeError(f"{value!r} would change as {dtype}")
+            raise TypeError(f"{value!r} would change as {dtype}; write all values of the field as one type")
 
 
 def fitted_fields(sample: Mapping[str, Any], kinds: Kinds, number: int) -> Iterator[tuple[str, str, Any]]:
