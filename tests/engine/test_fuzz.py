@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 from lines import at_line
 from random_graphs.own_operators import WRONG
-from random_graphs.recipes import recipes, row_recipes
+from random_graphs.recipes import Recipe, Step, recipes, row_recipes
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -29,6 +29,48 @@ fuzzed = settings(
     suppress_health_check=list(HealthCheck),
     print_blob=True,
 )
+
+
+ENDED_TWICE = Recipe(
+    (
+        Step("keyed", size=14, delay=60, capacity=3),
+        Step("counting", delay=60, workers=4, capacity=5),
+        Step("concat", ((1, 0), (1, 0), (0, 0)), 2, 1, workers=2, capacity=2),
+        Step("filter", ((2, 0),), 5, 1, capacity=3),
+        Step("filter", ((3, 0),), 7, workers=2, capacity=4, ordered=False),
+        Step("map", ((4, 0),), 2, 400, workers=3, capacity=6),
+    ),
+    seed=2,
+    ordered=False,
+    fails=False,
+)
+ENDED_BELOW_COMPLETION_ORDER = Recipe(
+    (
+        Step("counting", size=5),
+        Step("counting"),
+        Step("concat", ((1, 0), (0, 0))),
+        *(Step("map", ((above, 0),), ordered=False) for above in (2, 3, 4)),
+    ),
+    seed=0,
+    ordered=False,
+    fails=False,
+)
+BEFORE_ANY_POSITION = Recipe(
+    (
+        Step("sampled", size=9, delay=400, workers=3, capacity=7),
+        Step("document", ((0, 0),), 6, 400, workers=4, capacity=7),
+        Step("pack", ((1, 0),), 4, 60, workers=2, capacity=7),
+        Step("document", ((2, 0),), 5, 60, capacity=4, ordered=False),
+        Step("random", ((3, 0),), workers=4, capacity=2),
+        Step("batch-all", ((4, 0),), 6, workers=2, capacity=2),
+        Step("unbatch", ((5, 0),), 6, capacity=2),
+        Step("in-turn", ((6, 0), (0, 0)), 3, 60, workers=4, capacity=6),
+    ),
+    seed=2,
+    ordered=False,
+    fails=False,
+)
+"""Random graphs that found faults."""
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +147,13 @@ def test_sources_that_count_their_epochs_resume_exactly(recipe, stops, turn):
     check_resume(recipe.counting(), stops, turn)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "stops", "turn"), [(ENDED_TWICE, [1, 7, 11], 2), (ENDED_BELOW_COMPLETION_ORDER, [0, 0, 2], 0)]
+)
+def test_a_source_whose_input_had_ended_when_the_state_was_taken_comes_to_its_next_epoch(recipe, stops, turn):
+    check_resume(recipe, stops, turn)
+
+
 @fuzzed
 @given(row_recipes(), st.lists(st.integers(0, 12), max_size=3), st.sampled_from([0, 3, 6]))
 def test_rows_in_bundles_come_and_resume_as_they_do_one_by_one(long_bundles, recipe, stops, turn):
@@ -145,6 +194,14 @@ def check_resume(recipe, stops, turn):
 @fuzzed
 @given(recipes(), st.integers(0, 12), st.integers(0, 5))
 def test_several_loaders_of_one_graph_deliver_as_if_each_were_alone(recipe, stop, turn):
+    check_several(recipe, stop, turn)
+
+
+def test_a_fan_in_that_resumes_where_no_input_has_a_position_is_no_new_one():
+    check_several(BEFORE_ANY_POSITION, 1, 2)
+
+
+def check_several(recipe, stop, turn):
     start_deadline()
     threads = set(threading.enumerate())
     expected = all_passes(recipe.build(inline=True), recipe, 2, 1)

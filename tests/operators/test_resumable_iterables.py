@@ -673,15 +673,18 @@ class Turns:
 
 @pytest.mark.parametrize("kind", ["stream", "sampler"])
 @pytest.mark.parametrize("stop", [1, 2, 3, 5])
-def test_a_resume_behind_an_ended_input_still_ends_its_epoch(kind, stop):
-    """The fan-in no longer needs that input and drops the rest of it, here before it has begun."""
+@pytest.mark.parametrize("backend", ["thread", "inline"])
+def test_a_resume_behind_an_ended_input_still_ends_its_epoch(kind, stop, backend):
+    """The fan-in no longer needs that input and drops the rest of it, here before it has begun. Inline, the next epoch
+    is another run's."""
 
     def graph():
         graph = pg.Graph("g")
         source = (
             ops.FromIterable(Turns(2)) if kind == "stream" else ops.FromSequence(range(100), sampler=Turns(2))
         )
-        graph.add(ops.Concat(), graph.add(source, backend="inline"), graph.add(ops.FromSequence([0, 0, 0])))
+        zeros = graph.add(ops.FromSequence([0, 0, 0]), backend=backend)
+        graph.add(ops.Concat(), graph.add(source, backend="inline"), zeros, backend=backend)
         return graph
 
     with graph().loader(epochs=2) as loader:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from operator import index as as_int
@@ -16,6 +16,7 @@ from typing import Any
 from pipegraph.capabilities import FollowsRoute
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage, Mark
 from pipegraph.contracts import Fact, FanIn
+from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.cursors import detached, earlier, freeze
 from pipegraph.engine.stage.groups import named
 from pipegraph.engine.stage.restore import ways_in
@@ -27,6 +28,9 @@ from pipegraph.planning.kind import UNTOLD, Former, Reached, Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 
 Loop = Iterator[None]
+
+MANY_ITEMS = 10**12
+"""More than any fan-in takes of an input that it leaves early."""
 
 EPOCHS_AROUND = 8
 """A user's fan-in may read nothing in an epoch if it would read something in one of the 8 before or after it."""
@@ -115,7 +119,8 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
         check = None if trusted else MergeCheck(stage.plan, operator, epoch)
         operator.begin(count, epoch)
         positions: list[Any] = [None] * count
-        if epoch == stage.run.first_epoch and stage.restart.cursor is not None:
+        resumed = epoch == stage.run.first_epoch and stage.restart.cursor is not None
+        if resumed:
             positions = list(operator.cursors(stage.restart.cursor, count))
         last = cursor_at(positions)
         ended: set[int] = set()
@@ -124,7 +129,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
             operator.next_input if trusted else partial(checked_input, stage.name, operator, count, ended)
         )
         index = following()
-        if unused is not None and positions == [None] * count:
+        if unused is not None and not resumed:
             wrong = check_begun(stage.name, detached(unused), operator, count, epoch, index)
             if wrong is not None:
                 put(Failure(wrong, epoch))
@@ -174,13 +179,41 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
         for index in left:
             stage.discard_input(index, epoch)
             inboxes[index].drop()
+        if resumed and _reads_all(operator, count):
+            # Inputs that ended before the cursor. A source with a state has to come to where the next epoch begins,
+            # which may be another run.
+            at_once = [index for index in left if index < len(stage.above) and _resumes(stage, index, left)]
+            _to_the_end(inboxes, at_once, account)
+            left = [index for index in left if index not in at_once]
         put(EndOfEpoch(epoch))
         epoch += 1
         yield
         # Not earlier: an input may wait for an item that comes long after this epoch's end, or never.
-        for index in left:
-            while not isinstance(item := inboxes[index].get(), EndOfEpoch):
-                account.release(item.buffers)
+        _to_the_end(inboxes, left, account)
+
+
+def _to_the_end(inboxes: Sequence[RowIntake], left: Iterable[int], account: Account) -> None:
+    for index in left:
+        while not isinstance(item := inboxes[index].get(), EndOfEpoch):
+            account.release(item.buffers)
+
+
+def _reads_all(operator: FanIn, inputs: int) -> bool:
+    """Whether a fan-in reads every input to its end."""
+    lengths = [MANY_ITEMS + number for number in range(inputs)]
+    return operator.merged_length(lengths) == sum(lengths)
+
+
+def _resumes(stage: StageRun, index: int, left: Collection[int]) -> bool:
+    """Whether an input comes from a source that resumes from a state, and nobody else reads what is above it."""
+    mine = [stage.inboxes[each] for each in left]
+    above = stage.above[index]
+    while True:
+        if not all(channel in mine for output in above.outboxes for channel in output):
+            return False
+        if len(above.above) != 1:
+            return not above.above and above.snapshots.first is not None
+        mine, above = above.inboxes, above.above[0]
 
 
 def checked_input(stage: str, operator: FanIn, inputs: int, ended: Collection[int]) -> int | None:
