@@ -78,6 +78,8 @@ POLICIES = [
     (LeaveOut(), None),
     (LeaveOut(until=BAD[1]), None),
 ]
+IN_PROCESSES = [pg.Replace(), Default(-5, budget=1), Spare(100), LeaveOut(until=BAD[1])]
+"""Those that also run there: one of each kind, for a process costs more than a thread."""
 
 # -- kinds of stages ---------------------------------------------------------------------------------
 
@@ -330,9 +332,7 @@ def resumes(make, stop, whole):
 
 
 @pytest.mark.parametrize("name", ["source", "function", "stateful", "rows", "chain", "below a cache"])
-@pytest.mark.parametrize(
-    "given", [pg.Replace(), Default(-5, budget=1), Spare(100), LeaveOut(until=BAD[1])], ids=repr
-)
+@pytest.mark.parametrize("given", IN_PROCESSES, ids=repr)
 def test_a_policy_in_processes(name, given):
     kind = KINDS[name]
     if refused(kind, given) is None:
