@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from pipegraph.errors import PipegraphWarning, StateError
 from pipegraph.loader.loader import Loader
+from pipegraph.loader.state import needs_its_place
 from pipegraph.loader.torch_dataloader.batch_progress import tensor_of, text_of
 from pipegraph.loader.torch_dataloader.dataloader import DataLoader
 
@@ -252,7 +253,7 @@ class _TrainedOn:
         place |= {"anew": False, "reloaded": loops._last_train_dl_reload_epoch}
         if self._over or (trained and ended):
             own = self._now()
-            own["within"] = [_needs_its_place(state) for state in own["states"]]
+            own["within"] = [needs_its_place(state) for state in own["states"]]
             own["states"] = [
                 state if within or not _is_ours(each) else each._state(ended=True)
                 for each, state, within in zip(self.flattened, own["states"], own["within"], strict=True)
@@ -333,15 +334,6 @@ class _TrainedOn:
                 loader.load_state_dict(state)
             if own.get("within") and own["within"][number]:
                 next(iter(loader), None)
-
-
-def _needs_its_place(state: Any) -> bool:
-    """Whether the state of a pass that Lightning cut short says what the next epoch's order is drawn from, such as a
-    sampler's generator before this pass: then the next pass begins where this one, begun again, is broken off."""
-    parts = [
-        part for name, part in (state or {}).items() if name.startswith("rank") and isinstance(part, dict)
-    ]
-    return any(part["cursor"] is not None and part["iterators"] for part in parts)
 
 
 def _straighten(loop: dict[str, Any], place: dict[str, Any]) -> None:

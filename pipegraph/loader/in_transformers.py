@@ -16,6 +16,7 @@ import torch
 
 from pipegraph.errors import StateError
 from pipegraph.loader.loader import Loader
+from pipegraph.loader.state import needs_its_place
 from pipegraph.loader.torch_dataloader.dataloader import DataLoader
 
 
@@ -149,11 +150,13 @@ class _Passes:
 
     def state(self) -> dict[str, Any]:
         """Of the batches that were delivered; behind the last one of the next pass."""
-        ended = self._length is not None and self._batches >= self._length
+        state = self._loader.state_dict()
+        # A source with a state may not have come to the end yet, from which the next epoch's begins.
+        ended = self._length is not None and self._batches >= self._length and not needs_its_place(state)
         return {
             "epoch": self._epoch + ended,
             "batches": 0 if ended else self._batches,
-            "loader": self._loader._state(ended=ended),
+            "loader": self._loader._state(ended=True) if ended else state,
         }
 
     def load(self, state: dict[str, Any]) -> None:

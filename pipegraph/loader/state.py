@@ -339,3 +339,12 @@ def _why_all_are_needed(
         f"the state was saved with world_size={saved}, this loader runs with {world_size}, and {why}; give "
         f"load_state_dict the list of all ranks' states (missing: ranks {', '.join(map(str, missing))})"
     )
+
+
+def needs_its_place(state: Any) -> bool:
+    """Whether the state of a pass that a trainer cuts short says what the next epoch's order is drawn from, such as a
+    sampler's generator before this pass: then the next pass begins where this one, begun again, is broken off."""
+    parts = [
+        part for name, part in (state or {}).items() if name.startswith("rank") and isinstance(part, dict)
+    ]
+    return any(part["cursor"] is not None and part["iterators"] for part in parts)
