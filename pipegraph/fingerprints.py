@@ -191,7 +191,7 @@ def _held(value: Any) -> Iterator[Any]:
             yield value.mask
         elif value.dtype == object:
             yield from value.flat[:: max(1, value.size // PLACES)]
-    elif not isinstance(value, (torch.Tensor, np.ndarray, *_BUFFERS, *OPAQUE)):
+    elif not isinstance(value, (torch.Tensor, *_BUFFERS, *OPAQUE)):
         yield from attributes_of(value).values()
 
 

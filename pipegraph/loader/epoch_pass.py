@@ -94,9 +94,8 @@ class Pass:
         self._asked = asked  # the tuner's
         self._counted = progress.counted or self._place.delivered is not None
         self._agreement: Agreement | None = None
-        self._first = self._until = (
-            self._place.steps
-        )  # of the epoch: before this pass; delivered without asking
+        # Steps of the epoch: before this pass, and those that are delivered without asking.
+        self._first = self._until = self._place.steps
         self._rest: list[Chunk] = []  # remaining chunks of a bundle, in reverse order
         self._quick: deque[Any] = deque()  # its rows before the last, if only their number matters
         self._rows: RowsInDelivery | None = None  # counts these

@@ -206,12 +206,14 @@ VIEWS: dict[str, Any] = {
     "shared conjugate": lambda: torch.tensor([1 + 2j]).share_memory_().conj(),
     "negative": lambda: torch.tensor([1 + 2j]).share_memory_().conj().imag,
     "empty": lambda: torch.ones(0).share_memory_(),
+    "sparse": lambda: torch.eye(2).to_sparse(),
+    "sparse rows": lambda: torch.eye(2).to_sparse_csr(),
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*its processes get a copy")
+@pytest.mark.filterwarnings("ignore:.*its processes get a copy", "ignore:Sparse")
 @pytest.mark.parametrize("kind", VIEWS)
-def test_shared_tensors_that_are_more_than_their_memory_keep_it(kind: str) -> None:
+def test_tensors_that_are_more_than_their_memory_keep_it(kind: str) -> None:
     tensor = VIEWS[kind]()
     graph = pg.Graph("g")
     graph.add(ops.FromSequence([0])).then(lambda _: str(tensor), backend="process")

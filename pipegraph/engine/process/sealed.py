@@ -99,9 +99,8 @@ class _SealingPickler(TreePickler):
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
-        if (
-            isinstance(value, torch.Tensor | np.ndarray) and kind is not torch.nn.Parameter
-        ):  # which has a tensor
+        # A parameter has a tensor, which comes next.
+        if isinstance(value, torch.Tensor | np.ndarray) and kind is not torch.nn.Parameter:
             if kind is torch.Tensor and (attached := self._attached(value)) is not None:
                 return attached
             if not self.shared and _is_shared(value):
@@ -144,16 +143,18 @@ def _attach(number: int, nbytes: int, place: tuple[Any, ...], grad: bool) -> tor
 
 def _is_shared(value: Any) -> bool:
     """Whether what is written to a tensor or an array is seen by other processes."""
-    if not value.nbytes:
-        return False
     while isinstance(value, np.ndarray):
+        if not value.size:
+            return False
         copied = getattr(value, "mode", None) == "c"  # of a memmap: when it is written to
         if copied or not value.flags.writeable:
             return False
         value = value.base
     tensor: Any = value
     if isinstance(value, torch.Tensor):
-        return value.device.type == "cpu" and value.layout == torch.strided and bool(tensor.is_shared())
+        if value.device.type != "cpu" or value.layout != torch.strided or value.is_nested:
+            return False
+        return bool(value.numel() and tensor.is_shared())
     while isinstance(value, memoryview):
         value = value.obj
     if isinstance(value, mmap.mmap):
