@@ -24,15 +24,15 @@ def check_counts_known(plan: Plan, world_size: int) -> None:
         )
 
 
-def _steps(plan: Plan, place: Place, options: LoaderOptions, rank: int, world_size: int) -> int | None:
+def _steps(plan: Plan, place: Place, rank: int, world_size: int) -> int | None:
     """Chunks of the whole epoch on a rank, those before this place among them; None where the data decides."""
     steps = plan.steps(place.epoch, rank, world_size, place.start.history)
     return None if steps is None else steps + (place.dealt or 0)
 
 
-def warn_of_unequal(plan: Plan, place: Place, options: LoaderOptions, world_size: int) -> None:
+def warn_of_unequal(plan: Plan, place: Place, world_size: int) -> None:
     """Warn if the first and the last rank make different numbers of steps."""
-    first, last = (_steps(plan, place, options, rank, world_size) for rank in (0, world_size - 1))
+    first, last = (_steps(plan, place, rank, world_size) for rank in (0, world_size - 1))
     if first != last:
         logging.getLogger("pipegraph").warning(
             "graph %r: epoch %d has %s steps on rank 0 and %s on rank %d, and ranks that wait for each other in "
@@ -94,7 +94,7 @@ def length_of(plan: Plan, place: Place, options: LoaderOptions, ledger: Ledger) 
         raise TypeError("this loader has no length in this epoch: it continues with other ranks' parts")
     rank, world_size = options.own()
     ranks = range(world_size) if options.equal_steps else (rank,)
-    lengths = [_steps(plan, place, options, each, world_size) for each in ranks]
+    lengths = [_steps(plan, place, each, world_size) for each in ranks]
     if None in lengths:
         names = ", ".join(map(repr, plan.unknown_counts()))
         raise TypeError(f"this loader has no length: stages {names} make it depend on the data")

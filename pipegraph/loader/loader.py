@@ -149,7 +149,7 @@ class Loader(Closing):
             with suppress(Exception):  # the caller gets the error
                 self._digests()
                 if not progress.started_ns and self._options.equal_steps is None:
-                    warn_of_unequal(self.plan, place, self._options, runtime.world_size)
+                    warn_of_unequal(self.plan, place, runtime.world_size)
             runs.compare_data(place)
             interval = runtime.pass_totals.begin(run)
             progress.pass_begins(place, run)
