@@ -27,8 +27,8 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact
 from pipegraph.engine.stage.cache_wiring import Hit
 from pipegraph.errors import DataError, GraphError, PipegraphWarning, shown
-from pipegraph.fingerprints import HandedOut
 from pipegraph.forks import lock_free_after_fork
+from pipegraph.handed_out import HandedOut
 from pipegraph.operators.columns import ARRAYS
 from pipegraph.paths import path_of
 from pipegraph.tree import buffers, bytes_of, copy_containers, map_leaves, own_memory

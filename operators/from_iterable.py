@@ -14,9 +14,10 @@ import numpy as np
 from pipegraph.capabilities import BundleItems, Resumable, UserData, UserFunctions
 from pipegraph.contracts import Context, Fact, History, Source
 from pipegraph.errors import GraphError, PipegraphError, StateError
-from pipegraph.fingerprints import HandedOut, length_of
+from pipegraph.fingerprints import length_of
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
+from pipegraph.handed_out import HandedOut
 from pipegraph.operators.drawn_items import DrawnItems, Turn, own
 from pipegraph.operators.ordered import POSITIONS_AT_ONCE
 from pipegraph.order.left import Left, check_history, left_of

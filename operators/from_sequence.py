@@ -15,9 +15,10 @@ from pipegraph.capabilities import BundleSource, Grouped, Resumable, Sampled, Us
 from pipegraph.chunk import Lineages
 from pipegraph.contracts import Context, Drawn, DrawnRows, Fact
 from pipegraph.errors import GraphError, StateError
-from pipegraph.fingerprints import HandedOut, length_of
+from pipegraph.fingerprints import length_of
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
+from pipegraph.handed_out import HandedOut
 from pipegraph.nested_samplers import keeps_state, nested_samplers, plain_indices
 from pipegraph.operators.drawn_items import SHARED, Turn
 from pipegraph.operators.ordered import OrderedSource, order_of

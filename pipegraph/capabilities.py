@@ -16,7 +16,7 @@ from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Mark
 from pipegraph.components import Drawn, DrawnRows
 from pipegraph.contracts import Operator, Source
-from pipegraph.fingerprints import HandedOut
+from pipegraph.handed_out import HandedOut
 
 # -- several samples in one call ---------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from pipegraph.estimates import attributes_of
-from pipegraph.tree import ATOMS, leaves
+from pipegraph.tree import ATOMS
 
 PLACES = 64
 """Entries of a large container or array that are looked at, spread evenly."""
@@ -48,7 +48,7 @@ OPAQUE = (
 _PLAIN = ATOMS | {str, bytes}
 _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 _BUFFERS = (bytearray, memoryview, array.array, ctypes.Array, ctypes._SimpleCData)
-_DATA = _PLAIN | {*_CONTAINERS, *_BUFFERS, np.ndarray, torch.Tensor}
+DATA = _PLAIN | {*_CONTAINERS, *_BUFFERS, np.ndarray, torch.Tensor}
 _PLACES_OF_DATA = (Namespace, types.SimpleNamespace)
 
 
@@ -131,8 +131,8 @@ def _nbytes(value: Any) -> int:
 
 def _sampled(value: Any, whole: bool) -> int | None:
     """A checksum of all or some elements, without reading files or devices."""
-    array = _array_of(value)
-    if array is None or not array.size or array.dtype.hasobject or _is_mapped(array):
+    array = array_of(value)
+    if array is None or not array.size or array.dtype.hasobject or is_mapped(array):
         return None
     if whole:
         return crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -140,7 +140,7 @@ def _sampled(value: Any, whole: bool) -> int | None:
     return crc32(array.flat[places].tobytes())
 
 
-def _array_of(value: Any) -> Any:
+def array_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if value.device.type != "cpu" or value.layout != torch.strided or value.is_quantized:
             return None
@@ -151,7 +151,7 @@ def _array_of(value: Any) -> Any:
     return value if isinstance(value, np.ndarray) else None
 
 
-def _is_mapped(array: Any) -> bool:
+def is_mapped(array: Any) -> bool:
     """Whether an array is a file that the training loop cannot write to, or that was cut: reading it would end us."""
     while isinstance(array, np.ndarray):
         if isinstance(array, np.memmap) and (not array.flags.writeable or _is_cut(array)):
@@ -209,7 +209,7 @@ def _read(value: Any) -> Iterator[Any]:
 def class_data(kind: type) -> dict[str, Any]:
     """The public attributes of a class that are data."""
     found = ((name, each) for base in kind.__mro__ for name, each in vars(base).items())
-    return {name: each for name, each in found if type(each) in _DATA and not name.startswith("_")}
+    return {name: each for name, each in found if type(each) in DATA and not name.startswith("_")}
 
 
 def globals_read(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -227,7 +227,7 @@ def globals_read(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             counts = value.__module__ == function.__module__
         else:
             own = type(value).__module__ == function.__module__ or isinstance(value, _PLACES_OF_DATA)
-            counts = own or type(value) in _DATA or callable(value) or not attributes_of(value)
+            counts = own or type(value) in DATA or callable(value) or not attributes_of(value)
         if counts:
             yield name, value
 
@@ -265,151 +265,12 @@ def _data_of(module: types.ModuleType, names: Sequence[str]) -> Iterator[tuple[s
                 if value.__name__ not in seen:
                     seen.add(value.__name__)
                     left.append(value)
-            elif type(value) in _DATA or isinstance(value, _PLACES_OF_DATA) or _is_of(value, module):
+            elif type(value) in DATA or isinstance(value, _PLACES_OF_DATA) or _is_of(value, module):
                 yield f"{module.__name__}.{name}", value
 
 
 def _is_of(value: Any, module: types.ModuleType) -> bool:
     return type(value).__module__ == module.__name__
-
-
-class AsItWas:
-    """An object whose attributes a function may change, and what they were. Attributes without a value, and private
-    ones beside public ones, do not count: objects fill these in when they are used.
-
-    Attributes:
-        value: the object.
-    """
-
-    LAZY = frozenset({"PIL", "pandas"})
-    """Packages whose objects change when they are used."""
-
-    __slots__ = ("_fingerprint", "_names", "value")
-
-    def __init__(self, value: Any, names: Sequence[str]) -> None:
-        self.value = value
-        self._names = names
-        self._fingerprint = self._now()
-
-    @classmethod
-    def of(cls, value: Any) -> list[AsItWas]:
-        """For a plain object; else nothing."""
-        if type(value) in _DATA or isinstance(value, (torch.Tensor, np.ndarray, *OPAQUE)):
-            return []
-        if type(value).__module__.partition(".")[0] in cls.LAZY:
-            return []
-        filled = [name for name, each in attributes_of(value).items() if each is not None]
-        names = [name for name in filled if name[:1] != "_"] or filled
-        return [cls(value, names)] if names else []
-
-    def _now(self) -> int:
-        found = attributes_of(self.value)
-        return fingerprint(*(found.get(name) for name in self._names))[0]
-
-    def changed(self) -> bool:
-        """Whether an attribute has another value."""
-        return self._now() != self._fingerprint
-
-
-class HandedOut:
-    """Remembers where the first values that a source handed out lie, to find those that a stage has changed in place.
-
-    Only memory and objects that the source's data holds itself count: what was made for a sample may be changed.
-    """
-
-    VALUES = 8
-    MAX_BYTES = 1 << 16
-
-    def __init__(self) -> None:
-        self._notes: dict[int, tuple[int, int]] = {}  # by address: bytes, their checksum
-        self._objects: list[AsItWas] = []
-        self._fresh = False  # objects are made for each sample
-        self._left = self.VALUES
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return HandedOut, ()
-
-    @property
-    def full(self) -> bool:
-        """Whether it needs no more values."""
-        return self._left <= 0
-
-    def note(self, values: Sequence[Any]) -> None:
-        """Called before a stage gets the values."""
-        for value in values[: self._left]:
-            self._left -= 1
-            for leaf in leaves(value):
-                array = _array_of(leaf)
-                if array is None:
-                    self._objects += () if self._fresh else AsItWas.of(leaf)
-                elif _is_bytes(array):
-                    nbytes = min(array.nbytes, self.MAX_BYTES)
-                    self._notes.setdefault(array.ctypes.data, (nbytes, crc32(_bytes(array)[:nbytes])))
-
-    def forget(self) -> None:
-        """A pass begins: what was changed before it is none of its stages' doing."""
-        self._notes.clear()
-        self._objects.clear()
-        self._left = self.VALUES
-
-    def changed(self, data: Any) -> bool:
-        """Whether memory of ``data`` that was handed out holds other values now."""
-        changed = {id(each.value) for each in list(self._objects) if each.changed()}
-        if changed:
-            if any(id(value) in changed for value in _all(data)):
-                return True
-            self._fresh = True
-            self._objects.clear()
-        if not self._notes:
-            return False
-        notes = dict(self._notes)
-        for one in _arrays(data):
-            begin = one.ctypes.data
-            for address, (nbytes, checksum) in notes.items():
-                if begin <= address and address + nbytes <= begin + one.nbytes:
-                    first = address - begin
-                    if crc32(_bytes(one)[first : first + nbytes]) != checksum:
-                        return True
-        return False
-
-
-def _is_bytes(array: Any) -> bool:
-    return bool(
-        array.size and array.flags.c_contiguous and not array.dtype.hasobject and not _is_mapped(array)
-    )
-
-
-def _bytes(array: Any) -> Any:
-    return np.asarray(array).reshape(-1).view(np.uint8).data  # of a masked array, what it masks
-
-
-def _arrays(data: Any) -> Iterator[Any]:
-    """The contiguous arrays in memory that data consists of."""
-    for value in _all(data):
-        array = _array_of(value)
-        if array is not None and _is_bytes(array):
-            yield array
-
-
-def _all(data: Any) -> Iterator[Any]:
-    """The objects that data consists of; of long lists all, for any may have been handed out."""
-    seen: set[int] = set()
-    left = deque([data])
-    while left:
-        value = left.popleft()
-        if type(value) in ATOMS or isinstance(value, str | bytes) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        yield value
-        if isinstance(value, torch.Tensor | np.ndarray):
-            continue
-        if isinstance(value, list | tuple):
-            if not ATOMS.issuperset(map(type, value)):
-                left.extend(value)
-        elif isinstance(value, dict):
-            left.extend(value.values())
-        elif not isinstance(value, OPAQUE):
-            left.extend(attributes_of(value).values())
 
 
 def length_of(items: Any) -> int | None:

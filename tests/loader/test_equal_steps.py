@@ -10,6 +10,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from tests.loader.counting import CountingOn
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -249,30 +250,12 @@ def test_ranks_in_different_epochs_lose_none_in_silence(programs, tmp_path, mode
         assert sorted(map(len, found)) == [4, 4]
 
 
-class Continues:
-    """Its place lasts from epoch to epoch, and is its state."""
-
-    def __init__(self, count):
-        self.count, self.next = count, 0
-
-    def __iter__(self):
-        for number in range(self.next, self.next // self.count * self.count + self.count):
-            self.next = number + 1
-            yield number
-
-    def state_dict(self):
-        return {"next": self.next}
-
-    def load_state_dict(self, state):
-        self.next = state["next"]
-
-
 def test_a_state_behind_an_epoch_that_was_cut_says_what_it_does_not_know(monkeypatch):
     """The rank with more items has read ahead of the common end, nobody knows how far."""
 
     def run(rank):
         graph = pg.Graph("g")
-        graph.add(ops.FromIterable(Continues(500 if rank == 0 else 5), shard=False), name="rows")
+        graph.add(ops.FromIterable(CountingOn(500 if rank == 0 else 5), shard=False), name="rows")
         with graph.loader(equal_steps=True, rank=rank, world_size=2, epochs=None) as loader:
             assert len(list(loader)) == 5
             with warnings.catch_warnings(record=True) as said:

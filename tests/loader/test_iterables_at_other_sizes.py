@@ -7,39 +7,22 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from tests.loader.counting import CountingOn
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 N = 400
 
 
-class Numbers:
-    """Other numbers in each epoch."""
-
-    def __init__(self):
-        self.next = 0
-
-    def __iter__(self):
-        for number in range(self.next, self.next // N * N + N):
-            self.next = number + 1
-            yield number
-
-    def state_dict(self):
-        return {"next": self.next}
-
-    def load_state_dict(self, state):
-        self.next = state["next"]
-
-
 def elastic():
     graph = pg.Graph("g")
-    graph.add(ops.FromIterable(Numbers()), name="numbers").then(ops.Batch(2, collate=list))
+    graph.add(ops.FromIterable(CountingOn(N)), name="numbers").then(ops.Batch(2, collate=list))
     return graph
 
 
 def in_parts():
     graph = pg.Graph("g")
-    numbers = graph.add(ops.FromIterable(Numbers()), name="numbers")
+    numbers = graph.add(ops.FromIterable(CountingOn(N)), name="numbers")
     numbers.then(ops.Bucket(lambda x: x % 3, [1, 2], size=2)).then(ops.Batch(2, collate=list))
     return graph
 

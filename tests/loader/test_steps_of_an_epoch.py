@@ -8,6 +8,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import StateError
+from tests.loader.counting import CountingOn
 from tests.loader.test_equal_steps import Ranks
 from tests.loader.test_unequal_ranks import Own
 
@@ -182,29 +183,11 @@ def test_rows_of_a_bundle_end_where_the_ranks_have_agreed(monkeypatch, fewest):
     assert found == [(list(range(fewest)), list(range(fewest)), 2 * fewest)] * 2
 
 
-class Numbers:
-    """Twenty items an epoch, each epoch other ones."""
-
-    def __init__(self):
-        self.next = 0
-
-    def __iter__(self):
-        for number in range(self.next, self.next // 20 * 20 + 20):
-            self.next = number + 1
-            yield number
-
-    def state_dict(self):
-        return {"next": self.next}
-
-    def load_state_dict(self, state):
-        self.next = state["next"]
-
-
 def test_a_list_with_the_state_of_this_rank_restores_its_iterators():
-    with graph_of(ops.FromIterable(Numbers())).loader() as loader:
+    with graph_of(ops.FromIterable(CountingOn(20))).loader() as loader:
         assert list(loader) == list(range(20))
         state, _ = saved(loader, 5)
     for given in (state, [state]):
-        with graph_of(ops.FromIterable(Numbers())).loader() as loader:
+        with graph_of(ops.FromIterable(CountingOn(20))).loader() as loader:
             loader.load_state_dict(given)
             assert list(loader) == list(range(25, 40))

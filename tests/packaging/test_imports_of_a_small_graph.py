@@ -11,7 +11,7 @@ import pytest
 
 DESCRIBED = """
     pipegraph backends batches bundle capabilities chunk components concurrency contracts error_policy errors
-    fingerprints foreign_arguments forks graph hashed_keys html importing integers parameters planning
+    fingerprints foreign_arguments forks graph handed_out hashed_keys html importing integers parameters planning
     planning.kind planning.plan stage_spec stopping tree units
 """
 OPERATORS = """
