@@ -18,6 +18,7 @@ from pipegraph.contracts import Context, Fact, Operator, Regroup, Source
 from pipegraph.errors import DataError, GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
+from pipegraph.handed_out import Results
 from pipegraph.integers import amount, integer
 from pipegraph.operators.collate import batch_of, collate as stack
 from pipegraph.operators.columns import pack
@@ -180,6 +181,7 @@ class Batch(_Groups, BundleRegroup, LengthByRanks, Planned, UserFunctions):
         self._group_of: Callable[[Any], Any] | None = None
         self._group: Any = None
         self._draws = Draws()
+        self._results = Results("Batch")
         self.begin()
 
     def config(self) -> dict[str, Any]:
@@ -219,6 +221,7 @@ class Batch(_Groups, BundleRegroup, LengthByRanks, Planned, UserFunctions):
     def open(self, context: Context) -> None:
         self.size = self._per_rank(context.world_size)
         self._draws = Draws(context.seed, context.stage)
+        self._results = Results(f"stage {context.stage!r}: collate")
         self.begin()
 
     def group_size(self, world_size: int = 1) -> int:
@@ -292,7 +295,7 @@ class Batch(_Groups, BundleRegroup, LengthByRanks, Planned, UserFunctions):
         if self.collate is None and not self._fields:
             return stack(items, self.pad)
         self._draws.one(first.epoch, first.lineages[0])
-        made = stack(items, self._rules) if self.collate is None else self.collate(items)
+        made = stack(items, self._rules) if self.collate is None else self._results.of(self.collate)(items)
         if made.__class__ is CoroutineType:
             raise not_awaited(made)
         return made

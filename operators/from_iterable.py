@@ -17,7 +17,7 @@ from pipegraph.errors import GraphError, PipegraphError, StateError
 from pipegraph.fingerprints import length_of
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
-from pipegraph.handed_out import HandedOut
+from pipegraph.handed_out import HandedOut, Results
 from pipegraph.operators.drawn_items import DrawnItems, Turn, own
 from pipegraph.operators.ordered import POSITIONS_AT_ONCE
 from pipegraph.order.left import Left, check_history, left_of
@@ -35,7 +35,7 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
     iterator can be read only once, so it is good for one epoch.
 
     Items wait in queues and are not copied there. So yield new arrays: a buffer that is filled again for the next item
-    changes the items before it.
+    changes the items before it, and is refused where the first items show it.
 
     On resume, the iterable is read again from its start, and the items already delivered are skipped. It must therefore
     yield the same items again. If the iterable or its iterator has ``state_dict()`` and ``load_state_dict(state)``, as
@@ -195,7 +195,9 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
             number += stride
         wanted.append(islice(items, left.start + number - len(left.front) - read, None, stride))
         found = chain.from_iterable(wanted)
-        return found if type(self.iterable) is range else map(own, found)
+        if type(self.iterable) in (list, range, tuple):
+            return found if type(self.iterable) is range else map(own, found)
+        return map(own, Results(f"stage {self._stage!r}: the iterable").each(found))
 
     def _delivered(self, left: Left, start: int, stride: int, offset: int) -> int:
         """How many items there must be: the last one that was delivered is behind as many, but itself."""

@@ -19,6 +19,7 @@ from pipegraph.contracts import Context, Fact, Operator
 from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import Draws, enter_worker
+from pipegraph.handed_out import Results
 from pipegraph.parameters import function_name, iterator_of, not_awaited
 from pipegraph.tree import copy_containers
 
@@ -186,6 +187,7 @@ class _Function(Operator, UserFunctions):
         self._async: _EventLoop | None = None
         self._context = Context("")
         self._draws = Draws()
+        self._results = Results(type(self).__name__)
 
     def config(self) -> dict[str, Any]:
         return {"function": function_name(self.function)}
@@ -196,6 +198,7 @@ class _Function(Operator, UserFunctions):
     def open(self, context: Context) -> None:
         self._context = context
         self._draws = Draws(context.seed, context.stage)
+        self._results = Results(f"stage {context.stage!r}: {_stem(self.function)}")
         if self._is_async:
             self._async = context.share("event loop", _EventLoop)
             self._async.enter(context.stage)
@@ -235,7 +238,7 @@ class Map(_Function, BundleMap):
     """Call a function on each item: ``Map(fn)``.
 
     Results wait in queues and are not copied there. So return new arrays: a buffer that the function fills again for
-    the next item changes the results before it.
+    the next item changes the results before it, and is refused where the first results show it.
 
     Args:
         function: gets the plain item (a sample or a batch); with a parameter ``rng`` also the item's own
@@ -243,7 +246,8 @@ class Map(_Function, BundleMap):
             stage has workers.
 
     Raises:
-        GraphError: ``function`` is not callable, is a generator function, or cannot be called with one item.
+        GraphError: ``function`` is not callable, is a generator function, or cannot be called with one item; while it
+            runs: it returned the same buffer again with other values.
     """
 
     @property
@@ -253,9 +257,10 @@ class Map(_Function, BundleMap):
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
         if self.random:
             for index, _ in enumerate(islice(bundle.data, start, None), start):
-                made.append(self.call(bundle.one(index)))
+                one = bundle.one(index)
+                made.append(self._results.check(self.call(one), one.data))
             return
-        function, draws, add = self.function, self._draws, made.append
+        function, draws, add = self._results.of(self.function), self._draws, made.append
         for item in draws.rows(bundle.epoch, bundle.lineages, made, start, bundle.data):
             out = function(item)
             if out.__class__ is CoroutineType:
@@ -267,7 +272,7 @@ class Map(_Function, BundleMap):
         data = chunk.data
         if data.__class__ is dict and "key" in data:
             chunk.keys = chunk.keys  # identity stays with the sample, also when the function drops the field
-        made = chunk.data = self.call(chunk)
+        made = chunk.data = self._results.check(self.call(chunk), data)
         if made.__class__ is CoroutineType:
             raise not_awaited(made)
         return chunk
@@ -326,7 +331,7 @@ class FlatMap(_Function):
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
         items = iterator_of(self.call(chunk))
         for index, item in enumerate(self._draws.each(items, chunk.epoch, chunk.lineages[0])):
-            item = copy_containers(item)
+            item = copy_containers(self._results.check(item, chunk.data))
             child = chunk.child(index, item)
             if item.__class__ is dict and "key" in item:
                 child.keys = (item["key"],)

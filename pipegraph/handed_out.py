@@ -1,15 +1,17 @@
-"""What a source has handed out, and whether a stage has changed it in place."""
+"""What the user's code has handed out, and whether it was changed in place: by a stage, or by that code itself."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 import torch
 
+from pipegraph.errors import GraphError
 from pipegraph.estimates import attributes_of
 from pipegraph.fingerprints import DATA, OPAQUE, array_of, fingerprint, is_mapped
 from pipegraph.tree import ATOMS, leaves
@@ -113,6 +115,68 @@ class HandedOut:
                     if crc32(_bytes(one)[first : first + nbytes]) != checksum:
                         return True
         return False
+
+
+class Results:
+    """The first results of a function or an iterable of the user's, to find a buffer that it fills again for the next
+    one. What waits in a queue would get the values of what follows.
+
+    Each result is compared with the one before, which is held until then.
+    """
+
+    CHECKED = 8
+    MAX_BYTES = 1 << 16
+
+    def __init__(self, whose: str) -> None:
+        self.left = self.CHECKED
+        self._whose = whose
+        self._latest: list[tuple[Any, int]] = []  # arrays of the latest result, and their checksums
+
+    def of(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The function, whose results are checked as long as that is due."""
+        if self.left <= 0:
+            return function
+
+        def checked(item: Any) -> Any:
+            return self.check(function(item), item)
+
+        return checked
+
+    def each(self, items: Iterator[Any]) -> Iterator[Any]:
+        """The items, the first of them checked."""
+        while self.left > 0:
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            yield self.check(item)
+            del item
+        yield from items
+
+    def check(self, result: Any, item: Any = None) -> Any:
+        """Returns the result; what it has of ``item``, from which it was made, does not count.
+
+        Raises:
+            GraphError: it lies where the one before lies, which it has changed.
+        """
+        if self.left <= 0:
+            return result
+        arrays = list(_arrays(result)) if result is not item else []
+        for array, checksum in self._latest if arrays else ():
+            if self._checksum(array) != checksum and any(map(partial(np.may_share_memory, array), arrays)):
+                raise GraphError(
+                    f"{self._whose} gives the same buffer again with other values, while what it gave before may still "
+                    "wait in a queue, where it is not copied: give a new array each time (buffer.copy(), "
+                    "tensor.clone())"
+                )
+        self.left -= 1
+        given = list(_arrays(item)) if arrays and self.left else []
+        own = [each for each in arrays if not any(map(partial(np.may_share_memory, each), given))]
+        self._latest = [(each, self._checksum(each)) for each in own] if self.left else []
+        return result
+
+    def _checksum(self, array: Any) -> int:
+        return crc32(_bytes(array)[: self.MAX_BYTES])
 
 
 def _is_bytes(array: Any) -> bool:
