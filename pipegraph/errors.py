@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from errno import EMFILE, ENFILE
 from importlib import import_module
 from typing import Any
 
@@ -187,6 +188,11 @@ def install_line(extra: str, distribution: str | None = None) -> str:
 def note(error: BaseException, text: str) -> None:
     """Add a note to an exception, also to one that refuses (a frozen dataclass does)."""
     text = without_secrets(text)
+    if type(error) is OSError and error.errno in (EMFILE, ENFILE):
+        text += (
+            ": no more files may be open (`ulimit -n`). Raise that limit, use fewer workers, or close the files that "
+            "your functions and datasets open"
+        )
     try:
         error.add_note(text)
     except Exception:

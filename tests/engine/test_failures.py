@@ -1,5 +1,6 @@
 """semantics.md, "Failures and policies"."""
 
+import errno
 import json
 import threading
 import traceback
@@ -569,3 +570,14 @@ def test_a_queue_for_one_item_has_room_for_the_failure_of_an_inline_source_and_t
     graph.add(ops.FromIterable(items), backend="inline", capacity=1)
     got, error, _ = collect(graph)
     assert got == [0] and isinstance(error, Broken)
+
+
+def test_an_error_for_too_many_open_files_says_what_to_do():
+    def opens(item):
+        raise OSError(errno.EMFILE, "Too many open files", "data.bin")
+
+    graph = pg.Graph("files")
+    graph.add(ops.FromSequence(range(4))).then(opens)
+    with graph.loader() as loader, pytest.raises(OSError, match="data.bin") as raised:
+        list(loader)
+    assert "`ulimit -n`" in raised.value.__notes__[0]
