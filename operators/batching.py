@@ -35,7 +35,7 @@ class _Groups(Regroup):
     def begin(self) -> None:
         self._open: list[Chunk] = []
         self._held = 0  # items in them
-        self._sum = 0.0
+        self._sum: float = 0
 
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
         return self._add(chunk, 1)

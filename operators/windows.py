@@ -206,10 +206,10 @@ class Bucket(Regroup, Keyed, UserFunctions):
 
     def begin(self) -> None:
         buckets = len(self.boundaries) + 1
-        self._ghosts = [0] * buckets  # of each bucket: how many have left before the restart, and their cost
-        self._ghost_sums: list[float] = [0] * buckets
+        self._ghosts = [0] * buckets  # of each bucket: how many have left before the restart
         self._buckets: list[list[_Held]] = [[] for _ in self._ghosts]
-        self._sums: list[float] = [0] * buckets  # of what is held
+        # Of what is held and of the ghosts, added one by one: another order would round otherwise.
+        self._sums: list[float] = [0] * buckets
         self._emitted = 0
         self._drop = 0
         self._last: Cursor = None
@@ -224,7 +224,7 @@ class Bucket(Regroup, Keyed, UserFunctions):
         emitted, start, counts, drop = cursor
         if self.cost is not None:
             counts, sums = counts
-            self._ghost_sums = list(sums)
+            self._sums = list(sums)
         self._emitted, self._ghosts, self._drop, self._last = emitted - drop, list(counts), drop, cursor
         return start
 
@@ -240,7 +240,7 @@ class Bucket(Regroup, Keyed, UserFunctions):
             if cost > self.limit:
                 raise DataError(f"Bucket: one sample costs {cost}, more than limit={self.limit}")
         counts = tuple(g + len(b) for g, b in zip(self._ghosts, self._buckets, strict=True))
-        sums = tuple(g + s for g, s in zip(self._ghost_sums, self._sums, strict=True))
+        sums = tuple(self._sums)
         held = _Held(chunk, chunk.before, counts, sums, self._emitted)
         if self.cost is None:
             self._buckets[number].append(held)
@@ -264,8 +264,7 @@ class Bucket(Regroup, Keyed, UserFunctions):
 
     def _release(self, number: int, after: Cursor, coming: _Held | None = None) -> list[Chunk]:
         ghosts, leaving = self._ghosts[number], self._buckets[number]
-        self._ghosts[number], self._buckets[number] = 0, []
-        self._ghost_sums[number] = self._sums[number] = 0
+        self._ghosts[number], self._buckets[number], self._sums[number] = 0, [], 0
         self._emitted += ghosts
         self._drop = max(0, self._drop - ghosts)
         oldest = min((b[0] for b in self._buckets if b), key=_arrival, default=coming)

@@ -567,3 +567,18 @@ def test_a_generator_that_a_partial_brings_is_the_users_own():
     graph.add(ops.FromIterable(range(4))).then(functools.partial(drawn, rng=mine))
     with graph.loader() as loader:
         assert list(loader) == [True] * 4
+
+
+def test_a_bucket_adds_fractional_costs_in_one_order_on_a_resume_too():
+    costs = [0.1, 0.05, 0.05, 0.2, 0.15, 0.2, 0.3, 0.2, 0.7, 0.1, 0.15, 0.7, 0.2, 0.05, 0.05, 0.7, 0.15, 0.05]
+
+    def build(*batch):
+        graph = pg.Graph("g")
+        bucket = ops.Bucket(lambda s: s[1], [0.2, 0.5], cost=lambda s: s[1], limit=0.9)
+        node = graph.add(ops.FromSequence(list(enumerate([*costs, 0.1, 0.2, 0.2, 0.7])))).then(bucket)
+        for each in batch:
+            node.then(each)
+        return graph
+
+    assert_resumes_exactly(build)
+    assert_resumes_exactly(lambda: build(ops.Batch(cost=lambda s: s[1], limit=0.9, collate=list)))
