@@ -299,9 +299,10 @@ def read_file(path: Any) -> bytes:
     if not isinstance(path, PATHS):  # a number is an open file of another's
         raise DataError(f"Load: a sample's 'path' must be a path, got {shown(path)}")
     with open(path, "rb", buffering=0, opener=_opened_at_once) as file:
-        content: bytes = file.readall()
-        if not content and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        # Before it is read: of a pipe there is what was written so far, and a device may have no end.
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise DataError(f"Load: {os.fspath(path)!r} is no regular file (a pipe or a device)")
+        content: bytes = file.readall()
     return content
 
 

@@ -102,6 +102,8 @@ class _Decode(Operator):
                 f"{who}: encoded bytes or the path of a file are needed, got {type(source).__name__}; put "
                 "it before Batch"
             )
+        if not isinstance(source, bytes) and os.path.exists(source) and not os.path.isfile(source):
+            raise DataError(f"{who}: {os.fspath(source)!r} is no regular file (a folder, a pipe or a device)")
         made = self._decoded(source, self._range(data, who), chunk)
         kept = {key: value for key, value in data.items() if key != name or name == "path"} if name else {}
         taken = next((field for field in made if field in kept), None)

@@ -334,6 +334,8 @@ def _mapped(path: Any, dtype: npt.DTypeLike | None) -> Any:
         raise GraphError(
             f"FromTokens: {name!r} does not say what its tokens are: give dtype=, such as 'uint16'"
         )
+    if os.path.exists(name) and not os.path.isfile(name):  # a pipe would be waited for
+        raise GraphError(f"FromTokens: {name!r} is no regular file (a folder, a pipe or a device)")
     try:
         if name.endswith(".npy"):
             return np.load(name, mmap_mode="r", allow_pickle=False)

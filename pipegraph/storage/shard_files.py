@@ -18,6 +18,7 @@ from pipegraph.closing import Closing
 from pipegraph.errors import ShardError, extra_module
 
 _BINARY = getattr(os, "O_BINARY", 0)
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0)
 
 if hasattr(os, "pread"):
     pread = os.pread
@@ -81,7 +82,8 @@ class LocalFile(ShardFile):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._take(os.open(path, os.O_RDONLY | _BINARY), os.fspath(path))
+        # A pipe that has come to lie there has no bytes, but without the flag opening it waits for some.
+        self._take(os.open(path, os.O_RDONLY | _AT_ONCE | _BINARY), os.fspath(path))
 
     @classmethod
     def of(cls, fd: int, name: str) -> LocalFile:

@@ -8,6 +8,7 @@ import json
 import os
 import tarfile
 import warnings
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import PipegraphWarning, StateError
+from pipegraph.errors import DataError, GraphError, PipegraphWarning, StateError
+from pipegraph.operators import media
+from pipegraph.storage import build_manifest
+from pipegraph.storage.object_file import open_part
 
 ORDERS = [pg.order.LaneOrder(shuffle=False), pg.order.PartOrder(shuffle=False)]
 
@@ -139,6 +143,59 @@ def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path: Path) -> Non
         assert [sample["bytes"] for sample in loader] == [b""]
         (left_out,) = loader.profile().quarantined
     assert "no regular file" in left_out.error
+
+
+@pytest.fixture
+def pipe_with_bytes(tmp_path: Path) -> Iterator[Path]:
+    """A pipe in which ten bytes wait."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    fd = os.open(path, os.O_RDWR)
+    os.write(fd, b"0123456789")
+    yield path
+    os.close(fd)
+
+
+def test_a_pipe_with_bytes_in_it_is_refused_too(pipe_with_bytes: Path) -> None:
+    graph = pg.Graph("pipe")
+    graph.add(ops.FromSequence([{"path": pipe_with_bytes}])).then(ops.Load())
+    with graph.loader() as loader, pytest.raises(DataError, match=r"pipe' is no regular file \(a pipe"):
+        list(loader)
+
+
+@pytest.mark.parametrize("operator", [ops.DecodeVideo, ops.DecodeAudio])
+def test_a_pipe_is_no_recording(
+    pipe_with_bytes: Path, operator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(media, "extra_module", lambda *_: None)  # torchcodec, which is not asked
+    graph = pg.Graph("pipe")
+    graph.add(ops.FromSequence([{"path": pipe_with_bytes}])).then(operator())
+    with graph.loader() as loader, pytest.raises(DataError, match=r"pipe' is no regular file"):
+        list(loader)
+
+
+def test_a_pipe_holds_no_tokens(pipe_with_bytes: Path) -> None:
+    with pytest.raises(GraphError, match=r"FromTokens: '.*pipe' is no regular file"):
+        ops.FromTokens(pipe_with_bytes, window=2, dtype="uint8")
+
+
+def test_a_shard_in_whose_place_a_pipe_has_come_is_refused(tmp_path: Path) -> None:
+    path = tar(tmp_path / "a.tar", [("a.x", b"1")])
+    manifest = build_manifest(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DataError, match=r"a\.tar.*has 0 bytes"):
+        open_part(manifest.parts[0])
+
+
+def test_a_file_that_says_it_is_empty_is_read() -> None:
+    path = "/proc/self/status"
+    if not os.path.exists(path):
+        pytest.skip("a file system of Linux's")
+    graph = pg.Graph("proc")
+    graph.add(ops.FromSequence([{"path": path}])).then(ops.Load())
+    with graph.loader() as loader:
+        assert next(iter(loader))["bytes"].startswith(b"Name:")
 
 
 def test_names_that_are_not_utf8_and_broken_links_are_skipped_and_kept_in_a_json_state(

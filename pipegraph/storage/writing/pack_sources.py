@@ -319,8 +319,12 @@ class _Encoded:
         for field in self.fields:
             value = sample[field]
             if value is not None and value.get("bytes") is None:
-                with open(value["path"], "rb") as file:
-                    value = {"bytes": file.read()}
+                status = os.stat(value["path"])
+                if not S_ISREG(status.st_mode):
+                    raise DataError(
+                        f"field {field!r}: {value['path']!r} is no regular file (a pipe or a device)"
+                    )
+                value = {"bytes": _content(value["path"], status.st_size)}
             sample[field] = None if value is None else value["bytes"]
         return sample
 
