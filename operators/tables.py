@@ -31,7 +31,9 @@ class FromTable(OrderedSource, BundleSource):
     """The rows of a table, as ``Load`` gives those of a Parquet shard: dicts, of types that follow from the columns'.
 
     Numbers and text are Python's, so that a batch of them is int64 or float64; lists of numbers are NumPy arrays of
-    their dtype that lie in the table's memory and are read-only. The table is not copied: a mapped file stays one.
+    their dtype that lie in the table's memory and are read-only. The table is not copied: a mapped file stays one; only
+    columns of ``string_view`` and ``binary_view``, of which Arrow cannot pick rows, are copied as ``large_string`` and
+    ``large_binary``.
     The columns are taken as they are now; after you have replaced one or added rows, make another graph.
 
     A batch has no place for None. Nulls in a column of floats are NaN; a column of another type that has any, in the
@@ -47,7 +49,8 @@ class FromTable(OrderedSource, BundleSource):
         shuffle: whether the default order shuffles; by default rows come as they lie.
 
     Raises:
-        GraphError: not a table, no such column, nulls without a filling, or one of another type than its column.
+        GraphError: not a table, no such column or one of a type of which Arrow cannot pick rows, nulls without a
+            filling, or one of another type than its column.
     """
 
     name = "fromtable"
@@ -70,7 +73,7 @@ class FromTable(OrderedSource, BundleSource):
                 f"{', '.join(map(repr, found.column_names))}"
             )
         _refuse_twice(columns or found.column_names, found.column_names)
-        self.table = found if columns is None else found.select(list(columns))
+        self.table = _takable(found if columns is None else found.select(list(columns)))
         self.fill = _fillings(self.table, dict(fill or {}))
         self._rows: _TableRows | None = None
         self._memory = _memory_of(self.table, table)
@@ -137,6 +140,27 @@ def _memory_of(table: Any, given: Any) -> list[npt.NDArray[np.uint8]]:
     buffers = [buffer for chunk in chunks for buffer in chunk.buffers() if buffer is not None]
     shared = [buffer for buffer in buffers if buffer.size and buffer.is_cpu and (frame or buffer.is_mutable)]
     return [np.frombuffer(buffer, np.uint8) for buffer in shared]
+
+
+def _takable(table: Any) -> Any:
+    """The table, with columns of views as columns of large texts and bytes: Arrow takes no rows out of views."""
+    arrow = importlib.import_module("pyarrow")
+    for place, field in enumerate(table.schema):
+        column, views = table.column(place), str(field.type)
+        if views in ("string_view", "binary_view"):
+            large = arrow.large_string() if views == "string_view" else arrow.large_binary()
+            table = table.set_column(place, field.with_type(large), column.cast(large))
+            continue
+        row = column.slice(0, 1)
+        try:
+            for chunk in row.chunks:
+                chunk.take(arrow.array([0] * len(chunk), arrow.int64()))
+        except arrow.ArrowNotImplementedError as error:
+            raise GraphError(
+                f"FromTable: column {field.name!r} ({field.type}) is of a type of which Arrow cannot pick rows: cast "
+                "it, as texts to pa.large_string(), or leave it out with columns="
+            ) from error
+    return table
 
 
 def _refuse_twice(read: Iterable[Any], names: Sequence[Any]) -> None:

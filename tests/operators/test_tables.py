@@ -79,6 +79,41 @@ def test_every_row_comes_once_from_any_batch_of_the_table(shuffle: bool) -> None
     assert (found == sorted(found)) is not shuffle
 
 
+@pytest.mark.parametrize("nulls", [False, True])
+def test_texts_and_bytes_that_are_views_are_shuffled_as_others_are(nulls: bool) -> None:
+    texts = [f"row {i}" * (i % 5) if i % 3 or not nulls else None for i in range(40)]
+    columns = {"text": texts, "data": [text and text.encode() for text in texts]}
+    kinds = {"text": pa.string_view(), "data": pa.binary_view()}
+    parts = [
+        pa.table({n: pa.array(v[at : at + 8], kinds[n]) for n, v in columns.items()}) for at in (0, 8, 16)
+    ]
+    given = pa.concat_tables(parts)
+    source = ops.FromTable(given, fill={"text": "none", "data": b"none"}, shuffle=True)
+    found = [text for batch in batches(source, 7) for text in batch["text"]]
+    assert sorted(found) == sorted(text if text is not None else "none" for text in texts[:24])
+    assert [source.item(i)["data"] for i in range(24)] == [
+        b"none" if text is None else text.encode() for text in texts[:24]
+    ]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        lambda: pa.compute.run_end_encode(pa.array([1, 1, 2])),
+        lambda: pa.array([["a"], ["b"], []], pa.list_(pa.string_view())),
+        lambda: pa.array([{"a": "b"}] * 3, pa.struct([("a", pa.string_view())])),
+    ],
+)
+def test_a_column_of_which_arrow_picks_no_rows_is_refused_by_name(values: Any) -> None:
+    pytest.importorskip("pyarrow.compute")
+    given = pa.table({"n": [1, 2, 3], "odd": values()})
+    with pytest.raises(
+        GraphError, match=r"column 'odd' \(.*\) is of a type of which Arrow cannot pick rows: cast it"
+    ):
+        ops.FromTable(given, shuffle=True)
+    assert len(batches(ops.FromTable(given, columns=["n"], shuffle=True))) == 1
+
+
 def test_states_and_workers_change_nothing() -> None:
     def graph(workers: int = 2, backend: str = "thread") -> pg.Graph:
         made = pg.Graph("table", seed=3)
