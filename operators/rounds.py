@@ -169,8 +169,9 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
         found: list[int] = []
         for number, first, size in self._places(epoch, rank, world_size, steps.start):
-            wanted = len(steps) - len(found)
-            last = first + wanted if size is None else min(size, first + wanted)
+            if size is None:  # where it ends is known once it has been read
+                break
+            last = min(size, first + len(steps) - len(found))
             inner = self.source.positions_of(range(first, last), self._epoch(epoch, number), rank, world_size)
             found += [_coded(number, place) for place in inner]
             if len(found) >= len(steps):

@@ -79,11 +79,15 @@ class Run:
         return self.stages[source].restart.step
 
     def positions_of(self, source: str, steps: range, epoch: int) -> Iterable[int]:
-        """The positions of a source's steps; none once the runtime is closed."""
+        """The positions of a source's steps, to be asked once; none once the runtime is closed."""
+        noted = self.stages[source].read_positions.take(epoch, steps)
+        if len(noted) == len(steps):
+            return noted
         reader = self._loader.readers.get(source)
         if reader is None and (workers := self._loader.workers.get(source)):
             reader = workers[0].operator
-        return () if reader is None else reader.positions_of(steps, epoch, self.rank, self.world_size)
+        said = () if reader is None else reader.positions_of(steps, epoch, self.rank, self.world_size)
+        return [*noted, *said]
 
     def context(self, stage: str, worker: int) -> Context:
         """The context with which a worker opens its operator."""

@@ -136,7 +136,9 @@ class _Items(Unit):
         if not run.plan.stages[run.plan.output.stage].unordered_above:
             return
         steps = range(step, step + len(positions))
-        said = run.positions_of(self.stage.name, steps, self.epoch)
+        said = list(self.worker.operator.positions_of(steps, self.epoch, run.rank, run.world_size))
+        if len(said) < len(positions):
+            self.stage.read_positions.note(self.epoch, steps, positions, run.horizon.begun)
         for at, position, other in zip(steps, positions, said, strict=False):
             if position != other:
                 raise GraphError(

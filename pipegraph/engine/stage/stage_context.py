@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from pipegraph import concurrency
@@ -35,9 +35,6 @@ class RunContext(Protocol):
 
     def fail(self, error: BaseException) -> None:
         """End the run with this error, unless it has ended already."""
-
-    def positions_of(self, source: str, steps: range, epoch: int) -> Iterable[int]:
-        """The positions of a source's steps; none once the runtime is closed."""
 
     def context(self, stage: str, worker: int) -> Context:
         """The context with which a worker opens its operator."""

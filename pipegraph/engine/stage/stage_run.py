@@ -21,6 +21,7 @@ from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.bundle_size import Pace
 from pipegraph.engine.stage.failure_notes import not_a_chunk
 from pipegraph.engine.stage.failure_policy import Failures
+from pipegraph.engine.stage.read_positions import ReadPositions
 from pipegraph.engine.stage.sender import AsFinished, ByTicket, Sender
 from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.engine.stage.stage_context import RunContext, StageContext
@@ -56,6 +57,7 @@ class StageRun(StageContext):
         self.collects = collects and not self.budgeted and not plan.remote
         self.pack: Callable[[list[Any]], Any] | None = None
         self.snapshots = Snapshots(plan.name, run.account.limit, run.account.keep)
+        self.read_positions = ReadPositions()
         self.jobs: deque[Any] = deque()
         self.jobs_lock = concurrency.Lock()
         self.drawing_ns = 0
