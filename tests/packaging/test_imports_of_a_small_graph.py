@@ -27,7 +27,7 @@ RUN = """
     closing durations engine.channel engine.contents engine.loader_context engine.memory engine.meter
     engine.pass_totals engine.reorder engine.run engine.runtime engine.staffing engine.stage engine.stage.ahead
     engine.stage.bundle_size engine.stage.cursors engine.stage.epoch_limit engine.stage.failure_notes
-    engine.stage.failure_policy engine.stage.groups engine.stage.kept engine.stage.ledger
+    engine.stage.failure_policy engine.stage.groups engine.stage.kept engine.stage.ledger engine.stage.read_positions
     engine.stage.restore engine.stage.row_intake engine.stage.sender engine.stage.snapshots engine.stage.stage_context
     engine.stage.stage_run engine.stage.unit engine.stage_pump engine.stage_worker
     engine.tracing engine.unwanted engine.worker_threads estimates
