@@ -19,7 +19,7 @@ from pipegraph.errors import DataError, GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
 from pipegraph.handed_out import Results
-from pipegraph.integers import amount, integer
+from pipegraph.integers import amount, flag, integer
 from pipegraph.operators.collate import batch_of, collate as stack
 from pipegraph.operators.columns import pack
 from pipegraph.parameters import function_name, not_awaited, plain_function
@@ -82,7 +82,7 @@ class MicroBatches(_Groups):
 
     def __init__(self, count: int, drop_last: bool = False) -> None:
         self.size = self.count = integer(count, "MicroBatches: count")
-        self.drop_last = bool(drop_last)
+        self.drop_last = flag(drop_last, "MicroBatches: drop_last")
         self.begin()
 
     def config(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Batch(_Groups, BundleRegroup, LengthByRanks, Planned, UserFunctions):
 
     Args:
         size: samples per batch on this rank.
-        drop_last: leave out the last batch if it is not full.
+        drop_last: leave out the last batch if it is not full; not with ``cost``, where a batch has no size to reach.
         collate: a function that makes a batch from a list of items. By default numbers, arrays and tensors are stacked
             into tensors; text, bytes, lists and objects become lists; None is refused. See
             ``pipegraph.operators.collate``. ``collate=list`` gives the plain list. With a mapping from field to
@@ -119,8 +119,8 @@ class Batch(_Groups, BundleRegroup, LengthByRanks, Planned, UserFunctions):
     With ``cost``, a ``Batch`` directly after a ``Bucket`` with a limit never mixes the bucket's groups.
 
     Raises:
-        GraphError: none or several of ``size``, ``global_size`` and ``cost`` are given, one is out of range, or
-            ``collate`` or ``cost`` is not a plain function.
+        GraphError: none or several of ``size``, ``global_size`` and ``cost`` are given, one is out of range,
+            ``drop_last`` is given with ``cost``, or ``collate`` or ``cost`` is not a plain function.
         DataError: while it runs: samples cannot be collated, such as arrays of different shapes without ``pad``, or
             a sample costs more than ``limit``.
     """
@@ -169,7 +169,12 @@ class Batch(_Groups, BundleRegroup, LengthByRanks, Planned, UserFunctions):
             amount(limit, "Batch: limit", refusal=GraphError)
         self.size = None if size is None else integer(size, "Batch: size")
         self.global_size = None if global_size is None else integer(global_size, "Batch: global_size")
-        self.drop_last = bool(drop_last)
+        self.drop_last = flag(drop_last, "Batch: drop_last")
+        if self.drop_last and cost is not None:
+            raise GraphError(
+                "Batch: drop_last=True needs size or global_size; with cost a batch closes where the next sample "
+                "does not fit, so none is full: leave out drop_last"
+            )
         self.collate = None if isinstance(collate, Mapping) else collate
         self._fields = dict(fields)
         self.cost, self.limit, self.pad = cost, limit, pad

@@ -18,6 +18,7 @@ from pipegraph.fingerprints import length_of
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
 from pipegraph.handed_out import HandedOut, Results
+from pipegraph.integers import flag
 from pipegraph.operators.drawn_items import DrawnItems, Turn, own
 from pipegraph.operators.ordered import POSITIONS_AT_ONCE
 from pipegraph.order.left import Left, check_history, left_of
@@ -73,8 +74,8 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
                 f"FromIterable: an iterable or a callable that returns one is needed, got {iterable!r}"
             )
         self.iterable: Any = iterable
-        self.shard = shard
-        if not shard:
+        self.shard = flag(shard, "FromIterable: shard")
+        if not self.shard:
             self.facts |= Fact.ONE_WORLD_SIZE
         if type(iterable) in (list, range, tuple):
             self.facts |= Fact.IN_MEMORY

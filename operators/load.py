@@ -17,6 +17,7 @@ from pipegraph.capabilities import BundleMap, Fuses, Planned, ReadsStorage
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact, Operator, Source
 from pipegraph.errors import DataError, GraphError, shown
+from pipegraph.integers import flag
 from pipegraph.once import Once
 from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
 from pipegraph.operators.shared_reader import (
@@ -200,7 +201,9 @@ class Load(_Reads, BundleMap, Fuses, Planned):
 
             if not isinstance(cache, NodeCache):
                 raise GraphError(f"Load: cache must be a pg.NodeCache(folder, limit), got {cache!r}")
-        super().__init__(cache, preload, Choice(chosen_columns(columns, "Load"), filter, fill))
+        super().__init__(
+            cache, flag(preload, "Load: preload"), Choice(chosen_columns(columns, "Load"), filter, fill)
+        )
 
     def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
         source = _shards(upstream[0])

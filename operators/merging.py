@@ -12,7 +12,7 @@ from pipegraph.chunk import Chunk, Cursor, Mark
 from pipegraph.contracts import Context, Fact, FanIn, FanOut, Operator, Source
 from pipegraph.errors import DataError, GraphError
 from pipegraph.hashed_keys import uniform
-from pipegraph.integers import integer
+from pipegraph.integers import flag, integer
 from pipegraph.operators.rounds import Rounds, round_of
 from pipegraph.parameters import function_name, plain_function
 
@@ -40,9 +40,7 @@ class Zip(FanIn):
     inputs_in = (0, None)
 
     def __init__(self, strict: bool = False) -> None:
-        if not isinstance(strict, bool):
-            raise GraphError(f"Zip: strict must be True or False, got {strict!r}")
-        self.strict = strict
+        self.strict = flag(strict, "Zip: strict")
 
     def config(self) -> dict[str, Any]:
         return {}  # what is delivered before the end is the same

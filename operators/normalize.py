@@ -12,6 +12,7 @@ from pipegraph.capabilities import Fuses
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact, Operator
 from pipegraph.errors import DataError, GraphError
+from pipegraph.integers import flag
 from pipegraph.operators.batch_slabs import StageSlabs
 from pipegraph.operators.images.normalize_tables import Layout, check_normalisation, normalize_into
 
@@ -122,7 +123,7 @@ class ToDtype(Operator, Fuses):
 
     def __init__(self, dtype: torch.dtype, scale: bool = True) -> None:
         self.dtype = dtype
-        self.scale = scale
+        self.scale = flag(scale, "ToDtype: scale")
         self._layout = "as it is"
 
     def config(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 from pipegraph.capabilities import Neighbours, UserData
 from pipegraph.contracts import Context, Drawn, Fact, History, Source
 from pipegraph.errors import GraphError
+from pipegraph.integers import flag
 from pipegraph.order.base import Order
 from pipegraph.order.layout import ManifestLike, total_samples
 
@@ -32,13 +33,12 @@ def order_of(order: Order | None, shuffle: bool | None, default: StridedOrder | 
     """The order that was given, or the default one, shuffled or not."""
     if shuffle is None:
         return default if order is None else order
-    if not isinstance(shuffle, bool):
-        raise GraphError(f"{who}: shuffle must be True, False or None, got {shuffle!r}")
+    shuffled = flag(shuffle, f"{who}: shuffle", rule="True, False or None")
     if order is not None:
         raise GraphError(
             f"{who}: give order= or shuffle=, not both: the order {order!r} says whether it shuffles"
         )
-    return replace(default, shuffle=shuffle)
+    return replace(default, shuffle=shuffled)
 
 
 def digest_of(names: Iterable[str]) -> str:

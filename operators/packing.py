@@ -14,7 +14,7 @@ from pipegraph.capabilities import BundleRegroup
 from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.contracts import Fact, Regroup
 from pipegraph.errors import DataError, GraphError
-from pipegraph.integers import integer
+from pipegraph.integers import flag, integer
 from pipegraph.operators.columns import SCALARS
 from pipegraph.operators.sequence_rows import BestFit, Document, DocumentSegment, EndToEnd, Filled
 
@@ -47,13 +47,14 @@ class Pack(Regroup, BundleRegroup):
         fields: the fields to pack; by default all lists of numbers, arrays and tensors with at least one dimension.
         pad: the padding, a number or a mapping from field to number; 0 for fields that the mapping lacks.
         window: the number of documents from which ``"fit"`` chooses. A larger window fills rows better.
-        drop_last: with ``"split"``, leave out a row that is not full.
+        drop_last: leave out a row that is not full; only with ``"split"``.
 
     A row's lineage is that of its first document and the token at which it begins there. The rows of an epoch are the
     same for any workers and backends; a state contains no tokens. The number of rows depends on the data. The stage
     must not follow one with ``ordered=False``, and a state needs the same world size (see ``docs/resuming.md``).
 
     Raises:
+        GraphError: an argument is out of range, or ``drop_last`` is given with ``"fit"``.
         DataError: the fields of a document have different lengths, a field has different dtypes in two documents or
             contains something other than numbers, or ``pad`` names another field.
     """
@@ -77,7 +78,12 @@ class Pack(Regroup, BundleRegroup):
         self.fields = (fields,) if isinstance(fields, str) else None if fields is None else tuple(fields)
         self.pad = pad
         self.window = integer(window, "Pack: window")
-        self.drop_last = bool(drop_last)
+        self.drop_last = flag(drop_last, "Pack: drop_last")
+        if self.drop_last and method == "fit":
+            raise GraphError(
+                'Pack: drop_last=True needs method="split", of whose rows only the last is padded; with "fit" any '
+                "row may be: leave out drop_last"
+            )
         if self.fields is not None and (
             not self.fields or not all(isinstance(name, str) for name in self.fields)
         ):
@@ -149,7 +155,7 @@ class Pack(Regroup, BundleRegroup):
         self._raise_failed()
         self._complete += self._filler.finish()
         made = self._full()
-        if made and self.drop_last and self.method == "split":
+        if made and self.drop_last:
             made.pop()  # of what is left end to end there is one row, and it is not full
         self.begin()
         return made

@@ -40,6 +40,7 @@ from pipegraph.device.split import (
     rule_for,
 )
 from pipegraph.errors import DeviceError, GraphError
+from pipegraph.integers import flag
 from pipegraph.operators.batch_slabs import exchanged, tensors_of
 from pipegraph.tree import bytes_of
 
@@ -249,7 +250,7 @@ class CopyToDevice(_ToDevices, Planned):
 
     def __init__(self, device: torch.device | str | int, copy: bool = False) -> None:
         self.device = _device(device, "CopyToDevice")
-        self.copy = copy
+        self.copy = flag(copy, "CopyToDevice: copy")
         self._wait = True
 
     def bypass(self) -> str | None:
@@ -310,7 +311,7 @@ class Scatter(_ToDevices):
         if isinstance(devices, str) or not devices:
             raise GraphError(f"Scatter: devices must be a sequence of at least one device, got {devices!r}")
         self.devices = tuple(_device(device, "Scatter") for device in devices)
-        self.copy = copy
+        self.copy = flag(copy, "Scatter: copy")
 
     def pinned_for(self) -> torch.device | None:
         # The parts for the CPU are not copied.

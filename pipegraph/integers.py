@@ -1,10 +1,12 @@
-"""Numbers that users give: of any type, NumPy's too. Integers are no bools."""
+"""Numbers and flags that users give: of any type, NumPy's too. Integers are no bools, and bools no integers."""
 
 from __future__ import annotations
 
 import math
 import operator
 from numbers import Real
+
+import numpy as np
 
 from pipegraph.errors import DataError, GraphError
 
@@ -18,6 +20,15 @@ def integer(value: object, what: str, least: int = 1, rule: str = "must be an in
     if found < least:
         raise GraphError(f"{what} {rule.format(least)}, got {value!r}")
     return found
+
+
+def flag(
+    value: object, what: str, refusal: type[Exception] = GraphError, rule: str = "True or False"
+) -> bool:
+    """``value`` as a bool; raises ``refusal``, with ``what`` and the ``rule``, if it is none: a text counts as True."""
+    if not isinstance(value, bool | np.bool_):
+        raise refusal(f"{what} must be {rule}, got {value!r}")
+    return bool(value)
 
 
 def amount(value: object, what: str, least: float = 0, refusal: type[Exception] = DataError) -> int | float:

@@ -10,7 +10,7 @@ from pipegraph.backends import BACKENDS, THREAD, StageBackend, backend_of
 from pipegraph.contracts import FanOut, Operator, Source
 from pipegraph.error_policy import ErrorPolicy, Policy, check_policy, policy
 from pipegraph.errors import GraphError
-from pipegraph.integers import integer
+from pipegraph.integers import flag, integer
 
 RESERVED = ("(output)", "consumer")
 """What states and profiles name beside stages."""
@@ -64,8 +64,7 @@ class StageSpec:
             if isinstance(self.timeout, bool | str) or not self.timeout > 0:
                 raise GraphError(f"stage {name!r}: timeout must be more than 0 seconds, got {self.timeout!r}")
             object.__setattr__(self, "timeout", float(self.timeout))
-        if not isinstance(self.ordered, bool):
-            raise GraphError(f"stage {name!r}: ordered must be True or False, got {self.ordered!r}")
+        object.__setattr__(self, "ordered", flag(self.ordered, f"stage {name!r}: ordered"))
         check_policy(self.on_error, name)
         self._check_options()
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pipegraph.errors import GraphError
-from pipegraph.integers import integer
+from pipegraph.integers import flag, integer
 from pipegraph.loader.ranks import resolve
 from pipegraph.units import parse_bytes
 
@@ -27,8 +26,9 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         if self.epochs is not None:
             self.epochs = integer(self.epochs, "epochs", 1, "must be >= {} or None (endless)")
-        if self.equal_steps not in (None, True, False):
-            raise GraphError(f"equal_steps must be True, False or None, got {self.equal_steps!r}")
+        if self.equal_steps is not None:
+            self.equal_steps = flag(self.equal_steps, "equal_steps", rule="True, False or None")
+        self.autotune, self.isolate = flag(self.autotune, "autotune"), flag(self.isolate, "isolate")
         if self.rank is not None or self.world_size is not None:
             resolve(self.rank, self.world_size)
         if self.memory_limit is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, final
 import numpy as np
 
 from pipegraph.errors import GraphError, StateError
+from pipegraph.integers import flag
 from pipegraph.order._stream import Tail, stream_length, stream_positions
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, total_samples
 from pipegraph.order.left import Deal, check_history, steps_begun
@@ -31,6 +32,12 @@ SUBSTITUTES = 1_024
 ELSEWHERE_DRAWS = 100
 
 V = TypeVar("V", bound=str)
+
+
+def check_flags(order: Order, *names: str) -> None:
+    """Make these fields of a new order bools; raises GraphError for what is none."""
+    for name in names:
+        object.__setattr__(order, name, flag(getattr(order, name), f"{type(order).__name__}: {name}"))
 
 
 class Order(abc.ABC):

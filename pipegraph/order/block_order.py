@@ -14,7 +14,7 @@ from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._libstdcxx import shuffled_by_libstdcxx
 from pipegraph.order._spans import Shares, Spans
 from pipegraph.order._stream import Tail
-from pipegraph.order.base import JsonDict, Order
+from pipegraph.order.base import JsonDict, Order, check_flags
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, total_samples
 from pipegraph.order.left import Deal, Pairs
 from pipegraph.order.permutation import key64, permute_one
@@ -59,6 +59,7 @@ class BlockOrder(Order):
     size: int | None = None
 
     def __post_init__(self) -> None:
+        check_flags(self, "shuffle", "allow_duplicates", "compat")
         if self.compat and not self.shuffle:
             raise GraphError(
                 "BlockOrder: compat=True needs shuffle=True, got shuffle=False. "

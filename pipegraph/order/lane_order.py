@@ -14,7 +14,7 @@ from pipegraph.order._blocks import BlockPlaces
 from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._spread import spread
 from pipegraph.order._stream import TAILS, Tail, stream_gone, stream_visits
-from pipegraph.order.base import JsonDict, Order, check_choice, other_than
+from pipegraph.order.base import JsonDict, Order, check_choice, check_flags, other_than
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, layout_digest, total_samples
 from pipegraph.order.left import Deal
 from pipegraph.order.permutation import derived_keys, key64, permute
@@ -58,6 +58,7 @@ class LaneOrder(Order):
     tail: Tail = "pad"
 
     def __post_init__(self) -> None:
+        check_flags(self, "shuffle")
         for name in ("lanes", "window"):
             object.__setattr__(self, name, integer(getattr(self, name), f"LaneOrder: {name}"))
         check_choice("LaneOrder: tail", self.tail, TAILS)

@@ -13,7 +13,7 @@ from pipegraph.order._blocks import BlockPlaces
 from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._spans import Shares, Spans, runs_of
 from pipegraph.order._stream import TAILS, Tail
-from pipegraph.order.base import JsonDict, Order, check_choice, check_rank, check_seed
+from pipegraph.order.base import JsonDict, Order, check_choice, check_flags, check_rank, check_seed
 from pipegraph.order.layout import (
     Int64Array,
     LayoutLike,
@@ -59,6 +59,7 @@ class PartOrder(Order):
     tail: Tail = "pad"
 
     def __post_init__(self) -> None:
+        check_flags(self, "shuffle")
         check_choice("PartOrder: tail", self.tail, TAILS)
 
     def config(self) -> JsonDict:

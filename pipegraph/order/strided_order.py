@@ -12,7 +12,7 @@ import numpy as np
 from pipegraph.errors import GraphError
 from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._stream import Tail, stream_visits
-from pipegraph.order.base import JsonDict, Order
+from pipegraph.order.base import JsonDict, Order, check_flags
 from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
 from pipegraph.order.left import Deal
 
@@ -46,6 +46,9 @@ class StridedOrder(Order):
 
     shuffle: bool = True
     drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        check_flags(self, "shuffle", "drop_last")
 
     def config(self) -> JsonDict:
         return {"order": "StridedOrder"} | dataclasses.asdict(self)

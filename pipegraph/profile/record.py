@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from pipegraph.errors import GraphError
+from pipegraph.integers import flag
 from pipegraph.paths import path_of
 
 from .series import Moment, append, moment
@@ -76,7 +77,7 @@ class Recording:
         if self._report is not None and self._report == self._trace:
             raise GraphError(f"record: report= and trace= are the same file, {str(report)!r}")
         self._log = log
-        self._ranges = ranges
+        self._ranges = flag(ranges, "record: ranges")
         self._every = every
         self._moments: list[Moment] = []
         self._lock = threading.Lock()

@@ -15,6 +15,7 @@ from pipegraph.closing import Closing
 from pipegraph.device.backend import Slot, normalised, slots_on
 from pipegraph.device.opening import every_device
 from pipegraph.errors import ReplicaError
+from pipegraph.integers import flag
 from pipegraph.replicas.buckets import deal_owners
 from pipegraph.replicas.build import Replicas, refuse_held_gradients
 from pipegraph.replicas.calls import (
@@ -81,6 +82,8 @@ class ReplicaExecutor(Closing):
         deterministic: bool = False,
         process_group: Any = None,
     ) -> None:
+        shard_optimizer = flag(shard_optimizer, "ReplicaExecutor: shard_optimizer", ReplicaError)
+        deterministic = flag(deterministic, "ReplicaExecutor: deterministic", ReplicaError)
         slots = slots_on(every_device() if devices is None else devices)
         if not slots:
             raise ReplicaError("devices is empty: name at least one, such as ['cpu']")

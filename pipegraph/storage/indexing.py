@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pipegraph.errors import PipegraphWarning, ShardError, note
+from pipegraph.integers import flag
 from pipegraph.paths import path_of
 from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, Block
 
@@ -141,6 +142,7 @@ def build_manifest(
         ShardError: a part is broken; the other parts in flight are finished first.
         DataError: as `expand_parts`, or another process is writing this manifest.
     """
+    checksums = flag(checksums, "build_manifest: checksums")
     if checksums:
         crc32c_extend()
     with contextlib.ExitStack() as stack:
