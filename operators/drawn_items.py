@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from pipegraph import concurrency
-from pipegraph.parameters import iterator_of
+from pipegraph.parameters import iterator_of, without_rewind
 from pipegraph.tree import ATOMS, copy_containers
 
 SHARED = ATOMS | {np.ndarray, torch.Tensor, bytes, str}
@@ -60,15 +60,16 @@ class Turn:
                 begun = iterator_of(items)
                 if _is_resumable(begun):  # it may resume from a state, and then must not have begun
                     return DrawnItems.of_iterator(begun, state)
+                begun = without_rewind(begun)
                 return DrawnItems(chain(list(islice(begun, 1)), begun))
             if state is not None and not whole:
                 items.load_state_dict(copy.deepcopy(state))
-            begun = iterator_of(items)
+            begun = without_rewind(iterator_of(items))
             first = list(islice(begun, 1))
             if not first and whole and state is not None:
                 if hasattr(items, "set_epoch"):
                     items.set_epoch(epoch)
-                begun = iterator_of(items)
+                begun = without_rewind(iterator_of(items))
                 first = list(islice(begun, 1))
             if state is not None and _is_streaming(items):
                 # Later passes start from their beginning; else each over its epoch would go back to the loaded state.
@@ -119,7 +120,7 @@ class DrawnItems:
     """
 
     def __init__(self, items: Iterator[Any], resumable: Any = None, turn: Turn | None = None) -> None:
-        self.items = items
+        self.items = without_rewind(items)
         self._resumable: Any = items if resumable is None and _is_resumable(items) else resumable
         self._turn = turn
         self.beginning: Any = None

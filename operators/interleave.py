@@ -12,7 +12,7 @@ from pipegraph.errors import GraphError
 from pipegraph.integers import integer
 from pipegraph.operators.ordered import order_of
 from pipegraph.order import Order, StridedOrder
-from pipegraph.parameters import function_name, iterator_of
+from pipegraph.parameters import function_name, iterator_of, without_rewind
 from pipegraph.tree import copy_containers
 
 
@@ -139,7 +139,7 @@ class Interleave(Source, Resumable, UserData):
 
     def _reopened(self, mine: Sequence[int], number: int, read: int) -> _Open:
         items = iterator_of(self.function(self.files[mine[number]]))
-        for _ in zip(range(read), items, strict=False):
+        for _ in zip(range(read), without_rewind(items), strict=False):
             pass
         return _Open(number, items, read)
 

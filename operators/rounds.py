@@ -25,6 +25,7 @@ from pipegraph.components import Capability
 from pipegraph.contracts import Context, Drawn, Fact, History, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.integers import integer
+from pipegraph.parameters import without_rewind
 
 _POSITION_BITS = 40
 """Of a position those below are its place in a round, those above the round's number."""
@@ -236,7 +237,7 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
             size = source.length(inner, rank, world_size)
             self._began = (number, begins)
             if size is None:  # it may end before the step to begin with
-                items = source.iterate(inner, rank, world_size, known)
+                items = without_rewind(iter(source.iterate(inner, rank, world_size, known)))
                 came = known + sum(1 for _ in islice(items, skip - known))
             else:
                 came = min(size, skip)

@@ -150,13 +150,12 @@ class Draws:
         """Resume the current sample, after other operators have worked in this thread."""
         _current.set(self)
 
-    def each(self, items: Iterable[Any], epoch: int, above: Sequence[Any], number: int = 0) -> Iterator[Any]:
+    def each(self, items: Iterator[Any], epoch: int, above: Sequence[Any], number: int = 0) -> Iterator[Any]:
         """Yield the items; item i is made with the generator of lineage ``(*above, number + i)``."""
-        iterator = iter(items)
         while True:
             self.one(epoch, (*above, number))
             try:
-                item = next(iterator)
+                item = next(items)
             except StopIteration:
                 return
             yield item
@@ -208,7 +207,7 @@ def drawing(call: Callable[[Chunk], Any], draws: Draws) -> Callable[[Chunk], Any
         made = call(chunk)
         if made.__class__ is Chunk or not isinstance(made, Iterator):
             return made
-        return draws.lazily(made)
+        return draws.lazily(iter(made))
 
     return with_numbers
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import repeat
 from types import CoroutineType, FunctionType, MethodType
 from typing import Any
 
@@ -55,6 +56,11 @@ def iterator_of(items: Any) -> Iterator[Any]:
     if not hasattr(items, "__iter__") and hasattr(items, "__len__"):
         return map(items.__getitem__, range(len(items)))
     return iter(items)
+
+
+def without_rewind(items: Iterator[Any]) -> Iterator[Any]:
+    """The iterator, of which ``iter`` may be called again: that of a user's own class may begin anew then."""
+    return items if type(items).__module__ in ("builtins", "itertools") else map(next, repeat(items))
 
 
 def chunks_of(made: Any) -> Iterator[Any]:

@@ -23,6 +23,7 @@ from pipegraph.engine.stage.unit import Unit
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import GraphError, note, shown
 from pipegraph.global_generators import Draws
+from pipegraph.parameters import without_rewind
 from pipegraph.planning.kind import Former, Restart, StageKind
 from pipegraph.planning.plan import Plan, StagePlan
 
@@ -304,7 +305,7 @@ def _beginning_with(first: Any, items: Iterator[Any], name: str, method: str, st
     if found is not None:
         yield found
         del found
-    yield from items
+    yield from without_rewind(items)
 
 
 def check_length(stage: StageRun, source: Source, epoch: int, steps: int) -> Failure | None:

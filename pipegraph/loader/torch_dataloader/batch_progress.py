@@ -23,6 +23,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 from pipegraph.errors import PipegraphWarning, StateError
 from pipegraph.loader.torch_dataloader.fetching import behind
 from pipegraph.nested_samplers import keeps_state, nested_samplers, plain_indices
+from pipegraph.parameters import without_rewind
 
 VERSION = 4
 
@@ -186,7 +187,7 @@ class Indices:
             if "sampler" in order and (progress.order or progress.before):
                 drawn = _put_back(sampler, order, progress.batches)
             else:
-                drawn = behind(iter(sampler), progress.batches)
+                drawn = behind(without_rewind(iter(sampler)), progress.batches)
             drawn = progress.remaining.of(drawn)
             progress.order = order
             first = list(islice(drawn, 1))  # most samplers draw the whole order here
@@ -236,7 +237,7 @@ def _put_back(sampler: Any, order: dict[str, Any], batches: int) -> Iterator[Any
     """
     expected = order.get("first")
     for _ in range(2):
-        drawn = iter(sampler)
+        drawn = without_rewind(iter(sampler))
         first = list(islice(drawn, 1))
         plain = plain_indices(first[0]) if first else None
         if first and expected in (plain, None):

@@ -12,7 +12,7 @@ from torch.utils.data import _DatasetKind, get_worker_info
 
 from pipegraph.errors import StateError
 from pipegraph.nested_samplers import keeps_state
-from pipegraph.parameters import function_name
+from pipegraph.parameters import function_name, without_rewind
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def behind(items: Iterator[Any], count: int, least: int | None = None) -> Iterat
     Raises:
         StateError: it has fewer.
     """
-    came = sum(1 for _ in islice(items, count))
+    came = sum(1 for _ in islice(without_rewind(items), count))
     if came < (count if least is None else least):
         raise StateError(
             f"{count} items of this epoch were delivered before the state was taken, and now there are only {came}: "
