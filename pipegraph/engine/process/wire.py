@@ -50,11 +50,13 @@ _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(val
 _NAMES = {value: name for name, value in _DTYPES.items()}  # pickling a name takes a tenth of a dtype's time
 
 
-def _tensor(buffer: Any, name: str, shape: tuple[int, ...], grad: bool) -> torch.Tensor:
-    """A tensor over received bytes."""
+def _tensor(
+    buffer: Any, name: str, shape: tuple[int, ...], grad: bool, strides: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    """A tensor over received bytes, which lie in the order of its strides; None: row by row."""
     dtype, count = _DTYPES[name], math.prod(shape)
     made = torch.frombuffer(buffer, dtype=dtype, count=count) if count else torch.empty(0, dtype=dtype)
-    made = made.view(shape)
+    made = made.view(shape) if strides is None else made.as_strided(shape, strides)
     return made.requires_grad_() if grad else made
 
 
@@ -70,6 +72,19 @@ def _plain(tensor: torch.Tensor) -> bool:
     """Whether bytes, dtype and shape describe a tensor completely; torch itself pickles the others."""
     dense = tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized
     return dense and tensor.device.type == "cpu"
+
+
+def _in_memory(tensor: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tensor, tuple[int, ...] | None]:
+    """A tensor with its dimensions in the order in which they lie in memory, and its strides, if they are not those of
+    its shape; the tensor itself where elements are left out or repeated."""
+    if (
+        tensor.is_contiguous()
+    ):  # whatever the strides of dimensions of size 1, by which torch tells channels_last
+        return tensor, tensor.stride() if 1 in shape else None
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda each: (strides[each], shape[each]), reverse=True)
+    block = tensor.detach().permute(order)
+    return (block, strides) if block.is_contiguous() else (tensor, None)
 
 
 def _view(buffer: Any, kind: str, shape: tuple[int, ...], readonly: bool) -> memoryview:
@@ -101,9 +116,12 @@ class TreePickler(ByValuePickler):
 
     def reducer_override(self, value: Any) -> Any:
         if value.__class__ is torch.Tensor and _plain(value):
-            raw: Any = bytes_of(value).numpy()
+            shape = tuple(value.shape)
+            block, strides = _in_memory(value, shape)
+            raw: Any = bytes_of(block).numpy()
             grad = value.requires_grad and value.is_leaf
-            return _tensor, (pickle.PickleBuffer(raw), _NAMES[value.dtype], tuple(value.shape), grad)
+            about = (pickle.PickleBuffer(raw), _NAMES[value.dtype], shape, grad)
+            return _tensor, about if strides is None else (*about, strides)
         if value.__class__ is memoryview:
             octets = value.cast("B") if value.c_contiguous else memoryview(bytearray(value.tobytes()))
             return _view, (pickle.PickleBuffer(octets), value.format, value.shape, value.readonly)

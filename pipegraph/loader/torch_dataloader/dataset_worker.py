@@ -84,7 +84,7 @@ def _stack_shared(
     )
     if not alike:
         if plain and not any(each.requires_grad for each in batch):
-            return torch.stack(batch, 0)
+            return torch.stack(batch, 0).contiguous()  # as the larger ones, and torch's
         made: torch.Tensor = otherwise(batch, collate_fn_map=collate_fn_map)
         return made
     room = 1 << (nbytes - 1).bit_length() if nbytes < 1 << 20 else -(-nbytes >> 20) << 20
