@@ -52,9 +52,9 @@ def crossed(value, place):
     """The value behind a worker process, and its strides there."""
     graph = pg.Graph("layouts")
     if place == "closed over":
-        node = graph.add(ops.FromSequence([0])).then(lambda _: (value, stride_of(value)), backend="process")
+        graph.add(ops.FromSequence([0])).then(lambda _: (value, stride_of(value)), backend="process")
     else:
-        node = graph.add(ops.FromSequence([{"x": value}])).then(
+        graph.add(ops.FromSequence([{"x": value}])).then(
             lambda sample: (sample["x"], stride_of(sample["x"])),
             backend="process" if place == "sent" else "thread",
         )
