@@ -30,10 +30,10 @@ Int64Array = npt.NDArray[np.int64]
 class FromTable(OrderedSource, BundleSource):
     """The rows of a table, as ``Load`` gives those of a Parquet shard: dicts, of types that follow from the columns'.
 
-    Numbers and text are Python's, so that a batch of them is int64 or float64; lists of numbers are NumPy arrays of
-    their dtype that lie in the table's memory and are read-only. The table is not copied: a mapped file stays one; only
-    columns of ``string_view`` and ``binary_view``, of which Arrow cannot pick rows, are copied as ``large_string`` and
-    ``large_binary``.
+    Numbers and text are Python's, so that a batch of them is int64 or float64; lists of numbers or bools are NumPy
+    arrays of their dtype; those of numbers lie in the table's memory and are read-only. The table is not copied: a
+    mapped file stays one; only columns of ``string_view`` and ``binary_view``, of which Arrow cannot pick rows, are
+    copied as ``large_string`` and ``large_binary``.
     The columns are taken as they are now; after you have replaced one or added rows, make another graph.
 
     A batch has no place for None. Nulls in a column of floats are NaN; a column of another type that has any, in the
@@ -183,7 +183,8 @@ def _fillings(table: Any, fill: dict[str, Any]) -> dict[str, Any]:
         filled = given if isinstance(given, ListFilling) else ListFilling(None, given)
         if inside and filled.inside is None:
             which = f"{inside} nulls inside its lists, for which a NumPy array has no value"
-            value = "(-1, [])" if column.null_count else "-1"
+            number = "False" if kind == "array of bool" else "-1"
+            value = f"({number}, [])" if column.null_count else number
         elif column.null_count and kind != "float" and filled.lists is None:
             which = f"{column.null_count} nulls, which a batch has no place for"
             value = ("[]" if filled.inside is None else f"({filled.inside!r}, [])") if lists else "..."

@@ -182,6 +182,20 @@ def test_nulls_inside_lists_of_integers_are_filled_by_a_number() -> None:
         ops.FromTable(pa.table({"l": [[1], None]}), fill={"l": 2})
 
 
+def test_lists_of_bools_are_arrays_whose_nulls_need_a_filling() -> None:
+    given = pa.table({"l": [[True, None], None, [False]]})
+    with pytest.raises(GraphError, match=r"has 1 nulls inside its lists.*fill=\{'l': \(False, \[\]\)\}"):
+        ops.FromTable(given)
+    with pytest.raises(GraphError, match="is no value of type bool"):
+        ops.FromTable(given, fill={"l": (0, [])})
+    source = ops.FromTable(given, fill={"l": (False, [])})
+    found = [source.item(row)["l"] for row in range(3)]
+    assert [each.tolist() for each in found] == [[True, False], [], [False]]
+    assert {each.dtype for each in found} == {np.dtype(bool)}
+    (batch,) = batches(source)
+    assert batch["l"].dtype == torch.bool
+
+
 FILLS: dict[str, Any] = {"n": -1, "t": "", "l": 0, "d": 1}
 
 

@@ -34,8 +34,8 @@ def converter(kind: Any, copied: bool = True, fill: Any = None) -> Convert:
     """How columns of an Arrow type are turned to values, with ``fill`` (of :func:`filling`) in place of nulls.
 
     Arrays own their values, unless not ``copied``: then they lie in Arrow's memory where their type allows, read-only.
-    What is returned raises ShardError for a list of integers with a null inside, for which NumPy has no value, and no
-    filling.
+    What is returned raises ShardError for a list of integers or bools with a null inside, for which NumPy has no
+    value, and no filling.
     """
     inside, value = fill if isinstance(fill, ListFilling) else (None, fill)
     convert = _unfilled(kind, copied, inside)
@@ -107,9 +107,9 @@ def _inside(value: Any, plain: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def nulls_inside(column: Any) -> int:
-    """The nulls inside a column's lists of integers."""
+    """The nulls inside a column's lists of integers or bools."""
     kind = column.type
-    if not _is_array(kind) or not importlib.import_module("pyarrow").types.is_integer(kind.value_type):
+    if not _is_array(kind) or importlib.import_module("pyarrow").types.is_floating(kind.value_type):
         return 0
     return sum(chunk.flatten().null_count for chunk in column.chunks)
 
@@ -126,7 +126,7 @@ def _unfilled(kind: Any, copied: bool, inside: Any) -> Convert:
     if _is_nanoseconds(kind):
         return _times
     if _is_array(kind):
-        nullable = not types.is_integer(kind.value_type)
+        nullable = types.is_floating(kind.value_type)
         return lambda column: _arrays(column, nullable, copied, inside)
     plain: Convert = lambda column: column.to_pylist()  # noqa: E731
     return plain
@@ -167,7 +167,7 @@ def _is_array(kind: Any) -> bool:
     if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
         return False
     value = kind.value_type
-    return bool(types.is_integer(value) or types.is_floating(value))
+    return bool(types.is_integer(value) or types.is_floating(value) or types.is_boolean(value))
 
 
 def _times(column: Any) -> list[Any]:
@@ -191,9 +191,10 @@ def _arrays(column: Any, nullable: bool, copied: bool, inside: Any) -> list[Any]
         if inside is not None and numbers.null_count:
             numbers = numbers.fill_null(inside)
         if numbers.null_count and not nullable:
+            what = "True or False" if str(column.type.value_type) == "bool" else "a number"
             raise ShardError(
                 f"a list of {column.type.value_type} has a null inside, for which a NumPy array has no value; name "
-                "a number for it in fill=, write the column as floats, or leave it out with columns="
+                f"{what} for it in fill=, write the column as floats, or leave it out with columns="
             )
         array = numbers.to_numpy(zero_copy_only=False)
         # Copied: Arrow's memory is read-only, and would be kept by each of its rows.

@@ -181,6 +181,8 @@ def as_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic | np.ndarray):
+    if (
+        isinstance(value, np.generic | np.ndarray) and value.dtype.kind not in "mM"
+    ):  # nanoseconds would be numbers
         return value.tolist()
     raise TypeError(f"{type(value).__name__} has no place in JSON; {_CONVERT}")
