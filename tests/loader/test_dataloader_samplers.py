@@ -90,3 +90,145 @@ def test_a_stream_that_rewinds_resumes_behind_what_was_delivered(workers: int) -
     again = pg.DataLoader(RewindingStream([*range(7)]), 2, num_workers=workers)
     again.load_state_dict(state)
     assert lists(again) == lists(passing) == [[2, 3], [4, 5], [6]]
+
+
+class Shuffles(data.BatchSampler):
+    """Draws whole batches in an order from torch's global generator, as torchnlp's bucket sampler."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = list(super().__iter__())
+        return iter([batches[i] for i in torch.randperm(len(batches)).tolist()])
+
+
+class Ending(data.SequentialSampler):
+    """Its state is of the end of the epoch before: it first finishes that one."""
+
+    at = 0
+    begins = 0
+
+    def __iter__(self) -> Iterator[int]:
+        start, self.begins = self.begins, 0
+        for index in range(start, len(self)):
+            self.at = index + 1
+            yield index
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begins = state["at"]
+
+
+INNER: dict[str, Any] = {
+    "in sequence": lambda: data.SequentialSampler(range(24)),
+    "own generator": lambda: data.RandomSampler(range(24), generator=torch.Generator().manual_seed(4)),
+    "list": lambda: [*range(24)],
+    "own state": lambda: Ending(range(24)),
+}
+
+
+@pytest.mark.parametrize("place", PLACES[:2], ids=str)
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_batch_sampler_that_shuffles_around_a_sampler_resumes_in_its_order(
+    epochs: int, inner: str, place: Any
+) -> None:
+    def made(seed: int) -> pg.DataLoader:
+        torch.manual_seed(seed)
+        return pg.DataLoader(range(24), batch_sampler=Shuffles(INNER[inner](), 2, False), **place)
+
+    loader = made(0)
+    for _ in range(epochs):
+        lists(loader)
+    passing = iter(loader)
+    came = [next(passing).tolist() for _ in range(5)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = lists(passing)
+    assert sorted(index for batch in came + rest for index in batch) == [*range(24)]
+    again = made(7)
+    again.load_state_dict(state)
+    assert lists(again) == rest
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_a_state_between_epochs_has_the_order_of_a_batch_sampler_that_shuffles(inner: str) -> None:
+    def made(seed: int) -> pg.DataLoader:
+        torch.manual_seed(seed)
+        return pg.DataLoader(range(24), batch_sampler=Shuffles(INNER[inner](), 2, False))
+
+    loader = made(0)
+    lists(loader)
+    state = json.loads(json.dumps(loader.state_dict()))
+    following = [lists(loader) for _ in range(2)]
+    again = made(7)
+    again.load_state_dict(state)
+    assert [lists(again) for _ in range(2)] == following
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        data.BatchSampler(data.SequentialSampler(range(6)), 2, False),
+        data.BatchSampler(data.RandomSampler(range(6), generator=torch.Generator()), 2, False),
+        data.DistributedSampler(range(6), 2, 0),
+    ],
+    ids=["in sequence", "generator", "distributed"],
+)
+def test_torch_s_own_samplers_with_a_generator_or_none_leave_the_global_one(sampler: Any) -> None:
+    whole = not isinstance(sampler, data.DistributedSampler)
+    loader = pg.DataLoader(range(6), **{"batch_sampler" if whole else "sampler": sampler})
+    next(iter(loader))
+    (part,) = loader.state_dict()["rank0"]
+    assert "global" not in part["order"]
+
+
+class Noisy(data.Dataset[Any]):
+    """Its state is that of torch's global generator, as that of the dataset in torchdata's own tests."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        return index, float(torch.rand(()))
+
+    def state_dict(self) -> Any:
+        return {"generator": torch.get_rng_state()}
+
+    def load_state_dict(self, state: Any) -> None:
+        torch.set_rng_state(state["generator"])
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("epochs", [0, 1, 2])
+def test_a_dataset_with_the_global_generator_as_its_state_repeats_no_epoch(
+    epochs: int, shuffle: bool
+) -> None:
+    def made(seed: int) -> pg.DataLoader:
+        torch.manual_seed(seed)
+        return pg.DataLoader(Noisy(), 2, shuffle, collate_fn=list)
+
+    loader = made(0)
+    came = [lists(loader) for _ in range(epochs)]
+    state = loader.state_dict()
+    following = [lists(loader) for _ in range(3)]
+    again = made(7)
+    again.load_state_dict(state)
+    resumed = [lists(again) for _ in range(3)]
+    assert resumed == following
+    assert len({str(epoch) for epoch in came + resumed}) == epochs + 3
+
+
+class UnknownLength(data.BatchSampler):
+    """As PyG's ``DynamicBatchSampler``."""
+
+    def __len__(self) -> int:
+        raise ValueError("the length is not known")
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_a_batch_sampler_that_does_not_say_its_length_is_read_to_its_end(place: Any) -> None:
+    sampler = UnknownLength(data.SequentialSampler(range(6)), 2, False)
+    loader = pg.DataLoader(range(6), batch_sampler=sampler, **place)
+    assert lists(loader) == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(ValueError, match="not known"):
+        len(loader)

@@ -18,7 +18,7 @@ from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch.utils.data import DistributedSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from pipegraph.errors import PipegraphWarning, StateError
 from pipegraph.loader.torch_dataloader.fetching import behind
@@ -26,6 +26,9 @@ from pipegraph.nested_samplers import keeps_state, nested_samplers, plain_indice
 from pipegraph.parameters import without_rewind
 
 VERSION = 4
+
+TRAINERS = ("accelerate", "lightning", "pytorch_lightning")
+"""Packages whose samplers give what others draw, or draw by their seed and epoch."""
 
 KEPT = ("base_seed", "before", "order", "copies", "turn")
 """What a state has of a :class:`BatchProgress` as it is."""
@@ -244,6 +247,8 @@ def _put_back(sampler: Any, order: dict[str, Any], batches: int) -> Iterator[Any
             order["first"] = plain
             return behind(chain(first, drawn), batches)
         restore_random_state(sampler, {name: order[name] for name in ("generator",) if name in order})
+        if "global" in order:
+            torch.set_rng_state(tensor_of(order["global"]))
     if expected is not None:
         kind = next(type(each).__qualname__ for each in nested_samplers(sampler) if keeps_state(each))
         raise StateError(
@@ -254,20 +259,33 @@ def _put_back(sampler: Any, order: dict[str, Any], batches: int) -> Iterator[Any
 
 
 def random_state(sampler: Any) -> dict[str, Any]:
-    """What a sampler would draw its order from now: its generator, its own state, or the global generator."""
+    """What a sampler would draw its order from now: its generator, its own state, the global generator.
+
+    From the latter where any of the nested ones may: it has neither of the others, and is not known to draw nothing.
+    """
     found: dict[str, Any] = {}
     epoch: dict[str, int] = {}
+    draws = False
     for each in nested_samplers(sampler):
+        of_its_own = _draws_nothing(each)
         if keeps_state(each):
             found["sampler"] = copy.deepcopy(each.state_dict())
+            of_its_own = True
         if isinstance(getattr(each, "generator", None), torch.Generator):
             found["generator"] = text_of(each.generator.get_state())
+            of_its_own = True
         if _has_epoch(each):
             epoch = {"epoch": each.epoch}
-        plain = type(each) in (SequentialSampler, DistributedSampler, list, tuple, range)
-    if not found and not plain:
-        found = {"global": text_of(torch.get_rng_state())}
+        draws |= not of_its_own
+    if draws:
+        found["global"] = text_of(torch.get_rng_state())
     return found | epoch or {"none": ""}
+
+
+def _draws_nothing(sampler: Any) -> bool:
+    """Whether it is torch's, or a trainer's around the user's own, and draws from no generator but its own."""
+    kinds = (SequentialSampler, DistributedSampler, BatchSampler, list, tuple, range)
+    return type(sampler) in kinds or type(sampler).__module__.partition(".")[0] in TRAINERS
 
 
 def replicas_of(sampler: Any) -> int | None:

@@ -89,9 +89,12 @@ class Inline(Noting, _SingleProcessDataLoaderIter):
 
     def __init__(self, loader: Any) -> None:
         self._progress = progress = loader._next_progress()
+        done, state = progress.copies[0] if progress.copies else (0, None)
+        if progress.before and loader._random is None and loader._dataset_kind == _DatasetKind.Map:
+            restore_copy(loader.dataset, state)  # of before the draws that follow, which it may tell or set
+            state = None
         super().__init__(loader)
         progress.base_seed = int(self._base_seed)
-        done, state = progress.copies[0] if progress.copies else (0, None)
         if self._dataset_kind == _DatasetKind.Map:
             if progress.copies or loader._random is not None:
                 # Draw the order now, before the dataset's state tells or sets that of the global generator.

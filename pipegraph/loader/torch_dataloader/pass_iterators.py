@@ -15,6 +15,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from pipegraph.chunk import Chunk
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
+from pipegraph.fingerprints import length_of
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
 from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress
@@ -66,10 +67,7 @@ def pipeline(
     )
     worker = DatasetWorker(0, count, base_seed, loader.worker_init_fn) if processes else None
     resume = progress.copies.copy() if progress else ()
-    try:
-        batches: int | None = len(loader)
-    except (TypeError, NotImplementedError):
-        batches = None
+    batches = length_of(loader)
     graph = Graph("dataloader", seed=base_seed)
     nodes = []
     for share in range(shares):
