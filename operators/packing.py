@@ -313,7 +313,8 @@ class Pack(Regroup, BundleRegroup):
         if block is None or block.dtype != array.dtype or block.shape[1:] != array.shape[1:]:
             value = self.pad.get(name, 0) if isinstance(self.pad, Mapping) else self.pad
             try:
-                block = np.full((self.length_of_row, *array.shape[1:]), value, array.dtype)
+                with np.errstate(invalid="ignore"):  # NaN among ints is refused below
+                    block = np.full((self.length_of_row, *array.shape[1:]), value, array.dtype)
                 fits = array.dtype.kind not in "biu" or bool((block[:1] == value).all())
             except (TypeError, ValueError, OverflowError):
                 fits = False
@@ -332,7 +333,12 @@ _SINGLE = frozenset((int, float, bool, str, bytes))
 def _is_sequence(value: Any) -> bool:
     if isinstance(value, np.ndarray | torch.Tensor):
         return value.ndim > 0
-    return isinstance(value, list) and (not value or type(value[0]) in SCALARS)
+    return isinstance(value, list) and (not value or _dtype_of(type(value[0])) is not None)
+
+
+def _dtype_of(kind: type) -> Any:
+    """The dtype of a number of this type; None if it is none."""
+    return kind if issubclass(kind, np.number | np.bool_) else SCALARS.get(kind)
 
 
 def _array(value: Any, name: str) -> Any:
@@ -344,16 +350,23 @@ def _array(value: Any, name: str) -> Any:
         elif isinstance(value, np.ndarray):
             found = value
         elif isinstance(value, list | tuple | range):
-            kinds = set(map(type, value))
-            if kinds <= SCALARS.keys():
-                dtype = np.result_type(*(SCALARS[kind] for kind in kinds)) if kinds else np.dtype(np.int64)
-                found = np.fromiter(value, dtype, len(value))
+            kinds = [_dtype_of(kind) for kind in set(map(type, value))]
+            if None not in kinds:
+                dtype = np.result_type(*kinds) if kinds else np.dtype(np.int64)
+                if dtype.kind != "f" or any(
+                    np.dtype(kind).kind == "f" for kind in kinds
+                ):  # uint64 with int64
+                    found = np.fromiter(value, dtype, len(value))
     except (TypeError, OverflowError):
         found = None
     if found is None or found.ndim < 1 or found.dtype.kind not in "biufc":
+        lacking = found is None and isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+        remedy = (
+            "; NumPy has no such numbers: convert it in a Map before Pack, with .float()" if lacking else ""
+        )
         raise DataError(
             f"Pack: field {name!r} must be a list of numbers, an array or a tensor with a value per token, got "
-            f"{type(value).__name__}{f' of {value.dtype}' if hasattr(value, 'dtype') else ''}"
+            f"{type(value).__name__}{f' of {value.dtype}' if hasattr(value, 'dtype') else ''}{remedy}"
         )
     # Of one dtype for torch, which knows no foreign byte order.
     return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))

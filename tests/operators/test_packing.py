@@ -246,7 +246,7 @@ def test_memory_is_released_as_documents_leave(method):
         ([np.float32(3)], "field 'tokens' must be a list of numbers"),
         (
             [torch.zeros(2, dtype=torch.bfloat16)],
-            "field 'tokens' must be a list .* got Tensor of torch.bfloat16",
+            "field 'tokens' must be a list .* got Tensor of torch.bfloat16; NumPy has no .*with .float",
         ),
         (
             [np.zeros(2, np.int32), np.zeros(2, np.int64)],
@@ -259,6 +259,7 @@ def test_memory_is_released_as_documents_leave(method):
         ([{"a": [1]}, {"b": [1]}], "must have the same fields, these differ in a, b"),
         ([{"a": [1], "segment_ids": [1]}], "field 'segment_ids' is one that Pack makes"),
         ([{"a": 5}], "no field with a value per token"),
+        ([[np.uint64(2**63), 1]], "field 'tokens' must be a list of numbers"),  # no dtype holds both
     ],
 )
 def test_documents_that_cannot_be_packed_are_named(items, message):
@@ -272,6 +273,10 @@ def test_padding_that_the_dtype_cannot_hold_is_an_error():
         rows_of([np.zeros(2, np.uint16)], 4, pad=-100)
     with pytest.raises(DataError, match="pad=0.5 is no int64"):
         rows_of([[1, 2]], 4, pad=0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DataError, match="pad=nan is no int64"):
+            rows_of([[1, 2]], 4, pad=float("nan"))
     assert rows_of([[0.5]], 2, pad=0.1)[0]["tokens"].tolist() == [0.5, 0.1]
 
 
@@ -298,6 +303,10 @@ def test_other_kinds_of_numbers():
     assert row["tokens"].tolist() == [0, 1, 2] and row["tokens"].dtype == torch.uint16
     (row,) = rows_of([[True, False]], 2)
     assert row["tokens"].dtype == torch.bool
+    (row,) = rows_of([{"x": [np.int32(1), np.int32(2)], "y": [np.float32(1.5), 2]}], 2)
+    assert row["x"].dtype == torch.int32 and row["x"].tolist() == [1, 2] and row["y"].tolist() == [1.5, 2]
+    (row,) = rows_of([[1, np.int16(2), np.uint8(3)]], 3)
+    assert row["tokens"].dtype == torch.int64 and row["tokens"].tolist() == [1, 2, 3]
     (row,) = rows_of([{"x": [], "y": []}, {"x": [1.5], "y": [2]}], 1)
     assert row["x"].dtype == torch.float64 and row["y"].dtype == torch.int64
 

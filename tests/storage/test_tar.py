@@ -167,10 +167,19 @@ def test_a_name_splits_at_the_first_dot_of_its_last_component(
 
 
 def test_a_class_that_is_no_number_stays_text(make_tar: MakeTar) -> None:
-    assert samples(make_tar([("a.cls", b"cat"), ("b.cls", b"7"), ("c.cls", b"9" * 30)])) == [
+    files = [
+        ("a.cls", b"cat"),
+        ("b.cls", b"7"),
+        ("c.cls", b"9" * 30),
+        ("d.cls", b"1_000"),
+        ("e.cls", b" -12\n"),
+    ]
+    assert samples(make_tar(files)) == [
         {"key": "a", "cls": b"cat"},
         {"key": "b", "label": 7},
         {"key": "c", "cls": b"9" * 30},
+        {"key": "d", "cls": b"1_000"},
+        {"key": "e", "label": -12},
     ]
 
 

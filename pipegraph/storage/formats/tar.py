@@ -4,11 +4,13 @@ The files of one sample lie together and share the path up to the first dot of
 the last component; the rest, in lower case, is the field: ``a/01.jpg`` and
 ``a/01.cls`` make the sample ``{"key": "a/01", "jpg": bytes, "label": int}``.
 As in WebDataset, files whose name has no dot or starts with one are passed over,
-and so are those under a name like ``__meta__``.
+and so are those under a name like ``__meta__``; and files whose name ends with a
+dot, which are the field "" there.
 """
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, final
@@ -28,6 +30,7 @@ _SCAN_NBYTES: Final = 1 << 13
 
 # Fields from this size on are read alone. Measured in benchmarks/tar_streaming.py.
 _LARGE_NBYTES: Final = 1 << 15
+_WHOLE: Final = re.compile(rb"\s*[+-]?[0-9]+\s*")  # int() takes 1_000 too
 
 
 @final
@@ -169,10 +172,7 @@ def _samples(found: Iterator[Member], window: _Window, file_name: str) -> Iterat
 
 def _label(value: bytes) -> int | None:
     """The whole number that a ``cls`` holds; None for a name or another text, which stays what it is."""
-    try:
-        return int(value) if len(value) <= 20 else None
-    except ValueError:
-        return None
+    return int(value) if len(value) <= 20 and _WHOLE.fullmatch(value) else None
 
 
 def _sample_starts(file: ShardFile, start: int, stop: int, *, marker: bool = False) -> Iterator[int]:
