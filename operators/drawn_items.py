@@ -104,9 +104,10 @@ class Turn:
         with self._lock:
             return self._between(items)
 
-    def left_early(self, items: Any) -> bool:
-        """Whether the beginning is not known because a pass over ``items``, which have a state, has not ended."""
-        return self._unfinished is not None and _is_resumable(items) and not is_streaming(items)
+    @property
+    def unfinished(self) -> bool:
+        """Whether the latest pass has not ended."""
+        return self._unfinished is not None
 
     def _between(self, items: Any) -> Any:
         # The state of a streaming dataset is of the end of its last pass; set_epoch alone decides what comes.
@@ -228,6 +229,11 @@ class ItemDraws(Draws):
     def seed_of_others(self) -> int:
         self._count += _OF_OTHERS
         return super().seed_of_others()
+
+
+def lasts(items: Any) -> bool:
+    """Whether a pass over ``items`` begins where the one before has left their state."""
+    return _is_resumable(items) and not is_streaming(items)
 
 
 def _is_resumable(items: Any) -> bool:

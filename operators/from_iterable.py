@@ -18,7 +18,7 @@ from pipegraph.fingerprints import length_of
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.handed_out import HandedOut, Results
 from pipegraph.integers import flag
-from pipegraph.operators.drawn_items import DrawnItems, ItemDraws, Turn, is_streaming, own
+from pipegraph.operators.drawn_items import DrawnItems, ItemDraws, Turn, is_streaming, lasts, own
 from pipegraph.operators.ordered import POSITIONS_AT_ONCE
 from pipegraph.order.left import Left, check_history, left_of
 from pipegraph.parameters import function_name
@@ -276,7 +276,10 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
         return self._drawing.between(self.iterable)
 
     def left_early(self) -> bool:
-        return not self._callable and self._drawing.left_early(self.iterable)
+        return self.lasts() and self._drawing.unfinished
+
+    def lasts(self) -> bool:
+        return not (self._callable or self._one_shot) and lasts(self.iterable)
 
     def restore(self, step: int, snapshot: Any) -> None:
         # None: another loader was reading the same object then.

@@ -265,6 +265,12 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
         found = self._of(Resumable).between()
         return found if self.random_access or found is None else [0, 0, found]
 
+    def left_early(self) -> bool:
+        return self._of(Resumable).left_early()
+
+    def lasts(self) -> bool:
+        return self._of(Resumable).lasts()
+
     def restore(self, step: int, snapshot: Any) -> None:
         if self.random_access:
             self._of(Resumable).restore(step, snapshot)

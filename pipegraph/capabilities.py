@@ -167,6 +167,10 @@ class Resumable(ABC):
         """Whether :meth:`between` is None because a pass was left before its end, though there is a state."""
         return False
 
+    def lasts(self) -> bool:
+        """Whether all passes read one object with a state: one that is left early decides where the next begins."""
+        return False
+
     @abstractmethod
     def restore(self, step: int, snapshot: Any) -> None:
         """Called right before an ``iterate`` that may resume from ``snapshot``, taken before the item of ``step``.

@@ -27,10 +27,10 @@ from pipegraph.loader.place import Place
 from pipegraph.planning.plan import Plan
 
 LEFT_EARLY = (
-    "stage {!r}: a pass over its iterable, or its sampler, was left before its end (a break, a failure, the end of the "
-    "ranks' equal steps, or another loader still reads it), so the loader's state cannot say where the next pass "
-    "begins: a resume from it begins where the given object does. Save the state inside the loop, or after a pass that "
-    "has ended"
+    "stage {!r}: a pass over its iterable, or its sampler, was left before its end (a break, a failure, a Take, Zip or "
+    "Mix that needs no more, the end of the ranks' equal steps, or another loader still reads it), so the loader's "
+    "state cannot say where the next pass begins: a resume from it begins where the given object does. Save the state "
+    "inside the loop, or after a pass that has ended"
 )
 
 
@@ -179,9 +179,10 @@ class Progress:
     def pass_finished(self, place: Place, cut: bool) -> None:
         """The pass over this epoch has run to its end, or was ``cut`` short where the ranks' common steps end."""
         following = self.next_epoch(place)
-        if cut and place.snapshots is not None:
-            left = (name for name, each in place.snapshots.items() if each.left_in(place.epoch))
-            following.anew = dict.fromkeys(left)
+        lasting = {name for name, _, resumable in self._asked if resumable.lasts()}
+        if place.snapshots is not None:
+            left = {name for name, each in place.snapshots.items() if each.left_in(place.epoch)}
+            following.anew = dict.fromkeys(left if cut else left & lasting)
         if place.snapshots is not None:
             stood = {name: place.snapshots[name].newest(following.epoch, 0) for name in self._elsewhere}
             self._stood = {name: found[1] for name, found in stood.items() if found is not None}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import RandomSampler
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -554,6 +555,89 @@ def test_a_state_that_cannot_say_where_the_next_pass_begins_says_so(way: str, be
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             loader.state_dict()
+
+
+class Endless:
+    """Goes on where it stands."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.at += 1
+            yield self.at - 1
+
+    def state_dict(self) -> Any:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.at = state["at"]
+
+
+def cut_short(source: Any, way: str, **stage: Any) -> pg.Graph:
+    """A source of which an epoch needs three items only."""
+    graph = pg.Graph("cut", seed=1)
+    node = graph.add(source, name="numbers", **stage)
+    if way == "Zip":
+        graph.add(ops.Zip(), graph.add(ops.FromSequence(range(3)), **stage), node, **stage)
+    elif way == "Repeat":
+        node.then(ops.Repeat(20), **stage).then(ops.Take(3), **stage)
+    elif way == "Batch":
+        node.then(ops.Batch(2, collate=list), **stage).then(ops.Take(3), **stage)
+    else:
+        node.then(ops.Take(3), **stage)
+    return graph
+
+
+def drawn(replacement: bool) -> Any:
+    generator = torch.Generator().manual_seed(3)
+    return ops.FromSequence(
+        range(100), sampler=RandomSampler(range(100), replacement=replacement, generator=generator)
+    )
+
+
+@pytest.mark.parametrize("way", ["Take", "Zip", "Repeat", "Batch"])
+@pytest.mark.parametrize("replacement", [False, True])
+def test_epochs_cut_short_draw_from_a_generator_alike_everywhere(way: str, replacement: bool) -> None:
+    expected = None
+    for stage in ({"backend": "inline"}, {}, {"capacity": 1}, {"capacity": 500, "workers": 3}):
+        with cut_short(drawn(replacement), way, **stage).loader(epochs=3) as loader:
+            states, epochs = [], []
+            for _ in range(3):
+                epochs.append(list(loader))
+                states.append(json.loads(json.dumps(loader.state_dict())))
+        expected = expected or epochs
+        assert epochs == expected
+        assert epochs[0] != epochs[1]
+        for number, state in enumerate(states[:-1], 1):
+            with cut_short(drawn(replacement), way, **stage).loader(epochs=3) as loader:
+                loader.load_state_dict(state)
+                assert [list(loader) for _ in range(number, 3)] == expected[number:]
+        with cut_short(drawn(replacement), way, **stage).loader(epochs=3) as loader:
+            passing = iter(loader)
+            first = [next(passing)]
+            state = json.loads(json.dumps(loader.state_dict()))
+        with cut_short(drawn(replacement), way, **stage).loader(epochs=3) as loader:
+            loader.load_state_dict(state)
+            assert [first + list(loader), list(loader), list(loader)] == expected
+
+
+@pytest.mark.parametrize("backend", ["thread", "inline", "process"])
+@pytest.mark.parametrize("way", ["Take", "Zip", "Batch"])
+def test_a_state_behind_an_epoch_cut_short_does_not_know_where_an_iterable_stands(
+    way: str, backend: str
+) -> None:
+    with cut_short(ops.FromIterable(Endless()), way, backend=backend).loader(epochs=3) as loader:
+        for _ in loader:
+            inside = json.loads(json.dumps(loader.state_dict()))
+        with pytest.warns(PipegraphWarning, match="'numbers': a pass over its iterable.*a Take, Zip or Mix"):
+            loader.state_dict()
+        following = list(loader)
+    if backend == "inline":  # others read ahead
+        with cut_short(ops.FromIterable(Endless()), way, backend=backend).loader(epochs=3) as loader:
+            loader.load_state_dict(inside)
+            assert [list(loader), list(loader)] == [[], following]
 
 
 class Ticks(Iterator[int]):

@@ -176,15 +176,19 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
         for buffers in held:
             account.release(buffers)
         left = [index for index in range(count) if index not in ended]
+        had_ended = resumed and _reads_all(operator, count)  # before the cursor
+        at_once = []
+        for index in left:
+            source = _with_state(stage, index, left)
+            if source is not None and (had_ended or source.plan.source.random_access):  # type: ignore[union-attr]
+                source.ends_first = had_ended
+                at_once.append(index)
         for index in left:
             stage.discard_input(index, epoch)
             inboxes[index].drop()
-        if resumed and _reads_all(operator, count):
-            # Inputs that ended before the cursor. A source with a state has to come to where the next epoch begins,
-            # which may be another run.
-            at_once = [index for index in left if index < len(stage.above) and _resumes(stage, index, left)]
-            _to_the_end(inboxes, at_once, account)
-            left = [index for index in left if index not in at_once]
+        # A source with a state has to come to where the next epoch begins, which may be another run.
+        _to_the_end(inboxes, at_once, account)
+        left = [index for index in left if index not in at_once]
         put(EndOfEpoch(epoch))
         epoch += 1
         yield
@@ -204,15 +208,17 @@ def _reads_all(operator: FanIn, inputs: int) -> bool:
     return operator.merged_length(lengths) == sum(lengths)
 
 
-def _resumes(stage: StageRun, index: int, left: Collection[int]) -> bool:
-    """Whether an input comes from a source that resumes from a state, and nobody else reads what is above it."""
+def _with_state(stage: StageRun, index: int, left: Collection[int]) -> StageRun | None:
+    """The source of an input, if it has a state and nobody else reads what is above the input."""
+    if index >= len(stage.above):
+        return None
     mine = [stage.inboxes[each] for each in left]
-    above = stage.above[index]
+    above: StageRun = stage.above[index]
     while True:
         if not all(channel in mine for output in above.outboxes for channel in output):
-            return False
+            return None
         if len(above.above) != 1:
-            return not above.above and above.snapshots.first is not None
+            return above if not above.above and above.snapshots.taken else None
         mine, above = above.inboxes, above.above[0]
 
 

@@ -5,6 +5,7 @@ Reading a position is a map's work; the cursor is a source's.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -90,9 +91,11 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
         filled = 0
         positions: Any = None
         begun: Callable[[], Any] | None = None
-        restores = resumable is not None and stage.snapshots.restores(epoch, run.first_epoch)
-        while restores or stage.stop_epoch < epoch:
-            restores = False
+        ended = False
+        # Begun also if nobody needs the epoch: what its generator gives must not depend on who was first.
+        begins = resumable is not None
+        while begins or stage.stop_epoch < epoch:
+            begins = False
             group: Any = [] if sampled is None else DrawnRows([], [])
             failure: Failure | None = None
             try:
@@ -127,6 +130,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                     failure = check_length(stage, source, epoch, step)
                 if failure is not None:
                     inner.put(failure)
+                ended = True
                 break
             places = group.positions if sampled is not None else whole_numbers(name, group)
             if single:
@@ -136,11 +140,14 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
             step += len(group)
             if failure is not None:
                 inner.put(failure)
+                ended = True
                 break
             filled += 1
             if filled == room:
                 filled = 0
                 yield None if waits else MORE
+        if stage.snapshots.taken and not ended:
+            _draw_the_rest(source, positions, source.length(epoch, run.rank, run.world_size), step)
         # Before the epoch's end is sent: a state taken after it must hold the sampler's generator as of now.
         failed = None if resumable is None else snapshot_of(stage, resumable.between, epoch + 1, 0)
         if failed is not None:
@@ -148,6 +155,14 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
         inner.put(EndOfEpoch(epoch))
         epoch, step, began = epoch + 1, 0, 0
         yield
+
+
+def _draw_the_rest(source: Source, positions: Iterator[Any], length: int | None, step: int) -> None:
+    """Draw what nobody needs of an epoch: the next one begins where a generator stands then, and must not depend on how
+    far this one was read ahead. Not of a sampler without a length, which may have no end."""
+    if length is not None:
+        with suppress(Exception):  # nobody needs these
+            deque(islice(positions, length + 1 - step), maxlen=0)
 
 
 def _reading(source: Source) -> Process:

@@ -176,7 +176,9 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
             if snapshots:  # taken between two items
                 rows = min(rows, SNAPSHOT_EVERY - step % SNAPSHOT_EVERY)
             if begins or restores:  # no state has an item of the epoch without the epoch's beginning
-                rows, restores = 1, False
+                # None if only the position matters.
+                rows = int(begins or stage.ends_first or alone is None or stage.stop_epoch < epoch)
+                restores = False
             unit.begin(0)
             unit.epoch, unit.step = epoch, step
             rows = unit.reserve(rows)
