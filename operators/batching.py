@@ -12,7 +12,7 @@ import torch
 
 from pipegraph.batches import noted, resolved, take_row
 from pipegraph.bundle import Bundle, joined, samples_of
-from pipegraph.capabilities import BundleRegroup, Keyed, LengthByRanks, Planned, UserFunctions
+from pipegraph.capabilities import BundleRegroup, CarriesImages, Keyed, LengthByRanks, UserFunctions
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact, Operator, Regroup, Source
 from pipegraph.errors import DataError, GraphError
@@ -99,7 +99,7 @@ class MicroBatches(_Groups):
 
 
 @final
-class Batch(_Groups, BundleRegroup, LengthByRanks, Planned, UserFunctions):
+class Batch(_Groups, BundleRegroup, LengthByRanks, CarriesImages, UserFunctions):
     """Collate consecutive samples into a batch.
 
     Args:
@@ -206,9 +206,11 @@ class Batch(_Groups, BundleRegroup, LengthByRanks, Planned, UserFunctions):
 
     def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
         above = upstream[0].can(Keyed)
+        bound = self if self.collate is not None or self._fields else super().bind(upstream)
         if self.cost is None or above is None:
-            return self
-        bound = copy.copy(self)
+            return bound
+        bound = copy.copy(bound)
+        assert isinstance(bound, Batch)
         bound._group_of = above.group_of
         return bound
 
@@ -315,7 +317,7 @@ def _named_twice(pad: Any, fields: Mapping[Any, Any]) -> bool:
 
 
 @final
-class Unbatch(Operator):
+class Unbatch(Operator, CarriesImages):
     """Split batches into their samples, each with the lineage that it had before.
 
     ``pipegraph.batches`` defines which parts of a batch have a row per sample. Parts that belong to the whole batch go

@@ -6,11 +6,12 @@ import copy
 from collections.abc import Sequence
 from typing import Any, final
 
+import numpy as np
 import torch
 
-from pipegraph.capabilities import Fuses
+from pipegraph.capabilities import CarriesImages, Fuses, LaysImages, Planned
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Fact, Operator
+from pipegraph.contracts import Context, Fact, Operator, Source
 from pipegraph.errors import DataError, GraphError
 from pipegraph.integers import flag
 from pipegraph.operators.batch_slabs import StageSlabs
@@ -19,10 +20,22 @@ from pipegraph.operators.images.normalize_tables import Layout, check_normalisat
 
 def _image_of(data: Any, what: str) -> torch.Tensor:
     image = data.get("image") if isinstance(data, dict) else data
-    if not isinstance(image, torch.Tensor):
-        fields = ", ".join(map(str, data)) if isinstance(data, dict) else type(data).__name__
+    if isinstance(image, torch.Tensor):
+        return image
+    if isinstance(data, dict) and "image" not in data:
+        fields = ", ".join(map(str, data)) or "no field"
         raise DataError(f"{what}: a tensor or a field 'image' is needed, got {fields}")
-    return image
+    got = (
+        f"field 'image' is of type {type(image).__name__}"
+        if isinstance(data, dict)
+        else f"got {type(image).__name__}"
+    )
+    remedy = ""
+    if isinstance(image, np.ndarray):
+        remedy = (
+            "; convert it with torch.from_numpy in a Map before, or put Batch before, which makes tensors"
+        )
+    raise DataError(f"{what}: a tensor or a field 'image' that is one is needed, {got}{remedy}")
 
 
 def _with_image(data: Any, image: torch.Tensor) -> Any:
@@ -30,7 +43,7 @@ def _with_image(data: Any, image: torch.Tensor) -> Any:
 
 
 @final
-class Normalize(Operator):
+class Normalize(Operator, LaysImages):
     """Compute ``(image / 255 - mean) / std`` and change dtype and layout, in one pass.
 
     On the CPU a batch is written into a slab; on another device it is one fused operation on the current stream.
@@ -63,6 +76,7 @@ class Normalize(Operator):
         self.mean, self.std = tuple(mean), tuple(std)
         self.dtype = dtype
         self.layout = layout
+        self.image_layout = layout
         self._slabs: StageSlabs
 
     def config(self) -> dict[str, Any]:
@@ -74,10 +88,14 @@ class Normalize(Operator):
     def _check(self, image: torch.Tensor, dims: int) -> torch.Tensor:
         channels = len(self.mean)
         if image.dtype != torch.uint8 or image.dim() != dims or image.shape[-1] != channels:
+            batch = image.dim() == 4 and dims == 3
             raise DataError(
                 f"Normalize: uint8 {'N' if dims == 4 else ''}HWC images of {channels} channels are needed, "
                 f"got {image.dtype} of shape {tuple(image.shape)}"
+                + ("; a sample is one image, and NHWC is for what Batch makes" if batch else "")
             )
+        if not image.numel():
+            raise DataError(f"Normalize: images without pixels, of shape {tuple(image.shape)}")
         return image
 
     def shape_of(self, height: int, width: int) -> tuple[int, ...]:
@@ -108,7 +126,7 @@ class Normalize(Operator):
 
 
 @final
-class ToDtype(Operator, Fuses):
+class ToDtype(Operator, Fuses, CarriesImages):
     """Images to another dtype; from uint8 to floats also from 0..255 to 0..1. A ``ToLayout`` next to it is done too.
 
     Args:
@@ -116,33 +134,40 @@ class ToDtype(Operator, Fuses):
         scale: whether uint8 is divided by 255.
 
     Raises:
+        GraphError: ``dtype`` is no ``torch.dtype``.
         DataError: while it runs: an item that is no tensor and has no field ``"image"``.
     """
 
     depends_on = "item"
 
     def __init__(self, dtype: torch.dtype, scale: bool = True) -> None:
+        if not isinstance(dtype, torch.dtype):
+            raise GraphError(f"ToDtype: dtype must be a torch.dtype such as torch.float32, got {dtype!r}")
         self.dtype = dtype
         self.scale = flag(scale, "ToDtype: scale")
-        self._layout = "as it is"
+        self._layout: ToLayout | None = None
 
     def config(self) -> dict[str, Any]:
         return {"dtype": str(self.dtype), "scale": self.scale}
 
     def take_in(self, below: Operator) -> Operator | None:
-        return self.with_layout(below.layout) if isinstance(below, ToLayout) else None
+        return self.with_layout(below) if isinstance(below, ToLayout) and self._layout is None else None
 
-    def with_layout(self, layout: str) -> ToDtype:
+    def with_layout(self, layout: ToLayout) -> ToDtype:
         """This and a ``ToLayout``, whichever is first."""
         both = copy.copy(self)
         both._layout = layout
         return both
 
     def process(self, chunk: Chunk) -> Chunk:
-        image = _permuted(_image_of(chunk.data, "ToDtype"), self._layout)
+        image = _image_of(chunk.data, "ToDtype")
+        planes = False
+        if self._layout is not None:
+            image = self._layout.permuted(image, chunk.batched)
+            planes = self._layout.layout == "NCHW"
         scaled = self.scale and image.dtype == torch.uint8 and self.dtype.is_floating_point
-        if image.dtype != self.dtype or self._layout == "NCHW":
-            kept = torch.contiguous_format if self._layout == "NCHW" else torch.preserve_format
+        if image.dtype != self.dtype or planes:
+            kept = torch.contiguous_format if planes else torch.preserve_format
             made = torch.empty_like(image, dtype=self.dtype, memory_format=kept)
             if scaled:
                 torch.div(image, torch.tensor(255, dtype=self.dtype), out=made)
@@ -155,15 +180,18 @@ class ToDtype(Operator, Fuses):
 
 
 @final
-class ToLayout(Operator, Fuses):
-    """Images from HWC to another layout, contiguous.
+class ToLayout(Operator, Fuses, LaysImages, Planned):
+    """Images to another layout, contiguous.
+
+    They come in the layout of the ``Normalize`` or ``ToLayout`` above, where nothing but ``ToDtype``, ``Shuffle``,
+    ``Batch``, ``Unbatch``, ``Pin`` or ``CopyToDevice`` is between; else they are HWC.
 
     Args:
-        layout: ``"NCHW"``, ``"NHWC"`` (as it is), or ``"channels_last"`` (NCHW in shape, NHWC in memory: no copy).
+        layout: ``"NCHW"``, ``"NHWC"``, or ``"channels_last"`` (NCHW in shape, NHWC in memory: from HWC no copy).
 
     Raises:
         GraphError: ``layout`` is another.
-        DataError: while it runs: an item that is no tensor and has no field ``"image"``.
+        DataError: while it runs: an item that is no tensor and has no field ``"image"``, or has too few dimensions.
     """
 
     depends_on = "item"
@@ -172,22 +200,38 @@ class ToLayout(Operator, Fuses):
         if layout not in ("NCHW", "NHWC", "channels_last"):
             raise GraphError(f"ToLayout: layout must be 'NCHW', 'NHWC' or 'channels_last', got {layout!r}")
         self.layout = layout
+        self.image_layout = layout
+        self._planes = False  # whether images come with the channels first
 
     def config(self) -> dict[str, Any]:
         return {"layout": self.layout}
 
+    def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
+        above = upstream[0].can(LaysImages)
+        bound = copy.copy(self)
+        bound._planes = above is not None and above.image_layout not in (None, "NHWC")
+        return bound
+
     def take_in(self, below: Operator) -> Operator | None:
-        return below.with_layout(self.layout) if isinstance(below, ToDtype) else None
+        return below.with_layout(self) if isinstance(below, ToDtype) else None
+
+    def permuted(self, image: torch.Tensor, batched: bool) -> torch.Tensor:
+        """In this layout's shape; contiguous in its memory but for ``"NCHW"``."""
+        if image.dim() < 3 + batched:
+            least = "a batch of images has at least 4 dimensions, NHWC"
+            which = least if batched else "an image has at least 3 dimensions, HWC"
+            raise DataError(
+                f"ToLayout: {which}, got shape {tuple(image.shape)}; give grey images a channel: image[..., None]"
+            )
+        before = range(image.dim() - 3)
+        if self._planes:
+            if self.layout == "NCHW":
+                return image
+            image = image.permute(*before, -2, -1, -3).contiguous()
+        return image if self.layout == "NHWC" else image.permute(*before, -1, -3, -2)
 
     def process(self, chunk: Chunk) -> Chunk:
-        image = _permuted(_image_of(chunk.data, "ToLayout"), self.layout)
+        image = self.permuted(_image_of(chunk.data, "ToLayout"), chunk.batched)
         chunk.keys = chunk.own_keys
         chunk.data = _with_image(chunk.data, image.contiguous() if self.layout == "NCHW" else image)
         return chunk
-
-
-def _permuted(image: torch.Tensor, layout: str) -> torch.Tensor:
-    """A view with the channels before rows and columns, for the layouts that have them there."""
-    if layout not in ("NCHW", "channels_last"):
-        return image
-    return image.permute(*range(image.dim() - 3), -1, -3, -2)

@@ -17,7 +17,7 @@ from typing import Any, final
 import torch
 
 from pipegraph.batches import map_rows, resolved
-from pipegraph.capabilities import Moves, Planned
+from pipegraph.capabilities import CarriesImages, Moves
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact, Operator
 from pipegraph.device.accelerator import offers, unpinned
@@ -61,7 +61,7 @@ def _gains_from_pinned(device: torch.device) -> bool:
 
 
 @final
-class Pin(Operator, Moves, Planned):
+class Pin(Operator, Moves, CarriesImages):
     """Copy tensors to pinned host memory, from which an accelerator copies without the host's help.
 
     Objects are pinned by their own ``pin_memory()``, if they have one. If only copies to a device read the result, all
@@ -226,7 +226,7 @@ class _ToDevices(Operator, Moves):
 
 
 @final
-class CopyToDevice(_ToDevices, Planned):
+class CopyToDevice(_ToDevices, CarriesImages):
     """Copy tensors to a device, on the stage's own stream, all fields of a chunk in one copy.
 
     Objects are moved by their own ``to(device)``, as torch's trainers do. An object that holds tensors and has no

@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import inf
 from typing import Any, final
 
-from pipegraph.capabilities import Keyed, UserFunctions
+from pipegraph.capabilities import CarriesImages, Keyed, UserFunctions
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Fact, Regroup
 from pipegraph.errors import DataError, GraphError
@@ -19,7 +19,7 @@ from pipegraph.randomness import generator
 
 
 @final
-class Shuffle(Regroup):
+class Shuffle(Regroup, CarriesImages):
     """Shuffle the items within consecutive windows; each window's order depends on the seed and its number.
 
     Args:

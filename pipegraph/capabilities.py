@@ -7,6 +7,7 @@ can names that in ``lacks``: ``self.lacks = (BundleMap,)``.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -213,6 +214,29 @@ class Planned:
     def notes(self) -> list[str]:
         """Lines about it for the printed plan."""
         return []
+
+
+class LaysImages:
+    """An operator of whose images the plan knows how they lie.
+
+    Attributes:
+        image_layout: ``"NHWC"``, ``"NCHW"`` or ``"channels_last"``; None where it knows nothing.
+    """
+
+    image_layout: str | None = None
+
+
+class CarriesImages(LaysImages, Planned):
+    """One whose images lie as those that it is given."""
+
+    def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
+        assert isinstance(self, Operator)
+        above = upstream[0].can(LaysImages)
+        if above is None or above.image_layout is None:
+            return self
+        bound = copy.copy(self)
+        bound.image_layout = above.image_layout
+        return bound
 
 
 def notes_of(operator: Operator | Source) -> list[str]:

@@ -7,7 +7,7 @@
     ├── StateError (ValueError)      a state does not fit the graph it is loaded into
     ├── LoaderClosedError            a pass was used after its end, or a loader after ``close()``
     ├── MemoryLimitError             ``memory_limit`` leaves no way to continue
-    ├── MissingExtraError (ImportError)   an optional dependency is not installed; says the pip line
+    ├── MissingExtraError (ImportError)   an optional dependency is not installed, or broken; says the pip line
     ├── BudgetError                  more items of an epoch failed than the stage's policy allows
     ├── WorkerDiedError              a worker process or actor ended unexpectedly
     ├── StageTimeoutError (TimeoutError)  one item took longer than its stage's ``timeout``
@@ -37,7 +37,7 @@ import contextlib
 import re
 from errno import EMFILE, ENFILE
 from importlib import import_module
-from typing import Any
+from typing import Any, Self
 
 # Of URLs only: the XML in which clouds say what was wrong begins with "<?". Elsewhere than in HTTP a "?" may be part of
 # a name or a pattern, and a name before an "@" that of a container.
@@ -82,18 +82,37 @@ class MemoryLimitError(PipegraphError, MemoryError):
 
 
 class MissingExtraError(PipegraphError, ImportError):
-    """An optional dependency is not installed.
+    """An optional dependency is not installed, or cannot be imported.
 
     Args:
         module: the module that could not be imported.
         extra: the extra of pipegraph that installs it.
         purpose: what needs it, for the message.
+        broken: why it cannot be imported, if it is installed.
     """
 
-    def __init__(self, module: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {module}, which is not installed: {install_line(extra)}")
+    def __init__(self, module: str, extra: str, purpose: str, broken: str | None = None) -> None:
+        line = install_line(extra)
+        super().__init__(
+            f"{purpose} needs {module}, which is not installed: {line}"
+            if broken is None
+            else f"{purpose} needs {module}, which is installed and cannot be imported ({broken}); install what it "
+            f"lacks, or install it anew: {line.replace('install', 'install --force-reinstall', 1)}"
+        )
         self.extra = extra
-        self._given = (module, extra, purpose)
+        self._given = (module, extra, purpose, broken)
+
+    @classmethod
+    def of(
+        cls, error: ImportError, module: str, extra: str, purpose: str, package: str | None = None
+    ) -> Self:
+        """For an ``error`` of importing ``module``; ``package`` is what it comes from, if that has another name.
+
+        It is not installed only where Python did not find it, or a package that it is in: not where something that it
+        needs itself is missing.
+        """
+        found_none = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        return cls(package or module, extra, purpose, None if found_none else str(error))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._given  # a copy is made of what was given, not of the message
@@ -103,12 +122,12 @@ def extra_module(module: str, extra: str, purpose: str, package: str | None = No
     """A module that an extra of pipegraph installs; ``package`` is what it comes from, if that has another name.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: it is not installed, or cannot be imported.
     """
     try:
         return import_module(module)
     except ImportError as error:
-        raise MissingExtraError(package or module, extra, purpose) from error
+        raise MissingExtraError.of(error, module, extra, purpose, package) from error
 
 
 class BudgetError(PipegraphError, RuntimeError):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
+from math import inf, isfinite
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from pipegraph.errors import GraphError, MissingExtraError
+from pipegraph.integers import amount
 from pipegraph.operators.images.decoder import Scratch
 from pipegraph.operators.images.opencv import opencv
 
@@ -31,10 +33,18 @@ _planes = Scratch()
 
 def check_normalisation(mean: Sequence[float], std: Sequence[float], dtype: torch.dtype, layout: str) -> None:
     """Refuse parameters that no image can be normalised with."""
-    if isinstance(mean, int | float) or isinstance(std, int | float) or not mean or len(mean) != len(std):
+    if (
+        isinstance(mean, int | float)
+        or isinstance(std, int | float)
+        or not len(mean)
+        or len(mean) != len(std)
+    ):
         raise GraphError(
             f"Normalize: mean and std need one value per channel, such as (0.5,), got {mean} and {std}"
         )
+    for value in (*mean, *std):
+        if not isfinite(amount(value, "Normalize: each mean and std", -inf, GraphError)):
+            raise GraphError(f"Normalize: each mean and std must be finite, got {mean} and {std}")
     if not all(value > 0 for value in std):
         raise GraphError(f"Normalize: every std must be > 0, got {std}")
     if any(value > 1 for value in (*mean, *std)):

@@ -42,7 +42,10 @@ def _load() -> Any:
 
                 _decoder(nvimgcodec)
         except ImportError as error:
-            raise MissingExtraError("nvidia-nvimgcodec-cu13", "nvimgcodec", "backend='nvimgcodec'") from error
+            package = "nvidia-nvimgcodec-cu13"
+            raise MissingExtraError.of(
+                error, "nvidia.nvimgcodec", "nvimgcodec", "backend='nvimgcodec'", package
+            ) from error
         return nvimgcodec
 
 

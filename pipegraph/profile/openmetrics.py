@@ -26,7 +26,7 @@ def render_metrics(profile: Profile) -> str:
         from prometheus_client import Metric
         from prometheus_client.openmetrics.exposition import generate_latest
     except ModuleNotFoundError as missing:
-        raise MissingExtraError("prometheus_client", "metrics", "loader.metrics()") from missing
+        raise MissingExtraError.of(missing, "prometheus_client", "metrics", "loader.metrics()") from missing
     families: dict[str, Metric] = {}
 
     def add(record: Any, labels: Mapping[str, str]) -> None:
