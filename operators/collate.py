@@ -323,11 +323,13 @@ def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
                 f"{_where(field)}: tensors of layout {layouts} cannot be stacked; make all of them dense (to_dense) "
                 "or COO (to_sparse) before Batch, or use Batch(..., collate=list)"
             ) from error
-    if pad is None or any(tensor.dim() != len(shape) for tensor in tensors):
-        odd = next(tensor.shape for tensor in tensors if tensor.shape != shape)
+    other = [tensor.shape for tensor in tensors if tensor.dim() != len(shape)]  # which no padding makes equal
+    if pad is None or other:
+        odd = other[0] if other else next(tensor.shape for tensor in tensors if tensor.shape != shape)
+        padded = "pad needs as many dimensions in each" if other else "or use Batch(..., pad=0)"
         raise DataError(
             f"{_where(field)}: arrays of shapes {tuple(shape)} and {tuple(odd)} cannot be stacked; "
-            "make them equal before Batch, or use Batch(..., pad=0), or keep them as a list: "
+            f"make them equal before Batch{'; ' if other else ', '}{padded}, or keep them as a list: "
             + (f"Batch(..., collate={{{field!r}: list}})" if field else "Batch(..., collate=list)")
         )
     largest = [max(tensor.shape[i] for tensor in tensors) for i in range(len(shape))]

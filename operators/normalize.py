@@ -216,7 +216,11 @@ class ToLayout(Operator, Fuses, LaysImages, Planned):
         return below.with_layout(self) if isinstance(below, ToDtype) else None
 
     def permuted(self, image: torch.Tensor, batched: bool) -> torch.Tensor:
-        """In this layout's shape; contiguous in its memory but for ``"NCHW"``."""
+        """In this layout's shape; contiguous in its memory but for ``"NCHW"``.
+
+        Raises:
+            DataError: it has too few dimensions.
+        """
         if image.dim() < 3 + batched:
             least = "a batch of images has at least 4 dimensions, NHWC"
             which = least if batched else "an image has at least 3 dimensions, HWC"

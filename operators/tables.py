@@ -359,12 +359,18 @@ def _mapped(path: Any, dtype: npt.DTypeLike | None) -> Any:
         raise GraphError(
             f"FromTokens: {name!r} does not say what its tokens are: give dtype=, such as 'uint16'"
         )
+    try:
+        kind = np.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise GraphError(
+            f"FromTokens: dtype must be one of NumPy's, such as 'uint16', got {dtype!r}"
+        ) from error
     if os.path.exists(name) and not os.path.isfile(name):  # a pipe would be waited for
         raise GraphError(f"FromTokens: {name!r} is no regular file (a folder, a pipe or a device)")
     try:
         if name.endswith(".npy"):
             return np.load(name, mmap_mode="r", allow_pickle=False)
-        return np.memmap(name, np.dtype(dtype), mode="r")
+        return np.memmap(name, kind, mode="r")
     except (ValueError, EOFError) as error:
         raise GraphError(
             f"FromTokens: {name!r} holds no array of tokens, or was cut short: {error}"

@@ -50,7 +50,7 @@ def _device(device: torch.device | str | int, what: str) -> torch.device:
         return normalised(device)
     except DeviceError as error:
         raise GraphError(f"{what}: {error}") from error
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise GraphError(
             f"{what}: {device!r} names no device; use 'cpu', 'accelerator' or a device of torch's with its number"
         ) from error

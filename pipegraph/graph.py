@@ -13,7 +13,7 @@ from pipegraph.capabilities import functions_of
 from pipegraph.contracts import Component, FanIn, Operator, Source
 from pipegraph.error_policy import Policy
 from pipegraph.errors import GraphError
-from pipegraph.foreign_arguments import names_ours
+from pipegraph.foreign_arguments import names_ours, placed
 from pipegraph.integers import integer
 from pipegraph.parameters import carried, plain_parameters
 from pipegraph.stage_spec import RESERVED, Edge, StageSpec
@@ -210,7 +210,7 @@ class Graph:
             raise GraphError(f"got the class {function.__name__}: pass an instance, {function.__name__}(...)")
         if not callable(function):
             source = "; to read data, use ops.FromSequence(data) or ops.FromIterable(data)"
-            remedy = source if isinstance(function, Iterable) else ""
+            remedy = placed(function) or (source if isinstance(function, Iterable) else "")
             found = reprlib.repr(function)
             raise GraphError(f"expected an operator, a source or a function, got {found}{remedy}")
         from pipegraph.operators import Map

@@ -18,7 +18,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError as error:
         if error.name not in ("typer", "rich"):
             raise
-        print(f"pipegraph: {MissingExtraError(error.name, 'cli', 'the command line')}", file=sys.stderr)
+        print(
+            f"pipegraph: {MissingExtraError.of(error, error.name, 'cli', 'the command line')}",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         print("pipegraph: interrupted", file=sys.stderr)

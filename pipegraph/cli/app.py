@@ -279,14 +279,17 @@ def run(arguments: Sequence[str]) -> int:
                 message += f" There are {', '.join(command.list_commands(None))}."  # type: ignore[attr-defined]
             if not arguments:
                 return 2  # the help was printed
-            return _fail(message.rstrip(".") + _hint(arguments, command), 2)
+            return _fail(_with_hint(message.rstrip("."), arguments, command), 2)
         return _fail(f"{type(error).__name__} at {_place(error)}: {_line(error)}", 1)
 
 
-def _hint(arguments: Sequence[str], command: Any) -> str:
-    """Where a usage error is explained."""
+def _with_hint(message: str, arguments: Sequence[str], command: Any) -> str:
+    """A usage error, and where it is explained."""
     name = arguments[0] if arguments else ""
-    return f"; see pipegraph {name} --help" if command.get_command(None, name) else "."
+    asks = message.endswith("?")
+    if not command.get_command(None, name):
+        return message if asks else f"{message}."
+    return f"{message}{' See' if asks else '; see'} pipegraph {name} --help"
 
 
 def _place(error: BaseException) -> str:

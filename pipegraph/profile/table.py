@@ -14,7 +14,9 @@ from .bottleneck import CONSUMER, SATURATED
 from .values import Profile, run_busy
 
 WIDTH = 100
-"""Characters of a line at most, and where the output is no terminal."""
+"""Characters of a line at most, and of the table's where the output is no terminal."""
+PROSE = 80
+"""Characters of a line of sentences where the output is no terminal."""
 
 NARROWEST = 60
 NAME_WIDTH = 22
@@ -39,7 +41,9 @@ KEEPS_UP = 0.05
 
 def render(profile: Profile) -> str:
     """The table, as wide as the terminal at most: names are shortened, columns left out, long texts cut or wrapped."""
-    width = max(NARROWEST, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+    given = shutil.get_terminal_size((0, 24)).columns
+    width = max(NARROWEST, min(WIDTH, given or WIDTH))
+    prose = width if given else PROSE
     rows = [["stage", *(title for _, _, title in in_view(StageProfile, "table"))]]
     rows += [_row(name, stage) for name, stage in profile.stages.items()]
     columns = list(zip(*rows, strict=True))
@@ -48,13 +52,13 @@ def render(profile: Profile) -> str:
             columns = [column for column in columns if column[0] != spared]
     widths = [max(map(len, column)) for column in columns]
     widths[0] = min(widths[0], max(SHORTEST_NAME, width - sum(widths[1:]) - 2 * len(widths[1:])))
-    lines = textwrap.wrap(_headline(profile), width)
+    lines = textwrap.wrap(_headline(profile), prose)
     for row in zip(*columns, strict=True):
         cells = [f"{shorten(row[0], widths[0]):<{widths[0]}}"]
         cells += [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
         lines.append("  ".join(cells).rstrip())
     lines += _remarks(profile)
-    return "\n".join([*(_cut(line, width) for line in lines), *textwrap.wrap(conclude(profile), width)])
+    return "\n".join([*(_cut(line, width) for line in lines), *textwrap.wrap(conclude(profile), prose)])
 
 
 def render_html(profile: Profile) -> str:

@@ -38,7 +38,7 @@ class Decision:
             if old.capacity != new.capacity:
                 words.append(f"{name}: room for {old.capacity} -> {new.capacity}")
         after = "..." if self.after is None else f"{self.after:,.1f}"
-        rates = f"{self.before:,.1f}/s, expected {self.predicted:,.1f}, became {after}"
+        rates = f"{self.before:,.1f} items/s, expected {self.predicted:,.1f}, became {after}"
         return f"{'; '.join(words)} ({self.why}): {rates}, {self.outcome}"
 
 

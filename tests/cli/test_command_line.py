@@ -235,9 +235,9 @@ def test_tune_prints_settings_that_can_be_pasted(pipeline, capsys):
 
 def test_profile_runs_for_the_seconds_given_and_prints_the_table(pipeline, capsys):
     assert main(["profile", f"{pipeline}:graph", "--seconds", "0.3"]) == 0
-    out = printed(capsys).out
+    out = " ".join(printed(capsys).out.split())
     assert "profile of 'squares'" in out
-    assert "holds training back" in out or "sets the pace" in out
+    assert any(words in out for words in ("holds training back", "sets the pace", "comes in bursts"))
 
 
 def test_profile_with_a_simulated_step_is_no_faster_than_it_and_writes_the_report(pipeline, capsys, tmp_path):
@@ -274,7 +274,7 @@ def test_a_graph_that_delivers_nothing_does_not_run_for_ever(pipeline, capsys):
 
 def test_an_unknown_command_is_answered_with_the_known_ones(capsys):
     assert main(["porfile"]) == 2
-    assert "No such command 'porfile'. Did you mean 'profile'?" in printed(capsys).err
+    assert printed(capsys).err == "pipegraph: No such command 'porfile'. Did you mean 'profile'?\n"
     assert main(["fly"]) == 2
     known = "demo, plan, profile, tune, index, pack, quality, doctor"
     assert printed(capsys).err == f"pipegraph: No such command 'fly'. There are {known}.\n"

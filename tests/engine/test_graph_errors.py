@@ -458,3 +458,17 @@ def test_a_map_that_needs_order_is_refused_in_words_of_its_own():
     message = "stage 'counts': counts depends on the order of its samples, .* make it ordered=True"
     with pytest.raises(GraphError, match=message):
         graph.plan()
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        (ops.Pad(0), r"ops\.Batch\(size, pad=\.\.\.\)"),
+        (pg.order.StridedOrder(), "a source, as order="),
+        (pg.Skip(), "a stage, as on_error="),
+    ],
+)
+def test_what_belongs_to_a_stage_is_no_stage(given, place):
+    node = pg.Graph().add(ops.FromSequence(range(3)))
+    with pytest.raises(GraphError, match=rf"it is no stage: give it to {place}$"):
+        node.then(given)

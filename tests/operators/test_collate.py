@@ -273,3 +273,11 @@ def test_a_padding_for_a_field_that_no_sample_has_is_refused_of_packed_rows_too(
         DataError, match="pad names the field 'idz', which the samples do not have; they have 'ids'"
     ):
         batch_of([packed], {"idz": 0})
+
+
+@pytest.mark.parametrize("pad", [None, 0])
+def test_arrays_of_several_dimensions_are_not_sent_to_pad(pad):
+    with pytest.raises(
+        DataError, match=r"shapes \(\) and \(1,\) cannot be stacked; .*; pad needs as many dimensions"
+    ):
+        collate([torch.zeros(()), torch.zeros(1)], pad)

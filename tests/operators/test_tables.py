@@ -493,3 +493,11 @@ with graph.loader(epochs=2) as loader:
         path,
     )
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "tokens.npy"])
+def test_a_dtype_that_numpy_does_not_know_is_refused(tmp_path, name):
+    with pytest.raises(
+        GraphError, match="FromTokens: dtype must be one of NumPy's, such as 'uint16', got 'uint16x'"
+    ):
+        ops.FromTokens(tmp_path / name, 3, dtype="uint16x")

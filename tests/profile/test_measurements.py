@@ -11,7 +11,8 @@ def test_every_view_for_people_shows_what_was_declared_for_it():
     with graph.loader() as loader:
         list(loader)
         found = loader.profile()
-    heads = {"table": str(found).splitlines()[1], "notebook": found._repr_html_()}
+    titles = next(line for line in str(found).splitlines() if line.startswith("stage "))
+    heads = {"table": titles, "notebook": found._repr_html_()}
     for view, head in heads.items():
         assert [title for _, _, title in in_view(StageProfile, view) if title not in head] == []
     numbers, metrics = found.scalars(), loader.metrics()

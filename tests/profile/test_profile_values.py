@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 
 import pytest
 
@@ -44,6 +45,19 @@ def test_the_table_fits_a_hundred_columns_and_says_what_went_wrong():
     assert "decode: 10 failed, 3 retries, 10 dropped, cache hits 12, queue grew to 7 items" in text
     assert "quarantined: 9" in text
     assert "left out" in text
+
+
+def test_sentences_are_wrapped_at_80_where_there_is_no_terminal(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(sys, "__stdout__", None)
+    found = profile(graph="a very long name of a graph, told twice", first_batch_s=12.34)
+    lines = str(found).splitlines()
+    title = next(number for number, line in enumerate(lines) if line.startswith("stage "))
+    end = len(lines) - next(
+        n for n, line in enumerate(reversed(lines)) if line.startswith(("Training", "No", "Stage"))
+    )
+    sentences = lines[:title] + lines[end - 1 :]
+    assert title > 1 and max(map(len, sentences)) <= 80
 
 
 @pytest.mark.parametrize("columns", [60, 72, 80])

@@ -7,6 +7,7 @@ from math import inf
 import pytest
 
 from pipegraph.profile.model import Limits, Pipeline, Size, Work
+from pipegraph.tuning.decisions import Decision
 from pipegraph.tuning.search import Search, Window
 
 
@@ -226,3 +227,8 @@ def test_a_search_on_a_machine_that_disturbs_every_window_comes_to_rest():
         if search.settled:
             break
     assert search.settled and search.sizes == {"a": Size(1, 8)}
+
+
+def test_a_decision_says_in_what_its_rates_are():
+    decision = Decision({"work": (Size(1, 4), Size(2, 4))}, "busy", 10.0, 20.0, 19.5, "kept")
+    assert str(decision) == "work: 1 -> 2 workers (busy): 10.0 items/s, expected 20.0, became 19.5, kept"
