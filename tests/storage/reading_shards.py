@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from pipegraph.errors import DataError
 from pipegraph.storage.formats import Format, Sample, format_of
+from pipegraph.storage.manifest import Manifest
 from pipegraph.storage.shard_files import BytesFile, LocalFile
 
 
@@ -82,3 +84,12 @@ def memory_bounded(nbytes: int) -> Iterator[None]:
 def peak_nbytes() -> int:
     status = Path("/proc/self/status").read_text()
     return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+
+
+def written(folder: Path) -> list[Any]:
+    """The samples of a folder of shards with a manifest, sorted by their keys."""
+    found = []
+    for part in Manifest.load(folder / "_manifest.json").parts:
+        with LocalFile(part.uri) as file:
+            found += format_of(part).samples(file)
+    return sorted(found, key=lambda sample: str(sample.get("key")))

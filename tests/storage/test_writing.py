@@ -16,7 +16,6 @@ import pytest
 import torch
 
 import pipegraph as pg
-from pipegraph import operators as ops
 from pipegraph.errors import DataError, GraphError, LoaderClosedError
 from pipegraph.storage import build_manifest, local, pack_shards
 from pipegraph.storage.formats import format_of
@@ -26,6 +25,7 @@ from pipegraph.storage.writing import pack_folder
 from pipegraph.storage.writing.pack import PackProgress
 from pipegraph.storage.writing.pack_sources import PackSource, source_of
 from pipegraph.storage.writing.tar_encoder import header
+from tests.storage.reading_shards import written as samples
 
 FORMATS = ["tar", "parquet", "mds"]
 
@@ -44,15 +44,6 @@ def photos(tmp_path: Path) -> Path:
 
 def shards(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-
-
-def samples(folder: Path) -> list[Any]:
-    """As our own readers read them, without their order."""
-    found = []
-    for part in Manifest.load(folder / "_manifest.json").parts:
-        with LocalFile(part.uri) as file:
-            found += format_of(part).samples(file)
-    return sorted(found, key=lambda sample: str(sample.get("key")))
 
 
 def expected(photos: Path) -> list[Any]:
@@ -589,65 +580,6 @@ def test_a_tensor_or_array_of_one_number_is_that_number(tmp_path: Path, format: 
         first, second = format_of(suffix).samples(file)
     assert (first["label"], second["label"]) == (3, 4)
     assert (first["x"], first["ok"]) == ((b"0.5", b"true") if format == "tar" else (0.5, True))
-
-
-NUMBERS = [
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-]
-OTHERS = ["complex64", "complex128", "<U3", "S3", "V3", "longdouble"]
-TIMES = [f"{kind}8[{unit}]" for kind in "mM" for unit in ("ns", "us", "ms", "s", "D")]
-KEPT = {"tar": {"bool", *NUMBERS, *OTHERS, *TIMES}, "parquet": {"bool", *NUMBERS}, "mds": {*NUMBERS}}
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("dtype", ["bool", *NUMBERS, ">i4", ">f8", *OTHERS, *TIMES])
-def test_an_array_comes_back_with_its_dtype_or_is_refused(tmp_path: Path, format: str, dtype: str) -> None:
-    rows = [np.array([0, 1, 1], "int64").astype(dtype), np.array([1], "int64").astype(dtype)]
-    writer = pg.ShardWriter(tmp_path / "out", format)
-    if not dtype.startswith(">") and dtype not in KEPT[format]:
-        with pytest.raises(DataError, match="field 'a': .* has no arrays of") as caught, writer:
-            writer.write({"a": rows[0]})
-        assert np.dtype(dtype).name in str(caught.value)
-        return
-    with writer:
-        for row in rows:
-            writer.write({"a": row})
-    for row, found in zip(rows, samples(tmp_path / "out"), strict=True):
-        value = np.load(io.BytesIO(found["a"])) if format == "tar" else found["a"]
-        assert isinstance(value, np.ndarray)
-        assert value.dtype == (row.dtype if format == "tar" else row.dtype.newbyteorder("="))
-        np.testing.assert_array_equal(value, row)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_time_in_json_is_refused_in_nanoseconds_too(tmp_path: Path, format: str) -> None:
-    for unit in ("ns", "s"):
-        time = np.datetime64(5, unit)
-        for value in (time, {"at": time}, [time]):
-            writer = pg.ShardWriter(tmp_path / f"{unit}-{type(value).__name__}", format)
-            with pytest.raises(DataError, match="field 't'.*has no place in JSON"), writer:
-                writer.write({"t": value})
-
-
-def test_masks_are_a_tensor_in_a_batch_of_parquet_rows(tmp_path: Path) -> None:
-    with pg.ShardWriter(tmp_path / "out", "parquet") as writer:
-        for number in range(4):
-            writer.write({"mask": np.arange(3) < number})
-    graph = pg.Graph("masks")
-    graph.add(ops.ShardSelect(tmp_path / "out", shuffle=False)).then(ops.Load()).then(ops.Batch(4))
-    with graph.loader() as loader:
-        (batch,) = loader
-    assert torch.equal(batch["mask"], torch.arange(3) < torch.arange(4)[:, None])
 
 
 def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -11,7 +12,13 @@ import numpy as np
 from pipegraph.errors import DataError
 
 Kinds = dict[str, str]
-"""Field -> ``"bytes"``, ``"text"``, ``"bool"``, ``"int"``, ``"float"``, ``"array:DTYPE"``, ``"json"`` or ``"null"``."""
+"""Field -> ``"bytes"``, ``"text"``, ``"bool"``, ``"int"``, ``"float"``, ``"array:DTYPE"`` or ``"json"``; ``"null"`` or
+``"empty list"`` where no value has said one of these."""
+
+PROBES: Final = 64
+"""Samples from which the kinds of fields are taken: spread over a dataset, or the first of a stream, until they say."""
+
+_UNDECIDED: Final = ("null", "empty list")
 
 
 _CONVERT: Final = "convert it to numbers, text or bytes, as with .float() or .filled(0)"
@@ -33,7 +40,7 @@ def refuse_odd_names(sample: Mapping[Any, Any]) -> None:
 
 
 def kind_of(value: Any) -> str:
-    """The kind of one value: lists of numbers are arrays, other lists and dicts JSON."""
+    """The kind of one value: lists of numbers are arrays, other lists and dicts JSON; an empty list may be either."""
     value = number_of(value)
     if value is None:
         return "null"
@@ -50,7 +57,9 @@ def kind_of(value: Any) -> str:
     value = array_of(value)
     if isinstance(value, np.ndarray):
         return f"array:{value.dtype.newbyteorder('=').name}"
-    if isinstance(value, list | tuple) and value:
+    if isinstance(value, list | tuple):
+        if not value:
+            return "empty list"
         kinds = {kind_of(each) for each in value}
         if kinds <= {"int", "float"}:
             return "array:float64" if "float" in kinds else "array:int64"
@@ -99,9 +108,12 @@ def _joined(one: str, other: str, field: str) -> str:
         return other
     if {one, other} == {"int", "float"}:
         return "float"
-    arrays = {"array:int64", "array:float64", "json"}  # an empty list, or one of whole numbers among others
-    if {one, other} <= arrays:
-        return "array:float64" if "array:float64" in (one, other) else "array:int64"
+    if {one, other} == {"array:int64", "array:float64"}:  # a list of whole numbers among others
+        return "array:float64"
+    if "empty list" in (one, other) and (found := other if one == "empty list" else one).startswith(
+        ("array", "json")
+    ):
+        return found
     raise DataError(
         f"field {field!r} is {one} in one sample and {other} in another; make all values of a field alike"
     )
@@ -126,13 +138,16 @@ def fitted(value: Any, kind: str, field: str) -> Any:
                 _check_numbers((value,), np.dtype(float))
             plain = {"int": int, "float": float, "bool": bool, "bytes": bytes}.get(kind)
             return plain(value) if plain is not None else value if kind == "text" else as_json(value)
-        if kind == "json":
+        if kind == "json" and found == "empty list":
             return as_json(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"field {field!r} holds {kind} in this dataset, not this value: {error}") from error
+    remedy = {
+        "empty list": "write the empty ones with their type, as np.array([], 'int64') or another dtype",
+        "null": "leave the field out of all, or give one of the first samples a value",
+    }.get(kind, "make all values of a field alike")
     raise DataError(
-        f"field {field!r} holds {kind} in the samples that were looked at first, and {found} in this one; make all "
-        "values of a field alike"
+        f"field {field!r} holds {kind} in the samples that were looked at first, and {found} in this one; {remedy}"
     )
 
 
@@ -167,12 +182,71 @@ def _check_numbers(values: Sequence[Any], dtype: np.dtype[Any]) -> None:
 
 def fitted_fields(sample: Mapping[str, Any], kinds: Kinds, number: int) -> Iterator[tuple[str, str, Any]]:
     """Name, kind and value of each field, in the order of ``kinds``; a sample without a key has its number as one."""
-    odd = next((name for name in sample if name not in kinds), None)
-    if odd is not None:
-        raise DataError(f"sample {number} has the field {odd!r}, which those looked at first have not")
+    _refuse_other_fields(sample, kinds, number)
     for field, kind in kinds.items():
         given = sample.get(field)
         yield field, kind, fitted(f"{number:09d}" if field == "key" and given is None else given, kind, field)
+
+
+def _refuse_other_fields(sample: Mapping[str, Any], kinds: Kinds, number: int) -> None:
+    odd = next((name for name in sample if name not in kinds), None)
+    if odd is not None:
+        raise DataError(f"sample {number} has the field {odd!r}, which those looked at first have not")
+    if len(sample) < len(kinds):
+        missing = next((name for name in kinds if name not in sample and name != "key"), None)
+        if missing is not None:
+            raise DataError(
+                f"sample {number} lacks the field {missing!r}, which those looked at first have; give all samples the "
+                "same fields, or write tar, where they may differ"
+            )
+
+
+class FirstSamples:
+    """A stream's first samples, held until a value has said the kind of each field."""
+
+    def __init__(self) -> None:
+        self.kinds: Kinds = {}
+        self.samples: deque[Mapping[str, Any]] = deque()
+        self.nbytes = 0
+
+    def add(self, sample: Mapping[str, Any], number: int) -> bool:
+        """Hold the next sample, whose fields' kinds are those of the ones before; a copy, unless it is the first and
+        says all kinds. Whether all are known.
+
+        Raises:
+            DataError: it has other fields or kinds; it is not held.
+        """
+        kinds = dict(self.kinds) if self.samples else dict.fromkeys(sample, "null")
+        _refuse_other_fields(sample, kinds, number)
+        for name, value in sample.items():
+            if kinds[name] in _UNDECIDED:
+                kinds[name] = _joined(kinds[name], _kind_in(name, value), name)
+        known = not any(kind in _UNDECIDED for kind in kinds.values())
+        if self.samples or not known:
+            sample = {name: _copied(value, kinds[name], name) for name, value in sample.items()}
+            self.nbytes += sum(map(nbytes_of, sample.values()))
+        self.kinds = kinds
+        self.samples.append(sample)
+        return known or len(self.samples) >= PROBES
+
+
+def _copied(value: Any, kind: str, field: str) -> Any:
+    """A value that stays what it is now, whatever the user does with the one given; of the same kind."""
+    if kind == "json" and value is not None:
+        return json.loads(fitted(value, kind, field))
+    if kind.startswith("array:") and not isinstance(value, list | tuple) and _kind_in(field, value) == kind:
+        return array_of(value).copy()  # also of a dtype that the format refuses later
+    value = fitted(value, kind, field)
+    if kind == "empty list" and value is not None:
+        return []
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def nbytes_of(value: Any) -> int:
+    """About what a fitted value takes."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    return len(value) if isinstance(value, str | bytes) else 8
 
 
 def as_json(value: Any) -> str:

@@ -24,6 +24,7 @@ _ENCODINGS: Final = {
     "int": "int",
     "float": "float64",
     "json": "json",
+    "empty list": "json",
 }
 _SIZES: Final = {"uint8": 1, "int": 8, "float64": 8}
 MAX_NBYTES: Final = (1 << 32) - 1
@@ -129,7 +130,7 @@ def _value(value: Any, kind: str, field: str) -> bytes:
         return struct.pack("<d", value)
     if kind == "bool":
         return bytes([value])
-    if kind in ("text", "json"):
+    if kind in ("text", "json", "empty list"):
         try:
             return bytes(value.encode())
         except UnicodeEncodeError as error:

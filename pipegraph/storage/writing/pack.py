@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Final
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -32,7 +32,7 @@ from pipegraph.storage.manifest import Manifest, PartIndex
 from pipegraph.units import parse_bytes
 
 from .encoder import Sample
-from .field_kinds import Kinds, kinds_of
+from .field_kinds import PROBES, Kinds, kinds_of
 from .pack_folder import PackFolder, encoder_of
 from .pack_sources import FilesSource, PackedStream, PackSource, source_of
 from .shard_file import write_shard
@@ -40,9 +40,6 @@ from .shard_writer import SIZE, ShardWriter
 from .tar_encoder import MARKER_NBYTES
 
 Int64Array = npt.NDArray[np.int64]
-
-_PROBES: Final = 64
-"""Samples, spread over the dataset, from which sizes and kinds of fields are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +154,9 @@ def _pack_in_parallel(
     format, seed = target.settings["format"], target.settings["shuffle"]
     kind = encoder_of(format)
     if target.kinds is None and kind.has_columns:
-        target.note_kinds(kinds_of(source.read(number) for number in _spread(len(source))))
+        found = kinds_of(source.read(number) for number in _spread(len(source)))
+        kind(found, nbytes)  # refuses kinds that the format has not, before they are noted
+        target.note_kinds(found)
     kinds = target.kinds or {}
     order = np.arange(len(source), dtype=np.int64)
     if seed is not None:
@@ -181,7 +180,7 @@ def _pack_in_parallel(
 
 
 def _spread(count: int) -> list[int]:
-    return sorted({int(place) for place in np.linspace(0, count - 1, min(count, _PROBES))})
+    return sorted({int(place) for place in np.linspace(0, count - 1, min(count, PROBES))})
 
 
 def planned(

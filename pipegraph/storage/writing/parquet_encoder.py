@@ -10,7 +10,7 @@ from pipegraph.errors import DataError, extra_module
 from pipegraph.storage.formats.mds import SCALARS
 
 from .encoder import Encoder, Sample
-from .field_kinds import Kinds, fitted_fields
+from .field_kinds import Kinds, fitted_fields, nbytes_of
 
 _ARRAY_DTYPES: Final = ("bool", *SCALARS)
 """Those that come back as arrays: lists of times would be read as lists."""
@@ -74,7 +74,7 @@ class ParquetEncoder(Encoder):
         return row
 
     def size(self, encoded: list[Any]) -> int:
-        return sum(map(_nbytes, encoded))
+        return sum(map(nbytes_of, encoded))
 
     def begin(self, file: BinaryIO) -> None:
         self._writer = self._parquet.ParquetWriter(file, self._schema, write_page_checksum=True)
@@ -105,9 +105,3 @@ class ParquetEncoder(Encoder):
         if self._rows:
             self._flush()
         self._writer.close()
-
-
-def _nbytes(value: Any) -> int:
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    return len(value) if isinstance(value, str | bytes) else 8

@@ -18,7 +18,7 @@ from pipegraph.storage.manifest import Manifest
 from pipegraph.units import parse_bytes
 
 from .encoder import Encoder
-from .field_kinds import kinds_of, refuse_odd_names
+from .field_kinds import FirstSamples, Kinds, refuse_odd_names
 from .pack_folder import PackFolder, encoder_of
 from .shard_file import OpenShard
 
@@ -38,7 +38,9 @@ class ShardWriter:
 
     Samples are dicts. ``"key"`` names a sample, else its number does. In a tar each other field is a file
     ``KEY.FIELD``: bytes as they are, text, numbers as text, arrays as ``.npy``, other values as JSON; an int
-    ``"label"`` is ``cls``. In Parquet and MDS each field is a column, of the kind that it has in the first sample.
+    ``"label"`` is ``cls``. In Parquet and MDS each field is a column, of the kind that it has in the first sample
+    whose value says one: None and an empty list do not, and hold the first samples back in memory, at most 64 of them
+    or a shard's size.
 
     Not thread-safe.
 
@@ -70,6 +72,7 @@ class ShardWriter:
         self._target = PackFolder(target, settings)
         self._shard: OpenShard | None = None
         self._encoder: Encoder | None = None
+        self._first = FirstSamples()
         self._held = 0
         self._closed = False
         if self._target.complete:
@@ -110,7 +113,7 @@ class ShardWriter:
             if number > self.written:
                 yield sample
                 continue
-            encoder = self._encoder or self._open(sample)
+            encoder = self._encoder or self._open(self._target.kinds or {})
             self._checksum = _checksum(encoder.encode(sample, number - 1), self._checksum)
             if number == self._again[0][0]:
                 _, known = self._again.popleft()
@@ -131,17 +134,43 @@ class ShardWriter:
         """Write the next sample.
 
         Raises:
-            DataError: the format has no place for a value, or the field had another kind in the first sample.
+            DataError: the format has no place for a value, or the field had another kind in a sample before. One of
+                those that are held back can be said here later; the error says its number.
             LoaderClosedError: the writer was closed, or the folder was complete.
         """
         if self._closed or self._target.complete:
             raise LoaderClosedError("ShardWriter: everything was written before; choose another folder")
-        number = self.written + (self._encoder.samples if self._shard and self._encoder else 0)
+        first = self._first
+        number = self._next() + len(first.samples)
         try:
             if not isinstance(sample, Mapping):
                 raise DataError(f"a sample is a dict of fields, got {type(sample).__name__}")
             refuse_odd_names(sample)
-            encoder = self._encoder or self._open(sample)
+            if self._encoder is None and (self._target.kinds is not None or not self._kind.has_columns):
+                self._open(self._target.kinds or {})
+            held = self._encoder is None or bool(first.samples)
+            known = held and (first.add(sample, number) or first.nbytes >= self._nbytes)
+        except DataError as error:
+            note(error, f"ShardWriter: sample {number}")
+            raise
+        if not held:
+            self._add(sample, number)
+        elif known:
+            self._add_first()
+
+    def _next(self) -> int:
+        """The number of the next sample that a shard gets."""
+        return self.written + (self._encoder.samples if self._shard and self._encoder else 0)
+
+    def _add_first(self) -> None:
+        """The samples that were held back, by the kinds that they say."""
+        samples = self._first.samples
+        while samples:
+            self._add(samples.popleft(), self._next())
+
+    def _add(self, sample: Mapping[str, Any], number: int) -> None:
+        try:
+            encoder = self._encoder or self._open(self._first.kinds)
             encoded = encoder.encode(sample, number)
             nbytes = encoder.size(encoded)
             if self._shard is not None and self._held + nbytes > self._nbytes:
@@ -160,12 +189,10 @@ class ShardWriter:
             self._target.note_if_full(error)
             raise
 
-    def _open(self, sample: Mapping[str, Any]) -> Encoder:
-        kinds = self._target.kinds
-        if kinds is None and self._kind.has_columns:
-            kinds = kinds_of([sample])
+    def _open(self, kinds: Kinds) -> Encoder:
+        self._encoder = self._kind(kinds, self._nbytes)
+        if self._kind.has_columns:
             self._target.note_kinds(kinds)
-        self._encoder = self._kind(kinds or {}, self._nbytes)
         return self._encoder
 
     def _finish_shard(self) -> None:
@@ -186,6 +213,7 @@ class ShardWriter:
             self._closed = True
             return self._target.manifest()
         try:
+            self._add_first()
             if self._shard is not None:
                 self._finish_shard()
             if not self._target.finished:
@@ -198,6 +226,8 @@ class ShardWriter:
             self._target.note_if_full(error)
             raise
         finally:
+            if self._shard is not None:
+                self._shard.abandon()
             self._target.close()
 
     def __enter__(self) -> Self:
