@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_a_sampler_that_rewinds_and_returns_itself_gives_each_index_once(
             return {"batch_sampler": kind([[4, 5], [2, 3], [0, 1]])}
         return {"sampler": kind([5, 3, 4]), "batch_size": None}
 
-    theirs = lists(data.DataLoader(range(6), **options()))  # type: ignore[arg-type]
+    theirs = lists(data.DataLoader(range(6), **options()))
     loader = pg.DataLoader(range(6), **options(), **place)
     assert [lists(loader) for _ in range(2)] == [theirs, theirs]
     passing = iter(loader)
@@ -232,3 +233,103 @@ def test_a_batch_sampler_that_does_not_say_its_length_is_read_to_its_end(place: 
     assert lists(loader) == [[0, 1], [2, 3], [4, 5]]
     with pytest.raises(ValueError, match="not known"):
         len(loader)
+
+
+class Kept(pg.DataLoader[Any]):
+    """As ultralytics', timm's and yolov5's: one iterator, made with the loader."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.iterator = super().__iter__()
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+class Inherits(list[int]):
+    """Cannot be sent to a worker."""
+
+    def __init__(self, rows: Any) -> None:
+        super().__init__(rows)
+        self.lock = torch.multiprocessing.Lock()
+
+
+KEPT = [*PLACES, {"num_workers": 2, "persistent_workers": True}]
+
+
+@pytest.mark.parametrize(
+    ("place", "rows"), [*[(place, list) for place in KEPT], (KEPT[1], Inherits)], ids=str
+)
+@pytest.mark.parametrize("done", [0, 3])
+def test_an_iterator_that_has_delivered_nothing_begins_at_a_state_that_is_loaded(
+    done: int, place: Any, rows: Any
+) -> None:
+    def made(kind: Any, seed: int) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        return kind(rows(range(12)), 2, shuffle=True, generator=generator, **place)
+
+    loader = made(pg.DataLoader, 1)
+    passing = iter(loader)
+    for _ in range(done):
+        next(passing)
+    state = loader.state_dict()
+    rest = lists(passing)
+    kept = made(Kept, 2)
+    kept.load_state_dict(state)
+    following = iter(kept)
+    assert next(following).tolist() == rest[0]
+    behind = kept.state_dict()
+    assert [next(kept.iterator).tolist() for _ in rest[1:]] == rest[1:]
+    again = made(pg.DataLoader, 3)
+    again.load_state_dict(behind)
+    assert lists(again) == rest[1:]
+
+
+@pytest.mark.parametrize("place", PLACES[:2], ids=str)
+def test_an_iterator_that_goes_on_past_a_state_that_is_loaded_is_named(place: Any) -> None:
+    loader = pg.DataLoader(range(6), 2, **place)
+    passing = iter(loader)
+    next(passing)
+    state = loader.state_dict()
+    next(passing)
+    loader.load_state_dict(state)
+    with pytest.warns(pg.errors.PipegraphWarning, match=r"call iter\(\) again"):
+        assert next(passing).tolist() == [4, 5]
+    assert lists(loader) == [[2, 3], [4, 5]]
+
+
+def test_an_iterator_that_is_kept_beside_the_next_one_gives_it_the_state() -> None:
+    loader = pg.DataLoader(range(6), 2)
+    begun = iter(loader)
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    assert lists(loader) == [[0, 1], [2, 3], [4, 5]]
+    assert lists(begun) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_loader_that_has_loaded_a_state_can_be_pickled() -> None:
+    loader = pg.DataLoader(range(6), 2)
+    passing = iter(loader)
+    next(passing)
+    loader.load_state_dict(loader.state_dict())
+    assert lists(pickle.loads(pickle.dumps(loader))) == [[2, 3], [4, 5]]
+
+
+class Reduced:
+    def __init__(self) -> None:
+        self.factor = 2
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        return index * self.factor
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"factor": 3}
+
+
+def test_worker_processes_see_what_getstate_gives() -> None:
+    assert lists(pg.DataLoader(Reduced(), None)) == [0, 2, 4]
+    assert lists(pg.DataLoader(Reduced(), None, num_workers=1)) == [0, 3, 6]

@@ -81,6 +81,7 @@ class BatchProgress:
         copies: for each worker whose copy of the dataset has a state: ``[batches delivered, the copy's state]``, the
             latter None if it has not said.
         turn: the worker whose batch is next, where copies have states.
+        superseded: whether the loader has loaded another state since, and has not begun its next pass yet.
     """
 
     options: dict[str, Any]
@@ -91,6 +92,7 @@ class BatchProgress:
     copies: list[list[Any]] = field(default_factory=list)
     turn: int = 0
     finished: bool = False
+    superseded: bool = False
 
     @property
     def begun(self) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -136,12 +137,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     # -- passes --------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
-        if self._random is None:
+        with self._own_random():
             return super().__iter__()
+
+    @contextlib.contextmanager
+    def _own_random(self) -> Iterator[None]:
+        """Passes begin within this."""
+        if self._random is None:
+            yield
+            return
         now = torch.get_rng_state()
         torch.set_rng_state(self._random)
         try:
-            return super().__iter__()
+            yield
         finally:
             self._random = torch.get_rng_state()
             torch.set_rng_state(now)
@@ -153,8 +161,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             found = fresh
         elif not found.begun:
             found.options = fresh.options  # the dataset may have grown since the state was loaded
+        self._progress.superseded = False
         self._progress = found
         return found
+
+    def _begin_anew(self, iterator: Any) -> None:
+        """With what was restored, an iterator that has delivered nothing."""
+        with self._own_random():
+            iterator.__init__(self)
+        if self.persistent_workers:
+            self._iterator = iterator
 
     def _fresh(self) -> BatchProgress:
         sampler = self._index_sampler
@@ -264,6 +280,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         again up to the position. A state of a whole epoch restores the generators that its order is generated from,
         including torch's global one. To get another order, seed them after this call.
 
+        The loader's latest iterator begins there too if it has delivered nothing. One that has delivered batches goes
+        on where it was, with a warning.
+
         Raises:
             StateError: the state is not from a ``DataLoader``; or it holds states of workers and ``num_workers``
                 differs; or it is from the middle of an epoch and ``batch_size``, ``shuffle`` or, if it shuffles, the
@@ -272,6 +291,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         loaded_by_accelerate(state)
         self._restored = restored = BatchProgress.of(state, self._fresh(), resolve(None, None)[0])
         self._iterator = None
+        self._progress.superseded = True
         before = restored.before
         if "base" in before and self.generator is not None:
             self.generator.set_state(tensor_of(before["base"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from itertools import chain, islice
 from typing import Any
 
@@ -20,6 +21,7 @@ class Noting(_BaseDataLoaderIter):
 
     _pins = False
     _held: tuple[Any] | None = None
+    _loader: weakref.ref[Any]
     _progress: BatchProgress
     _sampler: Any
     _next_in_torch: Any
@@ -58,7 +60,30 @@ class Noting(_BaseDataLoaderIter):
         self._progress = loader._next_progress()
         self._progress.base_seed = base_seed
 
+    def _end_workers(self) -> None:
+        """Those of an iterator that begins anew."""
+
+    def _take_up(self) -> None:
+        """The loader has loaded a state since this iterator was made."""
+        loader = self._loader()
+        if loader is None:
+            return
+        if self._num_yielded == 0 and self._held is None:
+            self._end_workers()
+            loader._begin_anew(self)
+            return
+        self._progress.superseded = False
+        warnings.warn(
+            "load_state_dict was called while an iterator of this pg.DataLoader exists, which has delivered batches "
+            "and continues where it was; the loader's next pass, and its state_dict() until then, are at the loaded "
+            "state: call iter() again",
+            PipegraphWarning,
+            stacklevel=3,
+        )
+
     def __next__(self) -> Any:
+        if self._progress.superseded and not self._progress.finished:
+            self._take_up()
         data = super().__next__()
         self._deliver()
         return data
@@ -88,6 +113,7 @@ class Inline(Noting, _SingleProcessDataLoaderIter):
     _next_in_torch = _SingleProcessDataLoaderIter._next_data
 
     def __init__(self, loader: Any) -> None:
+        self._loader = weakref.ref(loader)
         self._progress = progress = loader._next_progress()
         done, state = progress.copies[0] if progress.copies else (0, None)
         if progress.before and loader._random is None and loader._dataset_kind == _DatasetKind.Map:

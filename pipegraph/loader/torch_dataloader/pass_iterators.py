@@ -6,6 +6,7 @@ import contextlib
 import copy
 import errno
 import signal
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -103,6 +104,7 @@ class Pipelined(Noting):
     _passing: Iterator[Any]
 
     def __init__(self, loader: Any) -> None:
+        self._loader = weakref.ref(loader)
         self._progress = progress = loader._next_progress()
         before = loader._base_state()
         super().__init__(loader)
@@ -123,6 +125,9 @@ class Pipelined(Noting):
         self._epoch = 0
         self._begin()
         self._workers = WorkerProcess.all_of(self._running)
+
+    def _end_workers(self) -> None:
+        self._running.close()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Another pass with the same workers, which first do what was asked of them, as torch's do."""
@@ -206,6 +211,7 @@ class Inherited(Noting, _MultiProcessingDataLoaderIter):
     _processed: Any = _MultiProcessingDataLoaderIter._process_data
 
     def __init__(self, loader: Any) -> None:
+        self._loader = weakref.ref(loader)
         self._progress = progress = loader._next_progress()
         self._iterable = loader._dataset_kind == _DatasetKind.Iterable
         done = [batches for batches, _ in progress.copies]
@@ -214,6 +220,9 @@ class Inherited(Noting, _MultiProcessingDataLoaderIter):
             vars(loader)["dataset"] = ReadAgain(loader.dataset, done, loader.batch_size or 1)
         super().__init__(loader)
         progress.base_seed = int(self._base_seed)
+
+    def _end_workers(self) -> None:
+        self._shutdown_workers()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:
