@@ -147,6 +147,12 @@ def test_sources_that_count_their_epochs_resume_exactly(recipe, stops, turn):
     check_resume(recipe.counting(), stops, turn)
 
 
+@fuzzed
+@given(recipes(failures=False), st.lists(st.integers(0, 12), min_size=1, max_size=3), st.integers(0, 5))
+def test_samplers_with_generators_resume_exactly(recipe, stops, turn):
+    check_resume(recipe.drawing(), stops, turn)
+
+
 @pytest.mark.parametrize(
     ("recipe", "stops", "turn"), [(ENDED_TWICE, [1, 7, 11], 2), (ENDED_BELOW_COMPLETION_ORDER, [0, 0, 2], 0)]
 )

@@ -13,7 +13,7 @@ from itertools import chain
 from operator import index as as_int
 from typing import Any
 
-from pipegraph.capabilities import FollowsRoute
+from pipegraph.capabilities import FollowsRoute, Resumable
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage, Mark
 from pipegraph.contracts import Fact, FanIn
 from pipegraph.engine.memory import Account
@@ -180,7 +180,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
         at_once = []
         for index in left:
             source = _with_state(stage, index, left)
-            if source is not None and (had_ended or source.plan.source.random_access):  # type: ignore[union-attr]
+            if source is not None and (had_ended or _random_access(source)):
                 source.ends_first = had_ended
                 at_once.append(index)
         for index in left:
@@ -218,8 +218,18 @@ def _with_state(stage: StageRun, index: int, left: Collection[int]) -> StageRun 
         if not all(channel in mine for output in above.outboxes for channel in output):
             return None
         if len(above.above) != 1:
-            return above if not above.above and above.snapshots.taken else None
+            return above if not above.above and (above.snapshots.taken or _draws(above)) else None
         mine, above = above.inboxes, above.above[0]
+
+
+def _draws(source: StageRun) -> bool:
+    """Whether a source that has not begun draws its order from what has a state."""
+    resumable = source.plan.operator.can(Resumable)
+    return _random_access(source) and resumable is not None and resumable.between() is not None
+
+
+def _random_access(source: StageRun) -> bool:
+    return source.plan.source is not None and source.plan.source.random_access
 
 
 def checked_input(stage: str, operator: FanIn, inputs: int, ended: Collection[int]) -> int | None:

@@ -29,7 +29,9 @@ from random_graphs.stage_functions import (
     choose,
     document,
     draw,
+    drawn_from,
     fail,
+    fraction,
     items_of,
     keep,
     later,
@@ -82,6 +84,14 @@ class Recipe:
             self, steps=tuple(replace(each, kind=other.get(each.kind, each.kind)) for each in self.steps)
         )
 
+    def drawing(self) -> Recipe:
+        """The same with sources whose samplers draw from generators, which go on from epoch to epoch."""
+        drawn = ("iterable", "sequence", "sampled", "keyed")
+        return replace(
+            self,
+            steps=tuple(replace(each, kind="drawn") if each.kind in drawn else each for each in self.steps),
+        )
+
     def build(self, inline: bool = False, turn: int = 0, extra: int | None = None) -> Graph:
         """The graph, inline or placed as drawn; ``turn`` varies the placement.
 
@@ -123,6 +133,7 @@ def _operator(step: Step) -> Operator | Source:
         "iterable": lambda: ops.FromIterable(items_of("ints", size)),
         "counting": lambda: ops.FromIterable(CountingStream(size)),
         "counting-sampled": lambda: ops.FromSequence(items_of("ints", size), sampler=CountingSampler(size)),
+        "drawn": lambda: drawn_from(max(1, size), bool(delay % 2)),
         "arrays": lambda: ops.FromSequence([{"x": each["x"]} for each in items_of("arrays", size)]),
         "keyed": lambda: ops.FromSequence(items_of("keyed", size)),
         "sampled": lambda: sampled_from(size, bool(delay % 2)),
@@ -141,7 +152,11 @@ def _operator(step: Step) -> Operator | Source:
         "stack": lambda: ops.Batch(3 * size, drop_last=bool(delay % 2)),
         "unbatch": ops.Unbatch,
         "shuffle": lambda: ops.Shuffle(size),
-        "bucket": lambda: ops.Bucket(partial(choose, outputs=5), [1, 3], size=size),
+        "bucket": lambda: (
+            ops.Bucket(partial(choose, outputs=5), [1, 3], cost=fraction, limit=0.7 + 0.1 * size)
+            if delay % 2
+            else ops.Bucket(partial(choose, outputs=5), [1, 3], size=size)
+        ),
         "document": lambda: ops.Map(partial(document, most=3 * size)),
         "pack": lambda: ops.Pack(size, "fit" if delay % 2 else "split", window=1 + delay % 5),
         "zip": ops.Zip,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DistributedSampler, Sampler
+from torch.utils.data import DistributedSampler, RandomSampler, Sampler
 
 from pipegraph import operators as ops
 from pipegraph.contracts import Operator
@@ -188,6 +188,17 @@ def sampled_from(count: int, turning: bool) -> ops.FromSequence:
     items = items_of("ints", count)
     drawn = Turning(count) if turning else DistributedSampler(items, 1, 0, seed=count)  # type: ignore[arg-type]
     return ops.FromSequence(items, sampler=drawn)
+
+
+def drawn_from(count: int, replacement: bool) -> ops.FromSequence:
+    """A source with a sampler that draws from a generator."""
+    items, generator = items_of("ints", count), torch.Generator().manual_seed(count)
+    return ops.FromSequence(items, sampler=RandomSampler(items, replacement, None, generator))  # type: ignore[arg-type]
+
+
+def fraction(item: Any) -> float:
+    """A cost of which sums are rounded."""
+    return (1 + weigh(item) % 7) / 10
 
 
 class Flaky:
