@@ -52,14 +52,11 @@ DATA = _PLAIN | {*_CONTAINERS, *_BUFFERS, np.ndarray, torch.Tensor}
 _PLACES_OF_DATA = (Namespace, types.SimpleNamespace)
 
 
-def fingerprint(*values: Any, whole: int = WHOLE_BYTES) -> tuple[int, int]:
+def fingerprint(*values: Any) -> tuple[int, int]:
     """Two numbers that differ, most likely, once a training loop has changed ``values``: sizes, labels, weights.
 
     Looks into containers, objects and what functions read, not into files. Equal numbers do not prove that nothing has
     changed.
-
-    Args:
-        whole: bytes that are looked at as a whole.
 
     Returns:
         For what the values hold, and for what they read of their classes and modules.
@@ -67,7 +64,7 @@ def fingerprint(*values: Any, whole: int = WHOLE_BYTES) -> tuple[int, int]:
     found: tuple[list[Any], list[Any]] = [], []
     seen: set[int] = set()
     left = deque((value, 0) for value in values)
-    unread = whole
+    unread = WHOLE_BYTES
     while left and len(seen) < OBJECTS:
         value, of = left.popleft()
         if type(value) in ATOMS:
@@ -80,10 +77,10 @@ def fingerprint(*values: Any, whole: int = WHOLE_BYTES) -> tuple[int, int]:
             seen.add(id(value))
             try:
                 nbytes = _nbytes(value)
-                entire = nbytes <= unread
-                unread -= nbytes if entire else 0
-                plain = entire and _is_plain(value)
-                found[of].append(crc32(pickle.dumps(value)) if plain else _own(value, entire))
+                whole = nbytes <= unread
+                unread -= nbytes if whole else 0
+                plain = whole and _is_plain(value)
+                found[of].append(crc32(pickle.dumps(value)) if plain else _own(value, whole))
                 if not plain:
                     left.extend((inner, of) for inner in _held(value))
                     left.extend((inner, 1) for inner in _read(value))

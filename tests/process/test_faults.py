@@ -167,7 +167,7 @@ def test_close_does_not_wait_for_a_zygote_that_still_imports(tmp_path, monkeypat
     assert not runner.is_alive()
     assert "closed" in str(ended)
     zygote.end_lasting()  # as the trainer's exit does: it would import for ever
-    assert not zygote._alive
+    assert zygote._shared is None
 
 
 def test_a_zygote_that_is_killed_is_started_again():
@@ -177,7 +177,7 @@ def test_a_zygote_that_is_killed_is_started_again():
         for x in loader:
             found.append(x)
             if x == 20:
-                os.kill(zygote._alive[-1].pid, signal.SIGKILL)
+                os.kill(zygote._shared.pid, signal.SIGKILL)
     assert found == list(range(200))
 
 
@@ -389,4 +389,4 @@ def test_cycles_of_open_break_and_close_leave_nothing_behind():
         assert len(interrupted()) == held  # none is held by a frame in its own traceback
     finally:
         gc.enable()
-    assert not zygote._alive
+    assert zygote._shared is None

@@ -3,8 +3,8 @@
 A new interpreter takes seconds to import torch; a fork of one that has imported it takes milliseconds. A process with
 threads or a device's context must not fork, and a trainer has both: so a *zygote*, which has neither, forks on its
 behalf. It is itself a fork of the trainer if that has no Python threads and no context, else a new interpreter. A fork
-costs little and has the trainer's modules as they are: it lives while a loader has processes, or an object keeps it
-(:class:`Template`). An interpreter costs seconds and has none of the user's modules: it lives as long as the trainer.
+costs little and has the trainer's modules as they are: it lives while a loader has processes, or while an object keeps
+it (:func:`keep_for`). An interpreter costs seconds and has none of the user's modules: it lives as long as the trainer.
 
 No process outlives the trainer: the zygote ends when its socket closes, and the kernel then ends its children
 (``PR_SET_PDEATHSIG``), even those that hang.
@@ -26,7 +26,6 @@ import sys
 import traceback
 import warnings
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
@@ -79,7 +78,6 @@ class Zygote:
     def __init__(self) -> None:
         self._lock = concurrency.Lock()
         self.forked = True
-        self.users = 1
         self._begin()
         forks.notify(self)
 
@@ -155,8 +153,9 @@ class Zygote:
         Outside the lock, so that each caller can be cancelled independently. Afterwards requests take no time.
         """
         with self._lock:
-            # Another thread may close it: the zygote was killed, and is started again.
-            ready = os.dup(self._ready)
+            ready = os.dup(
+                self._ready
+            )  # another thread may close it: the zygote was killed, and is started again
         try:
             if cancel in wait([ready, cancel]):
                 raise Cancelled
@@ -215,95 +214,55 @@ class Zygote:
 
 
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)
+_keepers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-# Reentrant: the garbage collector may free an owner, and so call release, in the middle of borrow. A zygote's users are
-# counted as soon as it is read, so that such a release never ends the zygote that borrow is about to return.
+# Reentrant: the garbage collector may free an owner, and so call release, in the middle of borrow. Users are counted
+# before the zygote is read, so that such a release never ends the zygote that borrow is about to return.
 _lock = concurrency.RLock()
-_alive: list[Zygote] = []  # the last one is shared
-_lasting: Zygote | None = None  # itself a user of its own
-
-
-class Template:
-    """The zygote of an object that makes loader after loader: each would start one, in seconds if the trainer has
-    threads (a progress bar's, say). For the object to note: what its functions read as the zygote began, and whether it
-    has ``warned`` that its processes do not see a change."""
-
-    def __init__(self) -> None:
-        self.zygote: Zygote | None = None
-        self.anew = self.warned = False
-        self.read: object = None
-
-    @staticmethod
-    def of(owner: object) -> Template:
-        """That of an object, with which it ends."""
-        if owner not in _templates:
-            _templates[owner] = Template()
-            weakref.finalize(owner, _templates[owner].end)
-        return _templates[owner]
-
-    def end(self) -> None:
-        """Give the zygote back."""
-        ended, self.zygote = self.zygote, None
-        release(ended)
-
-    def renew(self) -> bool:
-        """Have the next loader's processes forked from the trainer as it is then. False if it may not be forked."""
-        self.anew = may_fork()
-        if self.anew:
-            self.end()
-        return self.anew
-
-    @contextlib.contextmanager
-    def used(self) -> Iterator[None]:
-        """Start the processes of the loaders made here by this one."""
-        _using.template = self
-        try:
-            yield
-        finally:
-            _using.template = None
-
-
-_templates: weakref.WeakKeyDictionary[object, Template] = weakref.WeakKeyDictionary()
-_using: Any = concurrency.local()  # the template of the loader that the current thread makes
+_shared: Zygote | None = None
+_users = 0
+_lasting: Zygote | None = None  # itself a user of the shared one
 
 
 def borrow() -> Zygote:
-    """The zygote that the loaders of this process share, started on first use; for an object that has a template, one
-    that began with it, if the trainer may be forked. Each call must be paired with a :func:`release`."""
-    global _lasting
-    template: Template | None = getattr(_using, "template", None)
+    """The zygote that all loaders of this process share, started on first use. Each call must be paired with a
+    :func:`release`."""
+    global _shared, _users, _lasting
     with _lock:
-        found = _alive[-1] if _alive else None
-        if template is not None and template.zygote in _alive:
-            found, template = template.zygote, None
-        if found is not None:
-            found.users += 1
-        if found is None or (template is not None and (found.forked or template.anew) and may_fork()):
-            other, found = found, None
-            try:
-                found = Zygote()
-            finally:
-                release(other)
-            _alive.append(found)
-            if not found.forked:
-                _lasting = found
-                found.users += 1
-        if template is not None:
-            found.users += 1
-            template.zygote, template.anew = found, False
-        return found
+        _users += 1
+        try:
+            if _shared is None:
+                _shared = Zygote()
+                if not _shared.forked:
+                    _lasting = _shared
+                    _users += 1
+        except BaseException:
+            _users -= 1
+            raise
+        return _shared
 
 
-def release(zygote: Zygote | None) -> None:
+def keep_for(owner: object) -> None:
+    """Keep the zygote while ``owner`` lives, which may make loader after loader: each would start a zygote.
+
+    If the trainer has threads (a progress bar's, say) a new zygote takes seconds.
+    """
+    if owner not in _keepers:
+        _keepers.add(owner)
+        weakref.finalize(owner, release, borrow())
+
+
+def release(zygote: Zygote) -> None:
     """Give the zygote back; the last user ends it. Does nothing in a forked child, which does not own it."""
+    global _shared, _users
     with _lock:
-        if zygote is None or zygote not in _alive:
+        if zygote is not _shared:
             return
-        zygote.users -= 1
-        if zygote.users:
+        _users -= 1
+        if _users:
             return
-        _alive.remove(zygote)
+        _shared = None
     zygote.close()
 
 
@@ -326,10 +285,9 @@ atexit.register(end_lasting)
 
 def _after_fork() -> None:
     """In a forked child: forget the parent's zygote; see also ``Zygote._forked``."""
-    global _lock, _lasting
-    _lock, _lasting = concurrency.RLock(), None
-    _alive.clear()
-    _templates.clear()
+    global _lock, _shared, _users, _lasting
+    _lock, _shared, _users, _lasting = concurrency.RLock(), None, 0, None
+    _keepers.clear()
 
 
 forks.in_child(_after_fork)

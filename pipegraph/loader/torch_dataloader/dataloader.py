@@ -201,13 +201,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return super()._get_iterator()
         if self.num_workers == 0:
             return Inline(self)
-        from pipegraph.loader.torch_dataloader.pass_iterators import Inherited, begun
+        from pipegraph.loader.torch_dataloader.pass_iterators import Inherited, Pipelined
 
         self.check_worker_number_rationality()
         if not self._inherits:
             restored, stands = self._restored, self._base_state()
             try:
-                return begun(self)
+                begun = Pipelined(self)
+                if self.workers == "process":
+                    from pipegraph.engine.process import zygote
+
+                    zygote.keep_for(self)  # for the passes to come
+                return begun
             except NotPicklableError:
                 # What can only be inherited (locks, queues, open files) goes where torch's workers find it: these are
                 # forks of this process. The base seed is drawn again, from where it was drawn before.

@@ -6,20 +6,17 @@ import contextlib
 import copy
 import errno
 import signal
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import torch
 from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from pipegraph.chunk import Chunk
-from pipegraph.engine.process.zygote import Template
-from pipegraph.errors import PipegraphWarning, StageTimeoutError, WorkerDiedError
-from pipegraph.fingerprints import fingerprint, length_of
+from pipegraph.errors import StageTimeoutError, WorkerDiedError
+from pipegraph.fingerprints import length_of
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
 from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress
@@ -36,32 +33,6 @@ from pipegraph.loader.torch_dataloader.dataset_worker import DatasetWorker, Work
 from pipegraph.loader.torch_dataloader.fetching import Fetching, ReadAgain
 from pipegraph.loader.torch_dataloader.index_feed import IndexFeed, WorkerIndices
 from pipegraph.loader.torch_dataloader.inline_pass import Noting
-
-UNSEEN = (
-    "DataLoader: what {}, the collate_fn or the worker_init_fn reads of its modules and classes, or torch's default "
-    "dtype, has changed since the process that the workers are forked from was started, and they do not see the "
-    "change: a trainer with threads, or with a CUDA context, is not forked again. Set it on the dataset itself, which "
-    "each pass sends to its workers, or in worker_init_fn; or use workers='thread'"
-)
-LOOKED_AT = 1 << 16
-"""Bytes of the dataset and of modules' data that are compared as a whole, in each pass; of the others, samples."""
-
-
-def begun(loader: Any) -> Pipelined:
-    """A pass whose workers see what the script has changed in modules, as torch's do, which are forked for it."""
-    if loader.workers != "process":
-        return Pipelined(loader)
-    template = Template.of(loader)
-    functions = loader.collate_fn, loader.worker_init_fn
-    read = torch.get_default_dtype(), fingerprint(loader.dataset, *functions, whole=LOOKED_AT)[1]
-    changed = template.zygote is not None and read != template.read
-    if changed and not template.renew() and not template.warned:
-        template.warned = True
-        warnings.warn(UNSEEN.format(type(loader.dataset).__qualname__), PipegraphWarning, stacklevel=5)
-    if template.zygote is None:
-        template.read = read
-    with template.used():
-        return Pipelined(loader)
 
 
 def next_worker(progress: BatchProgress, iterable: bool, workers: int) -> int:
