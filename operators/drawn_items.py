@@ -7,7 +7,7 @@ import copy
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from pipegraph import concurrency
-from pipegraph.global_generators import Draws
 from pipegraph.parameters import iterator_of, without_rewind
 from pipegraph.tree import ATOMS, copy_containers
 
@@ -39,20 +38,12 @@ class Turn:
     def __reduce__(self) -> tuple[Any, ...]:
         return Turn, ()
 
-    def begin(
-        self,
-        items: Any,
-        epoch: int,
-        state: Any = None,
-        whole: bool = False,
-        anew: Callable[[], None] = lambda: None,
-    ) -> DrawnItems:
+    def begin(self, items: Any, epoch: int, state: Any = None, whole: bool = False) -> DrawnItems:
         """Begin to read ``items`` in an epoch, from ``state`` if there is one; ``set_epoch`` is called first where it
         exists.
 
         A state of the beginning of an epoch (``whole``) is loaded before that. It may be of the end of the epoch
-        before: then the iterable first finishes that one, and its next iteration is the epoch; ``anew`` is called
-        before that.
+        before: then the iterable first finishes that one, and its next iteration is the epoch.
 
         Another loader may set another epoch, or load another state, as soon as the first item is there, and no sooner.
         """
@@ -78,10 +69,9 @@ class Turn:
             if not first and whole and state is not None:
                 if hasattr(items, "set_epoch"):
                     items.set_epoch(epoch)
-                anew()
                 begun = without_rewind(iterator_of(items))
                 first = list(islice(begun, 1))
-            if state is not None and is_streaming(items):
+            if state is not None and _is_streaming(items):
                 # Later passes start from their beginning; else each over its epoch would go back to the loaded state.
                 items.load_state_dict(None)
             self._unfinished = mine = object()
@@ -111,7 +101,7 @@ class Turn:
 
     def _between(self, items: Any) -> Any:
         # The state of a streaming dataset is of the end of its last pass; set_epoch alone decides what comes.
-        if self._unfinished is not None or is_streaming(items):
+        if self._unfinished is not None or _is_streaming(items):
             return None
         with contextlib.suppress(Exception):  # some have none before they are first read
             return {"start": copy.deepcopy(items.state_dict())}
@@ -157,83 +147,9 @@ class DrawnItems:
         return self._resumable.state_dict()
 
 
-_OF_OTHERS = 1 << 40
-"""What a draw from NumPy's or Python's generator counts as, of which only the first of an item is seen."""
-
-
-class ItemDraws(Draws):
-    """The generators of an iterable's items, one by one.
-
-    ``__iter__`` may draw too, or a generator before its first item, such as an order. A pass that resumes from a state
-    makes these draws again: with the numbers that they had, those of the epoch's first item. How many they are is what
-    the first item drew more than each that followed.
-    """
-
-    __slots__ = ("_again", "_count", "_next", "first", "later")
-
-    def __init__(self, seed: int = 0, stage: str = "") -> None:
-        super().__init__(seed, stage)
-        self.first, self.later = 0, set[int]()
-        self._again = self._count = 0
-        self._next: Any = ()
-
-    def begin(self, epoch: int, read: int, first: int, later: Sequence[int]) -> None:
-        """The iterable begins: behind ``read`` items, of which the first made ``first`` draws, and ``later`` are the
-        numbers of draws that those behind it made."""
-        self.first, self.later = first, set(later)
-        self._again = self.before_items() or 0
-        self._next = (self._stage, read)
-        self._count = 0
-        self.one(epoch, (self._stage, 0 if self._again else read))
-
-    def anew(self) -> None:
-        """It begins once more."""
-        self._count = 0
-        self.one(self._epoch, (self._stage, 0))
-
-    def before_items(self) -> int | None:
-        """The number of draws before the first item; None: the numbers do not tell."""
-        if not self.first:
-            return 0
-        if len(self.later) != 1:
-            return None
-        (each,) = self.later
-        return None if each > self.first or each >= _OF_OTHERS else self.first - each
-
-    def of_items(self, items: Iterator[Any], epoch: int, read: int) -> Iterator[Any]:
-        """The items from number ``read`` on, each made with its own generator."""
-        number = read
-        while True:
-            before = self._count
-            self.one(epoch, (self._stage, 0 if number == read and before < self._again else number))
-            try:
-                item = next(items)
-            except StopIteration:
-                return
-            if number > read:
-                if len(self.later) < 2:
-                    self.later.add(self._count - before)
-            elif not read:
-                self.first = self._count
-            self._again = 0
-            yield item
-            number += 1
-
-    def generator(self, device: torch.device) -> torch.Generator:
-        if self._count >= self._again > 0:
-            self._again = 0
-            self.one(self._epoch, self._next)
-        self._count += 1
-        return super().generator(device)
-
-    def seed_of_others(self) -> int:
-        self._count += _OF_OTHERS
-        return super().seed_of_others()
-
-
 def lasts(items: Any) -> bool:
     """Whether a pass over ``items`` begins where the one before has left their state."""
-    return _is_resumable(items) and not is_streaming(items)
+    return _is_resumable(items) and not _is_streaming(items)
 
 
 def _is_resumable(items: Any) -> bool:
@@ -243,10 +159,10 @@ def _is_resumable(items: Any) -> bool:
         inspect.signature(items.load_state_dict).bind(None)
     except (AttributeError, TypeError, ValueError):
         return False
-    return not is_streaming(items) or _state_is_exact(items)
+    return not _is_streaming(items) or _state_is_exact(items)
 
 
-def is_streaming(items: Any) -> bool:
+def _is_streaming(items: Any) -> bool:
     """Whether this is one of Hugging Face's streaming datasets; ``datasets`` is not imported for it."""
     module = sys.modules.get("datasets")
     kind = getattr(module, "IterableDataset", None)

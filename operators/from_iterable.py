@@ -16,18 +16,16 @@ from pipegraph.contracts import Context, Fact, History, Source
 from pipegraph.errors import GraphError, PipegraphError, StateError
 from pipegraph.fingerprints import length_of
 from pipegraph.foreign_arguments import names_ours
+from pipegraph.global_generators import Draws
 from pipegraph.handed_out import HandedOut, Results
 from pipegraph.integers import flag
-from pipegraph.operators.drawn_items import DrawnItems, ItemDraws, Turn, is_streaming, lasts, own
+from pipegraph.operators.drawn_items import DrawnItems, Turn, lasts, own
 from pipegraph.operators.ordered import POSITIONS_AT_ONCE
 from pipegraph.order.left import Left, check_history, left_of
 from pipegraph.parameters import function_name
 
 _CLAIMS: WeakKeyDictionary[Any, dict[str, tuple[int, object]]] = WeakKeyDictionary()
 """The epoch that has read a generator, by generator: a later one would begin behind what that had read ahead."""
-
-_DRAWS = "pipegraph: draws"
-"""In a snapshot: the numbers of draws of the epoch's first item and of those behind it, if it made any."""
 
 
 @final
@@ -93,12 +91,11 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
         self._now: DrawnItems | None = None
         self._from: tuple[int, Any] | None = None
         self._stage = ""
-        self._start: dict[str, Any] = {}  # of the pass: the state there, if it is known
-        self._draws = ItemDraws()
+        self._draws = Draws()
 
     def open(self, context: Context) -> None:
         self._stage = context.stage
-        self._draws = ItemDraws(context.seed, context.stage)
+        self._draws = Draws(context.seed, context.stage)
 
     def config(self) -> dict[str, Any]:
         length = None if self._callable else length_of(self.iterable)
@@ -175,35 +172,20 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
         left, number = self._left(epoch), start * stride + offset
         resumed, self._from = self._from, None
         read, state, whole = 0, None, False
-        self._start, drawn = {}, (0, ())
         if resumed is not None and resumed[0]:
             step, state = resumed
-            if isinstance(state, dict) and _DRAWS in state:
-                drawn, self._start, state = state[_DRAWS], state["start"], state["state"]
-            self._draws.begin(epoch, 0, *drawn)
-            if self._draws.before_items() is None:
-                state, whole, drawn = self._from_start(epoch), True, (0, ())
-            else:
-                read = int(left.at(np.array([(step - 1) * stride + offset]))[0]) + 1
+            read = int(left.at(np.array([(step - 1) * stride + offset]))[0]) + 1
         elif resumed is not None:
             beginning = resumed[1]
             read = int("first" in beginning and int(left.at(np.array([number]))[0]) > 0)
             state, whole = beginning.get("first" if read else "start"), not read
-            self._start = {} if read or "start" not in beginning else {"start": state}
-            if read and beginning.get(_DRAWS):
-                self._from_start(epoch)
-        self._draws.begin(epoch, read, *drawn)
+        self._draws.one(epoch, (self._stage, read))
         if self.handed_out is not None:
             self.handed_out.note(self.iterable[: HandedOut.VALUES])
-        given = self._items(epoch, state is not None)
-        self._now = drawing = self._drawing.begin(given, epoch, state, whole, self._draws.anew)
-        if drawing.beginning is not None and "start" in drawing.beginning:
-            self._start = {"start": drawing.beginning["start"]}
-        elif is_streaming(given):
-            self._start = {"start": None}
+        self._now = drawing = self._drawing.begin(self._items(epoch, state is not None), epoch, state, whole)
         items = drawing.items
         if Fact.IN_MEMORY not in self.facts:
-            items = self._draws.of_items(items, epoch, read)
+            items = self._draws.each(items, epoch, (self._stage,), read)
         delivered = self._delivered(left, start, stride, offset)
         if delivered > read:
             read = self._passed(items, read, delivered, epoch)
@@ -242,33 +224,11 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
             )
         return delivered
 
-    def _from_start(self, epoch: int) -> Any:
-        """The state of where the epoch began: what its items drew does not tell what was drawn before them."""
-        if "start" not in self._start:
-            raise StateError(
-                f"stage {self._stage!r}: its iterable draws random numbers when it begins, in epoch {epoch} behind a "
-                "pass that was left early, and the state does not say where that was. Let the iterable draw from a "
-                "generator of its own, seeded with its epoch, or resume from a state of an epoch that began behind "
-                "a whole one"
-            )
-        return self._start["start"]
-
     def snapshot(self) -> Any:
-        state = None if self._now is None else self._now.state()
-        if state is None or not self._draws.first:
-            return state
-        return {
-            _DRAWS: [self._draws.first, sorted(self._draws.later)],
-            "start": self._start,
-            "state": state,
-        }
+        return None if self._now is None else self._now.state()
 
     def begun(self) -> Any:
-        found = None if self._now is None else self._now.beginning
-        if not found or "first" not in found or not self._draws.first:
-            return found
-        # The first item is read again, with what was drawn before it.
-        return self._start if self._start else {**found, _DRAWS: self._draws.first}
+        return None if self._now is None else self._now.beginning
 
     def between(self) -> Any:
         if self._callable or self._claims:  # an iterator that was begun has no other pass

@@ -289,7 +289,6 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
             return self._drawing.begin(self.sampler, epoch).items
         expected = None if restored is None else restored["first"]
         for once_more in (restored is not None, False):
-            self._sampling.one(epoch, ("sampler",))
             indices = self._drawing.begin(self.sampler, epoch).items
             first = list(islice(indices, 1))
             found = plain_indices(first[0]) if first else None
