@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import accumulate, islice
 from typing import Any
 from zlib import crc32
 
@@ -121,16 +123,19 @@ class Results:
     """The first results of a function or an iterable of the user's, to find a buffer that it fills again for the next
     one. What waits in a queue would get the values of what follows.
 
-    Each result is compared with the one before, which is held until then.
+    Each result is compared with those before, which are held until then (the latest, and others up to ``HELD`` bytes):
+    ``ARRAYS`` of its arrays, not those behind attributes of objects, which may be these objects' own affair.
     """
 
     CHECKED = 8
+    ARRAYS = 64
+    HELD = 1 << 26
     MAX_BYTES = 1 << 16
 
     def __init__(self, whose: str) -> None:
         self.left = self.CHECKED
         self._whose = whose
-        self._latest: list[tuple[Any, int]] = []  # arrays of the latest result, and their checksums
+        self._before: list[tuple[Any, int]] = []  # arrays of results, and their checksums
 
     def of(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The function, whose results are checked as long as that is due."""
@@ -161,22 +166,46 @@ class Results:
         """
         if self.left <= 0:
             return result
-        arrays = list(_arrays(result)) if result is not item else []
-        for array, checksum in self._latest if arrays else ():
-            if self._checksum(array) != checksum and any(map(partial(np.may_share_memory, array), arrays)):
+        arrays = _contained(result, self.ARRAYS) if result is not item else []
+        for array, checksum in self._before if arrays else ():
+            if any(map(partial(np.may_share_memory, array), arrays)) and self._checksum(array) != checksum:
                 raise GraphError(
                     f"{self._whose} gives the same buffer again with other values, while what it gave before may still "
                     "wait in a queue, where it is not copied: give a new array each time (buffer.copy(), "
                     "tensor.clone())"
                 )
         self.left -= 1
-        given = list(_arrays(item)) if arrays and self.left else []
-        own = [each for each in arrays if not any(map(partial(np.may_share_memory, each), given))]
-        self._latest = [(each, self._checksum(each)) for each in own] if self.left else []
+        if not self.left:
+            self._before = []
+        elif arrays:
+            begins, ends = _spans(_contained(item, None))
+            own = [each for each in arrays if not _lies_in(each, begins, ends)]
+            room = self.HELD - sum(each.nbytes for each in own)
+            others = self._before if room >= sum(each.nbytes for each, _ in self._before) else []
+            self._before = [*others, *((each, self._checksum(each)) for each in own)]
         return result
 
     def _checksum(self, array: Any) -> int:
         return crc32(_bytes(array)[: self.MAX_BYTES])
+
+
+def _contained(data: Any, most: int | None) -> list[Any]:
+    """The contiguous arrays in memory that ``data`` is, or that its containers hold; ``most`` of them."""
+    found = (array for array in map(array_of, leaves(data)) if array is not None and _is_bytes(array))
+    return list(islice(found, most))
+
+
+def _spans(arrays: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """Where arrays begin, in order; and the furthest end of those so far."""
+    spans = sorted((array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays)
+    return [begin for begin, _ in spans], list(accumulate((end for _, end in spans), max))
+
+
+def _lies_in(array: Any, begins: Sequence[int], ends: Sequence[int]) -> bool:
+    """Whether an array shares memory with these spans."""
+    begin = array.ctypes.data
+    before = bisect_left(begins, begin + array.nbytes)
+    return before > 0 and ends[before - 1] > begin
 
 
 def _is_bytes(array: Any) -> bool:

@@ -24,6 +24,13 @@ def filled() -> Iterator[Any]:
         yield {"x": BUFFER}
 
 
+def in_turn() -> Iterator[Any]:
+    ring = [np.zeros(2) for _ in range(4)]
+    for value in range(12):
+        ring[value % 4][:] = value
+        yield ring[value % 4]
+
+
 def windows() -> Iterator[Any]:
     for value in range(12):
         BUFFER[: 1 + value % 3] = value
@@ -63,6 +70,7 @@ def add(batch: Any) -> Any:
 
 REUSED: dict[str, Callable[[], list[Any]]] = {
     "generator": lambda: [ops.FromIterable(filled)],
+    "in turn": lambda: [ops.FromIterable(in_turn)],
     "views": lambda: [ops.FromIterable(windows())],
     "map": lambda: [ops.FromSequence(range(12)), ops.Map(fill)],
     "map with rng": lambda: [ops.FromSequence(range(12)), ops.Map(fill_with)],
@@ -71,8 +79,24 @@ REUSED: dict[str, Callable[[], list[Any]]] = {
     "collate": lambda: [ops.FromSequence(range(12)), ops.Batch(2, collate=stack)],
 }
 
+
+class Record:
+    """A sample that knows its reader, which counts in an array of its own."""
+
+    seen = np.zeros(4)
+
+    def __init__(self, value: int) -> None:
+        self.reader = Record
+        Record.seen[:] = value
+
+
 FINE: dict[str, Callable[[], list[Any]]] = {
     "the same object": lambda: [ops.FromSequence(range(12)), ops.Map(shared)],
+    "an object's own": lambda: [ops.FromSequence(range(12)), ops.Map(Record)],
+    "many": lambda: [
+        ops.FromSequence([{each: np.zeros(1) for each in "abcdefgh"} for _ in range(2048)]),
+        ops.Batch(1024, collate=list),
+    ],
     "in place": lambda: [ops.FromSequence(range(12)), ops.Batch(2), ops.Map(add)],
     "its input": lambda: [ops.FromIterable(lambda: iter([TENSOR] * 12)), ops.Map(lambda each: each)],
     "a copy": lambda: [ops.FromSequence(range(12)), ops.Map(lambda value: fill(value).clone())],
@@ -117,6 +141,6 @@ def test_only_the_first_results_are_checked_and_none_is_kept() -> None:
     made = [results.check(np.full(3, value)) for value in range(Results.CHECKED + 1)]
     assert len(made) == Results.CHECKED + 1
     assert results.left == 0
-    assert results._latest == []
+    assert results._before == []
     function = results.of(fill)
     assert function is fill

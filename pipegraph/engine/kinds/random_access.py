@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 
 Loop = Iterator[Any]
 
+MOST_UNNEEDED = 1 << 20
+"""Positions of an epoch cut short that are drawn nevertheless."""
+
+AT_ONCE = 1 << 12
+
 
 class RandomAccessKind(SourceKind):
     """See the module docstring."""
@@ -147,7 +152,10 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                 filled = 0
                 yield None if waits else MORE
         if stage.snapshots.taken and not ended:
-            _draw_the_rest(source, positions, source.length(epoch, run.rank, run.world_size), step)
+            # The next epoch begins where a generator stands then, and must not depend on how far this was read ahead.
+            length = source.length(epoch, run.rank, run.world_size)
+            for _ in _drawn_to_the_end(positions, 0 if length is None else length + 1 - step):
+                yield MORE
         # Before the epoch's end is sent: a state taken after it must hold the sampler's generator as of now.
         failed = None if resumable is None else snapshot_of(stage, resumable.between, epoch + 1, 0)
         if failed is not None:
@@ -157,12 +165,12 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
         yield
 
 
-def _draw_the_rest(source: Source, positions: Iterator[Any], length: int | None, step: int) -> None:
-    """Draw what nobody needs of an epoch: the next one begins where a generator stands then, and must not depend on how
-    far this one was read ahead. Not of a sampler without a length, which may have no end."""
-    if length is not None:
-        with suppress(Exception):  # nobody needs these
-            deque(islice(positions, length + 1 - step), maxlen=0)
+def _drawn_to_the_end(positions: Iterator[Any], left: int) -> Iterator[None]:
+    """Draw positions that nobody needs, if they are not too many: a few in each step."""
+    with suppress(Exception):  # of a sampler's; nobody needs these
+        for _ in range(0, left if left <= MOST_UNNEEDED else 0, AT_ONCE):
+            deque(islice(positions, AT_ONCE), maxlen=0)
+            yield
 
 
 def _reading(source: Source) -> Process:

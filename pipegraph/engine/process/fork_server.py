@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import multiprocessing
 import os
 import pickle
 import signal
@@ -81,13 +82,14 @@ def _fork_on_request(sock: socket.socket) -> None:
                 workers.discard(pid)
                 continue
             entry = request[1:].decode()
+            known = multiprocessing.Process()  # here, for each to have another number
             try:
                 pid = os.fork()
             except OSError as error:
                 socket.send_fds(sock, [pickle.dumps((0, error))], [])
                 continue
             if not pid:
-                _become_worker(sock, entry, fds)
+                _become_worker(sock, entry, fds, known)
             workers.add(pid)
             with contextlib.suppress(OSError):  # also here: one of the two comes first
                 os.setpgid(pid, pid)
@@ -141,7 +143,16 @@ def _end_by_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:
+def _name_process(process: multiprocessing.Process, parent: int) -> None:
+    """Be known to multiprocessing as a process with a parent, as its own are: code asks whether it is in a worker."""
+    known: Any = multiprocessing.process
+    known._current_process, known._children = process, set()
+    known._parent_process = known._ParentProcess(process._parent_name, parent, os.pidfd_open(parent))  # type: ignore[attr-defined]
+
+
+def _become_worker(
+    zygote: socket.socket, entry: str, fds: list[int], process: multiprocessing.Process
+) -> None:
     code = 1
     try:
         parent = os.getppid()
@@ -149,6 +160,7 @@ def _become_worker(zygote: socket.socket, entry: str, fds: list[int]) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             return
+        _name_process(process, parent)
         zygote.close()
         surroundings.enter(fds[: surroundings.DESCRIPTORS])
         fds = fds[surroundings.DESCRIPTORS :]

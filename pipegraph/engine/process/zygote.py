@@ -253,6 +253,19 @@ def keep_for(owner: object) -> None:
         weakref.finalize(owner, release, borrow())
 
 
+def renew() -> None:
+    """If only idle owners keep the zygote, and the trainer may be forked, have the next loader fork it as it is then.
+    Workers see what the script has changed in modules since, as those of torch's loader do, which are forked too."""
+    global _shared, _users
+    with _lock:
+        old = _shared
+        if old is None or not old.forked or _users > len(_keepers) or not may_fork():
+            return
+        _shared, _users = None, 0
+        _keepers.clear()  # what these release later is no longer shared
+    old.close()
+
+
 def release(zygote: Zygote) -> None:
     """Give the zygote back; the last user ends it. Does nothing in a forked child, which does not own it."""
     global _shared, _users

@@ -205,13 +205,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         self.check_worker_number_rationality()
         if not self._inherits:
-            restored, stands = self._restored, self._base_state()
-            try:
-                begun = Pipelined(self)
-                if self.workers == "process":
-                    from pipegraph.engine.process import zygote
+            from pipegraph.engine.process import zygote
 
-                    zygote.keep_for(self)  # for the passes to come
+            restored, stands = self._restored, self._base_state()
+            processes = self.workers == "process"
+            try:
+                if processes:
+                    zygote.renew()
+                begun = Pipelined(self)
+                if processes:
+                    zygote.keep_for(self)  # for passes to come, by which the trainer may have threads
                 return begun
             except NotPicklableError:
                 # What can only be inherited (locks, queues, open files) goes where torch's workers find it: these are
