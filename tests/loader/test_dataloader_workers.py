@@ -340,15 +340,23 @@ def test_a_loader_with_persistent_workers_ends_with_its_last_reference() -> None
     assert not workers[0].is_alive()
 
 
-def test_passes_share_what_starts_their_workers() -> None:
+def test_passes_of_a_trainer_with_threads_share_what_starts_their_workers() -> None:
     class Parent(Holds):
         def __getitem__(self, index: int) -> int:
             return os.getppid()
 
     loader = pg.DataLoader(Parent(None), None, num_workers=1)
-    (first,), (second,) = set(loader), set(loader)
+    (first,) = set(loader)
+    gate = threading.Event()
+    thread = threading.Thread(target=gate.wait)
+    thread.start()
+    (second,) = set(loader)
     assert first == second
-    sentinel = os.pidfd_open(first)
+    gate.set()
+    thread.join()
+    (third,) = set(loader)
+    assert third != first  # forked anew: it has what the script has changed in modules
+    sentinel = os.pidfd_open(third)
     del loader
     poll = select.poll()
     poll.register(sentinel, select.POLLIN)

@@ -47,9 +47,7 @@ def chain(costs, workers, **options):
 )
 def test_a_planted_bottleneck_is_named_in_a_running_graph(costs, workers, train, expected):
     step = works_for(train)
-    for _ in range(
-        20
-    ):  # where other programs made another stage slower, by what was measured, there is nothing to see
+    for _ in range(20):
         with chain(costs, workers).loader() as loader:
             for item in loader:
                 step(item)
@@ -58,6 +56,8 @@ def test_a_planted_bottleneck_is_named_in_a_running_graph(costs, workers, train,
         busy |= {name: stage.busy for name, stage in found.stages.items()}
         if max(busy, key=busy.get) == expected:
             break
+    else:
+        pytest.skip("other programs made another stage slower in each of 20 runs, so there is nothing to see")
     assert expected == found.bottleneck, str(found)
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Loop = Iterator[Any]
 
-MOST_UNNEEDED = 1 << 20
+MAX_UNNEEDED = 1 << 20
 """Positions of an epoch cut short that are drawn nevertheless."""
 
 AT_ONCE = 1 << 12
@@ -168,7 +168,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
 def _drawn_to_the_end(positions: Iterator[Any], left: int) -> Iterator[None]:
     """Draw positions that nobody needs, if they are not too many: a few in each step."""
     with suppress(Exception):  # of a sampler's; nobody needs these
-        for _ in range(0, left if left <= MOST_UNNEEDED else 0, AT_ONCE):
+        for _ in range(0, left if left <= MAX_UNNEEDED else 0, AT_ONCE):
             deque(islice(positions, AT_ONCE), maxlen=0)
             yield
 
