@@ -185,6 +185,10 @@ class Watermark:
         self._open[ticket] = before
         self._after = after
 
+    def hold(self, ticket: int) -> None:
+        """A worker has taken a failure, which has no cursors: what it failed for comes next in a resumed run."""
+        self._open[ticket] = self._after
+
     def current(self) -> Cursor:
         for before in self._open.values():  # insertion order is ticket order
             return before
@@ -222,18 +226,21 @@ class AsFinished(Sender):
         """Record that a worker takes an item; called in the order of tickets."""
         if isinstance(item, Chunk | Mark):
             with self._lock:
-                marks = self._marks.get(item.epoch)
-                if marks is None:
-                    marks = self._marks[item.epoch] = [Watermark() for _ in self.channels]
-                for mark in marks:
+                for mark in self._marks_of(item.epoch):
                     mark.start(ticket, item.before, item.after)
                 self._open[ticket] = item.epoch, self._taken
                 self._taken += samples_in(item)
-        elif isinstance(
-            item, Failure
-        ):  # the end of its epoch, in another worker's hands, may not overtake it
+        elif isinstance(item, Failure):
+            # Neither the end of its epoch nor a state, of what other workers have done since, may overtake it.
             with self._lock:
+                for mark in self._marks_of(item.epoch):
+                    mark.hold(ticket)
                 self._open[ticket] = item.epoch, self._taken
+
+    def _marks_of(self, epoch: int) -> list[Watermark]:
+        if epoch not in self._marks:
+            self._marks[epoch] = [Watermark() for _ in self.channels]
+        return self._marks[epoch]
 
     def may_take(self, ticket: int) -> bool:
         """Whether the next item is within the reorder window."""
