@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -123,19 +124,25 @@ class Results:
     """The first results of a function or an iterable of the user's, to find a buffer that it fills again for the next
     one. What waits in a queue would get the values of what follows.
 
-    Each result is compared with those before, which are held until then (the latest, and others up to ``HELD`` bytes):
-    ``ARRAYS`` of its arrays, not those behind attributes of objects, which may be these objects' own affair.
+    Each result is compared with those before: ``ARRAYS`` of its arrays, not those behind attributes of objects, which
+    may be these objects' own affair. ``HELD`` bytes of them are held until then; for they count in no memory limit,
+    others are only looked at as long as somebody else has them, such as the function that fills them again.
     """
 
     CHECKED = 8
     ARRAYS = 64
-    HELD = 1 << 26
+    HELD = 1 << 20
     MAX_BYTES = 1 << 16
 
     def __init__(self, whose: str) -> None:
         self.left = self.CHECKED
         self._whose = whose
-        self._before: list[tuple[Any, int]] = []  # arrays of results, and their checksums
+        # Arrays and tensors of results, and their checksums.
+        self._before: list[tuple[Callable[[], Any], int]] = []
+        self._room = self.HELD
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Results, (self._whose,)
 
     def of(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The function, whose results are checked as long as that is due."""
@@ -162,13 +169,17 @@ class Results:
         """Returns the result; what it has of ``item``, from which it was made, does not count.
 
         Raises:
-            GraphError: it lies where the one before lies, which it has changed.
+            GraphError: it lies where one before lies, which has changed.
         """
         if self.left <= 0:
             return result
-        arrays = _contained(result, self.ARRAYS) if result is not item else []
-        for array, checksum in self._before if arrays else ():
-            if any(map(partial(np.may_share_memory, array), arrays)) and self._checksum(array) != checksum:
+        leaves_here = _contained(result, self.ARRAYS) if result is not item else []
+        arrays = [array for _, array in leaves_here]
+        for kept, checksum in self._before if arrays else ():
+            array = array_of(kept())
+            if array is None or not any(map(partial(np.may_share_memory, array), arrays)):
+                continue
+            if self._checksum(array) != checksum:
                 raise GraphError(
                     f"{self._whose} gives the same buffer again with other values, while what it gave before may still "
                     "wait in a queue, where it is not copied: give a new array each time (buffer.copy(), "
@@ -178,21 +189,27 @@ class Results:
         if not self.left:
             self._before = []
         elif arrays:
-            begins, ends = _spans(_contained(item, None))
-            own = [each for each in arrays if not _lies_in(each, begins, ends)]
-            room = self.HELD - sum(each.nbytes for each in own)
-            others = self._before if room >= sum(each.nbytes for each, _ in self._before) else []
-            self._before = [*others, *((each, self._checksum(each)) for each in own)]
+            begins, ends = _spans([array for _, array in _contained(item, None)])
+            for leaf, array in leaves_here:
+                if not _lies_in(array, begins, ends):
+                    self._before.append((self._kept(leaf, array.nbytes), self._checksum(array)))
         return result
+
+    def _kept(self, leaf: Any, nbytes: int) -> Callable[[], Any]:
+        if nbytes > self._room:
+            return weakref.ref(leaf)
+        self._room -= nbytes
+        return lambda: leaf
 
     def _checksum(self, array: Any) -> int:
         return crc32(_bytes(array)[: self.MAX_BYTES])
 
 
-def _contained(data: Any, most: int | None) -> list[Any]:
-    """The contiguous arrays in memory that ``data`` is, or that its containers hold; ``most`` of them."""
-    found = (array for array in map(array_of, leaves(data)) if array is not None and _is_bytes(array))
-    return list(islice(found, most))
+def _contained(data: Any, most: int | None) -> list[tuple[Any, Any]]:
+    """The contiguous arrays and tensors in memory that ``data`` is, or that its containers hold, each also as an array;
+    ``most`` of them."""
+    found = ((leaf, array_of(leaf)) for leaf in leaves(data))
+    return list(islice((each for each in found if each[1] is not None and _is_bytes(each[1])), most))
 
 
 def _spans(arrays: Sequence[Any]) -> tuple[list[int], list[int]]:

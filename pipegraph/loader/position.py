@@ -179,11 +179,10 @@ class Progress:
     def pass_finished(self, place: Place, cut: bool) -> None:
         """The pass over this epoch has run to its end, or was ``cut`` short where the ranks' common steps end."""
         following = self.next_epoch(place)
-        lasting = {name for name, _, resumable in self._asked if resumable.lasts()}
         if place.snapshots is not None:
+            lasting = {name for name, _, resumable in self._asked if resumable.lasts()}
             left = {name for name, each in place.snapshots.items() if each.left_in(place.epoch)}
             following.anew = dict.fromkeys(left if cut else left & lasting)
-        if place.snapshots is not None:
             stood = {name: place.snapshots[name].newest(following.epoch, 0) for name in self._elsewhere}
             self._stood = {name: found[1] for name, found in stood.items() if found is not None}
         # First: however far this comes, the epoch has ended.

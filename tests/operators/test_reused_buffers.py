@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +31,13 @@ def in_turn() -> Iterator[Any]:
     for value in range(12):
         ring[value % 4][:] = value
         yield ring[value % 4]
+
+
+def large() -> Iterator[Any]:
+    buffer = np.zeros(1 << 18)
+    for value in range(12):
+        buffer[:] = value
+        yield buffer
 
 
 def windows() -> Iterator[Any]:
@@ -71,6 +80,7 @@ def add(batch: Any) -> Any:
 REUSED: dict[str, Callable[[], list[Any]]] = {
     "generator": lambda: [ops.FromIterable(filled)],
     "in turn": lambda: [ops.FromIterable(in_turn)],
+    "large": lambda: [ops.FromIterable(large)],
     "views": lambda: [ops.FromIterable(windows())],
     "map": lambda: [ops.FromSequence(range(12)), ops.Map(fill)],
     "map with rng": lambda: [ops.FromSequence(range(12)), ops.Map(fill_with)],
@@ -134,6 +144,16 @@ def test_a_policy_does_not_hide_it() -> None:
     graph.add(ops.FromSequence(range(12))).then(ops.Map(fill), on_error=pg.Skip(0.5))
     with graph.loader() as loader, pytest.raises(BudgetError, match="exceeds the budget"):
         list(loader)
+
+
+def test_what_is_held_of_results_is_little() -> None:
+    results = Results("f")
+    large = results.check(np.zeros(Results.HELD + 1, np.uint8))
+    small = results.check(np.zeros(1, np.uint8))
+    seen = weakref.ref(large), weakref.ref(small)
+    del large, small
+    assert seen[0]() is None and seen[1]() is not None
+    assert pickle.loads(pickle.dumps(results)).left == Results.CHECKED
 
 
 def test_only_the_first_results_are_checked_and_none_is_kept() -> None:

@@ -4,7 +4,8 @@ A new interpreter takes seconds to import torch; a fork of one that has imported
 threads or a device's context must not fork, and a trainer has both: so a *zygote*, which has neither, forks on its
 behalf. It is itself a fork of the trainer if that has no Python threads and no context, else a new interpreter. A fork
 costs little and has the trainer's modules as they are: it lives while a loader has processes, or while an object keeps
-it (:func:`keep_for`). An interpreter costs seconds and has none of the user's modules: it lives as long as the trainer.
+it (:func:`keep_for`) and it is not renewed. An interpreter costs seconds and has none of the user's modules: it lives
+as long as the trainer.
 
 No process outlives the trainer: the zygote ends when its socket closes, and the kernel then ends its children
 (``PR_SET_PDEATHSIG``), even those that hang.
