@@ -61,13 +61,15 @@ def batch_of(parts: Sequence[Columns], rules: Any, field: str = "", named: bool 
     if len(parts) > 1 and not _fit(parts):
         parts = [_columns(_rows(parts), rules, field)]
     first = parts[0]
-    if isinstance(first.data, dict):
-        return _batch_of_fields(parts, rules, field)
     pad = _pad(rule)
+    if isinstance(first.data, dict):
+        _refuse_pad(pad, rules, field, parts)
+        return _batch_of_fields(parts, rules, field)
     made = _end_to_end(parts)
     if made is None:
         made = _batch_of_values(_rows(parts), rule if pad is None else pad.value, field)
     if pad is None or not isinstance(made, torch.Tensor) or made.dim() < 2:
+        _refuse_pad(pad, rules, field, parts)
         return made
     if (pad.mask or pad.lengths) and not named:
         raise DataError(
@@ -89,6 +91,21 @@ def _pad(rule: Any) -> Pad | None:
     from pipegraph.operators.padding import Pad
 
     return rule if isinstance(rule, Pad) else None
+
+
+def _refuse_pad(pad: Pad | None, rules: Any, field: str, parts: Sequence[Columns]) -> None:
+    """Raises DataError where a ``Pad`` that is to add fields or choose a size names a field that is not padded."""
+    if pad is None or pad.plain or not isinstance(rules, Mapping) or field not in rules:
+        return
+    item = _rows(parts)[0]
+    remedy = "leave it out of pad="
+    if isinstance(item, tuple):
+        remedy = "make it a list or an array with a Map before Batch"
+    elif isinstance(item, np.ma.MaskedArray):
+        remedy = "fill what it masks with .filled(0) in a Map before Batch"
+    raise DataError(
+        f"{_where(field)}: {pad} pads lists of numbers, arrays and tensors, got {_named(item)}; {remedy}"
+    )
 
 
 def _columns(items: Sequence[Any], rules: Any, field: str) -> Columns:
@@ -189,13 +206,18 @@ def _end_to_end(parts: Sequence[Columns]) -> Any:
     if isinstance(first, np.ndarray):
         try:
             whole = fresh or (len(parts) == 1 and _has_its_own_memory(first))
-            return torch.from_numpy(first if whole else np.concatenate([part.data for part in parts]))
+            made = first if whole else np.concatenate([part.data for part in parts])
+            return torch.from_numpy(
+                made if made.dtype.isnative else made.astype(made.dtype.newbyteorder("="))
+            )
         except TypeError:  # unsigned long long, which NumPy holds for equal to unsigned long
             return None
     if fresh or (len(parts) == 1 and first.nbytes == first.untyped_storage().nbytes()):
         return first
     dtype = first.dtype
-    signed = _SIGNED.get(dtype, dtype)
+    signed = _SIGNED.get(dtype)
+    if signed is None:
+        return torch.cat([part.data for part in parts])
     return torch.cat([part.data.view(signed) for part in parts]).view(dtype)
 
 
@@ -313,6 +335,13 @@ def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
             f"{_where(field)}: nested tensors cannot be stacked; pad them with torch.nested.to_padded_tensor before "
             "Batch, or use Batch(..., collate=list)"
         )
+    if tensors[0].is_quantized:
+        scales = set(map(_scale, tensors))
+        if len(scales) > 1 or None in scales:  # torch would change them all to the first's
+            raise DataError(
+                f"{_where(field)}: quantised tensors of several scales cannot be stacked; make them numbers "
+                "(tensor.dequantize()) before Batch, or use Batch(..., collate=list)"
+            )
     shape = tensors[0].shape
     if all(tensor.shape == shape for tensor in tensors):
         try:
@@ -334,9 +363,15 @@ def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
         )
     largest = [max(tensor.shape[i] for tensor in tensors) for i in range(len(shape))]
     stacked = _full(tensors[0], (len(tensors), *largest), pad, field)
-    for row, tensor in zip(stacked, tensors, strict=True):
-        row[tuple(slice(0, n) for n in tensor.shape)] = tensor
+    for row, tensor in enumerate(tensors):  # not over views of rows, which take no tensors with gradients
+        stacked[(slice(row, row + 1), *(slice(0, n) for n in tensor.shape))] = tensor
     return stacked
+
+
+def _scale(tensor: torch.Tensor) -> Any:
+    """Of a quantised tensor; None of one with a scale per channel."""
+    whole = tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric)
+    return (tensor.q_scale(), tensor.q_zero_point()) if whole else None
 
 
 def _full(like: torch.Tensor, shape: Sequence[int], pad: Any, field: str) -> torch.Tensor:

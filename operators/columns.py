@@ -171,7 +171,8 @@ def is_a_tuple(item: Any) -> bool:
 def _stacked(items: Sequence[Any]) -> torch.Tensor | None:
     """Tensors that are all alike, in one call and no object per sample; None where they are not."""
     try:
-        if len(set(map(dtype_of, items))) > 1:
+        # Of quantised ones a view can end the program, and torch changes those of several scales to the first's.
+        if items[0].is_quantized or len(set(map(dtype_of, items))) > 1:
             return None
         stacked = torch.stack(items if isinstance(items, list) else list(items))
     except (AttributeError, TypeError, ValueError, RuntimeError):

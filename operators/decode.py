@@ -49,7 +49,8 @@ class DecodeImage(RowOperator, Fuses, Planned):
         flip: probability of mirroring left to right.
         backend: ``"auto"``, ``"pillow"``, ``"opencv"``, ``"simplejpeg"`` or ``"nvimgcodec"``.
         interpolation: ``"linear"``, ``"cubic"``, ``"area"``, ``"nearest"`` or ``"antialias"``. The last is for
-            evaluation: it is within one grey level of torchvision's ``Resize`` and ``CenterCrop``, on every backend.
+            evaluation: it is within one grey level of torchvision's ``Resize`` and ``CenterCrop`` of tensors, and
+            within two of those of Pillow images, on every backend.
             ``docs/images.md`` explains each and shows its cost.
         mode: ``"RGB"`` (3 channels) or ``"L"`` (1, greyscale).
         output: the field for the pixels; the encoded bytes are removed.
@@ -64,7 +65,9 @@ class DecodeImage(RowOperator, Fuses, Planned):
     Raises:
         GraphError: an argument is out of range, a choice is unknown, or a field is named for two things.
         MissingExtraError: when a worker opens it: the backend is not installed.
-        DecodeError: while it runs: bytes are not an image, or a damaged one. In a batch, only that sample fails.
+        DecodeError: while it runs: bytes are not an image, one that was cut short, pixels that fail their format's
+            checksum (PNG), or a grey image of 32 bits whose values 8 bits do not hold. In a batch, only that sample
+            fails. Damage inside a JPEG or WebP, which have no checksum, is mostly delivered, as by Pillow and OpenCV.
         DataError: while it runs: a sample lacks the field, or a mask has another size than its image.
     """
 
@@ -357,6 +360,8 @@ class DecodeImage(RowOperator, Fuses, Planned):
 
     def _decode(self, encoded: Any, part: ImagePart, out: Any) -> None:
         header, window = part
+        if not isinstance(encoded, bytes) and not memoryview(encoded).c_contiguous:
+            encoded = bytes(encoded)
         pixels = out
         if self._normalize is not None:
             shape = (*self.size, self._channels)

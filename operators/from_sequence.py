@@ -19,7 +19,7 @@ from pipegraph.fingerprints import length_of
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
 from pipegraph.handed_out import HandedOut
-from pipegraph.nested_samplers import keeps_state, nested_samplers, plain_indices
+from pipegraph.nested_samplers import generators_of, keeps_state, nested_samplers, plain_indices
 from pipegraph.operators.drawn_items import SHARED, Turn
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order.base import Order
@@ -105,9 +105,9 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
         shuffle: whether the samples are shuffled in each epoch; by default they are not.
 
     Raises:
-        GraphError: the dataset lacks ``__len__`` or ``__getitem__``, is a class, a mapping or data frame without
-            ``sampler``, or read by ``await``; two of ``order``, ``sampler`` and ``shuffle`` are given; or a sampler can
-            be iterated once only.
+        GraphError: the dataset lacks ``__len__`` or ``__getitem__``, is a class, a mapping, data frame or series
+            without ``sampler``, or read by ``await``; two of ``order``, ``sampler`` and ``shuffle`` are given; or a
+            sampler can be iterated once only.
     """
 
     name = "fromsequence"
@@ -128,6 +128,16 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
             raise GraphError(
                 "FromSequence: the items of a data frame are its columns; FromTable(frame) reads its rows"
             )
+        pandas = type(dataset).__module__.partition(".")[0] == "pandas"
+        if (
+            sampler is None and pandas and hasattr(dataset, "iloc")
+        ):  # its other containers are read by position
+            labels = getattr(dataset, "index", None)
+            if (getattr(labels, "start", None), getattr(labels, "step", None)) != (0, 1):
+                raise GraphError(
+                    f"FromSequence: the items of a {type(dataset).__name__} are found by their labels, which are not "
+                    "0, 1, 2 ... here: give series.to_numpy() or series.tolist()"
+                )
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise GraphError(
                 f"FromSequence: the dataset needs __len__ and __getitem__, {type(dataset).__name__} lacks one; "
@@ -357,6 +367,4 @@ def _load(generators: Iterator[torch.Generator], states: Sequence[torch.Tensor])
 
 
 def _generators(sampler: Any) -> Iterator[torch.Generator]:
-    for each in nested_samplers(sampler):
-        if isinstance(generator := getattr(each, "generator", None), torch.Generator):
-            yield generator
+    return chain.from_iterable(map(generators_of, nested_samplers(sampler)))

@@ -86,6 +86,9 @@ class OrderedSource(Source, Neighbours, UserData):
         text = json.dumps(config, sort_keys=True, default=lambda value: type(value).__name__)
         return f"{name} {text if len(text) <= LONGEST_CONFIG else f'of digest {digest_of([text])}'}"
 
+    def deals_with(self, seed: int) -> None:
+        self.seed = seed
+
     def open(self, context: Context) -> None:
         self.seed = context.seed
         self._stride = context.world_size if self.order.in_turn else 1

@@ -347,8 +347,10 @@ def _array(value: Any, name: str) -> Any:
     try:
         if isinstance(value, torch.Tensor):
             found = value.detach().cpu().numpy()
+        elif isinstance(value, np.ma.MaskedArray):
+            found = None  # a row would show what its mask hides
         elif isinstance(value, np.ndarray):
-            found = value
+            found = np.asarray(value)  # a matrix has no rows of one dimension
         elif isinstance(value, list | tuple | range):
             kinds = [_dtype_of(kind) for kind in set(map(type, value))]
             if None not in kinds:
@@ -364,6 +366,8 @@ def _array(value: Any, name: str) -> Any:
         remedy = (
             "; NumPy has no such numbers: convert it in a Map before Pack, with .float()" if lacking else ""
         )
+        if isinstance(value, np.ma.MaskedArray):
+            remedy = "; fill what it masks in a Map before Pack, with .filled(0)"
         raise DataError(
             f"Pack: field {name!r} must be a list of numbers, an array or a tensor with a value per token, got "
             f"{type(value).__name__}{f' of {value.dtype}' if hasattr(value, 'dtype') else ''}{remedy}"

@@ -94,6 +94,9 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
     def deals_by(self) -> str:
         return self._of(UserData).deals_by()
 
+    def deals_with(self, seed: int) -> None:
+        self._of(UserData).deals_with(seed)
+
     def functions(self) -> Sequence[Callable[..., Any]]:
         return self._of(UserFunctions).functions()
 

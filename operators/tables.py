@@ -21,7 +21,14 @@ from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import Order, StridedOrder
 from pipegraph.paths import PATHS, path_of
 from pipegraph.reader.columns_filter import chosen_columns
-from pipegraph.storage.formats.arrowvalues import ListFilling, converter, filling, kind_of, nulls_inside
+from pipegraph.storage.formats.arrowvalues import (
+    ListFilling,
+    converter,
+    filling,
+    kind_of,
+    nulls_inside,
+    nulls_of,
+)
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -177,16 +184,16 @@ def _fillings(table: Any, fill: dict[str, Any]) -> dict[str, Any]:
     for name, column in zip(table.column_names, table.columns, strict=True):
         if name in fill:
             fill[name] = filling(fill[name], column.type, name, "FromTable")
-        kind, inside = kind_of(column.type), nulls_inside(column)
+        kind, inside, nulls = kind_of(column.type), nulls_inside(column), nulls_of(column)
         lists = kind.startswith("array")
         given = fill.get(name)
         filled = given if isinstance(given, ListFilling) else ListFilling(None, given)
         if inside and filled.inside is None:
             which = f"{inside} nulls inside its lists, for which a NumPy array has no value"
             number = "False" if kind == "array of bool" else "-1"
-            value = f"({number}, [])" if column.null_count else number
-        elif column.null_count and kind != "float" and filled.lists is None:
-            which = f"{column.null_count} nulls, which a batch has no place for"
+            value = f"({number}, [])" if nulls else number
+        elif nulls and kind != "float" and filled.lists is None:
+            which = f"{nulls} nulls, which a batch has no place for"
             value = ("[]" if filled.inside is None else f"({filled.inside!r}, [])") if lists else "..."
         else:
             continue
@@ -270,6 +277,10 @@ class FromTokens(OrderedSource, Gathers):
         self.window = integer(window, "FromTokens: window")
         self.stride = self.window if stride is None else integer(stride, "FromTokens: stride")
         self._tokens = _mapped(tokens, dtype) if isinstance(tokens, PATHS) else tokens
+        if isinstance(self._tokens, np.ma.MaskedArray):
+            raise GraphError(
+                "FromTokens: a masked array's windows would show what is masked: give .filled(0)"
+            )
         if (
             not isinstance(self._tokens, np.ndarray)
             or self._tokens.ndim != 1
@@ -286,10 +297,11 @@ class FromTokens(OrderedSource, Gathers):
     def __getstate__(self) -> dict[str, Any]:
         state = {**vars(self), "_windows": None}
         tokens = self._tokens
-        # Pickled as it is, a mapped file would be copied.
+        # Pickled as it is, a mapped file would be copied. What is written to a copy on write is not in the file.
         if (
             isinstance(tokens, np.memmap)
             and tokens.filename is not None
+            and tokens.mode != "c"
             and isinstance(tokens.base, mmap.mmap)
         ):
             state["_tokens"] = _Mapped(

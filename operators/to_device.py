@@ -2,7 +2,8 @@
 
 Copies run on a stream of the stage's own. Its output carries an event (``chunk.ready``) that the loader makes
 its consumer's current stream wait for: the host never waits. Where an ordinary stage reads the copy, it is
-waited for before the chunk leaves, because that stage does not use streams.
+waited for before the chunk leaves, because that stage does not use streams; the loop then waits for what stages
+have made of it, if it works on another stream than they.
 
 The fields of a batch go in one copy. Where the stage above has laid them in one slab (``chunk.packed``) that is read
 in place; else they are written to one here, in memory that is pinned where the device gains from that.
@@ -22,6 +23,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact, Operator
 from pipegraph.device.accelerator import offers, unpinned
 from pipegraph.device.backend import Backend, Event, Slot, normalised, slots_on
+from pipegraph.device.computed import Computed
 from pipegraph.device.copy import Arrival, copy_tree
 from pipegraph.device.device_slabs import Landing
 from pipegraph.device.opening import backend_for
@@ -204,6 +206,11 @@ class _Landings:
             end = start + packed.nbytes
         return [known[id(tensor)] for tensor in tensors], spans, end, source
 
+    def computed(self, place: int) -> Event:
+        """The event after which the loop may read what stages below make of a tree, on this thread's stream."""
+        backend = self._landings[place].backend
+        return Computed(backend, backend.current_stream())
+
     def close(self) -> None:
         for landing in self._landings:
             landing.close()
@@ -273,10 +280,11 @@ class CopyToDevice(_ToDevices, CarriesImages):
         chunk.keys = chunk.own_keys
         packed, chunk.packed = chunk.packed, None
         chunk.data, event = self._landings.send(0, chunk.data, packed, self._pinned)
-        if event is not None and self._wait:
-            event.wait()  # on an accelerator this thread's stream is the one that stages below use
-            event.synchronize()
-        elif event is not None:
+        if event is not None:
+            if self._wait:
+                event.wait()  # on an accelerator this thread's stream is the one that stages below use
+                event.synchronize()
+                event = self._landings.computed(0)
             chunk.ready = (*chunk.ready, event)
         return chunk
 
@@ -322,8 +330,8 @@ class Scatter(_ToDevices):
 
     def process(self, chunk: Chunk) -> Chunk:
         chunk.keys = chunk.own_keys
-        for copied in chunk.ready:
-            copied.synchronize()
+        for event in chunk.ready:
+            event.wait()
         batch, chunk.packed = _marked(chunk), None
         rows = rows_of(batch, 0, "batch")
         sizes = chunk_sizes_for(len(chunk.row_lineages) if rows is None else rows, len(self.devices))

@@ -128,6 +128,9 @@ class UserData(ABC):
         """The order by which the graph's seed deals its samples to the ranks, in words; empty if the seed does not."""
         return ""
 
+    def deals_with(self, seed: int) -> None:  # noqa: B027
+        """Deal by this seed, where ``length`` is asked before ``open`` was called."""
+
     def origin(self) -> str:
         """What ``config`` depends on besides the graph's text, for the error about a difference."""
         return ""

@@ -191,6 +191,7 @@ class Chunk:
         """Child ``index`` that an expanding operator made from this chunk's single sample."""
         row = (*self.lineages[0], index)
         chunk = Chunk(data, (row,), self.epoch, self.before, self.after)
+        chunk.ready = self.ready
         if self.paths is not None:
             chunk.paths = self.paths[:1]
         return chunk
@@ -215,6 +216,7 @@ class Chunk:
         keys = None if self._keys is None else tuple([self._keys[i] for i in of])
         lineages = tuple([self.lineages[i] for i in of])
         chunk = Chunk(data, lineages, self.epoch, self.before, self.after, keys)
+        chunk.ready = self.ready
         if self.paths is not None:
             chunk.paths = tuple([self.paths[i] for i in of])
         return chunk
@@ -248,9 +250,12 @@ class Chunk:
             raise ValueError("Chunk.group joins the chunks that a group is made of, and was given none")
         first = chunks[0]
         lineages: list[Lineage] = []
+        ready: tuple[Any, ...] = ()
         for chunk in chunks:
             lineages += chunk.lineages
+            ready += chunk.ready
         grouped = Chunk(data, tuple(lineages), first.epoch, first.before, chunks[-1].after, None, batched)
+        grouped.ready = ready
         if any(chunk._keys is not None for chunk in chunks) or isinstance(first.data, Mapping):
             grouped._keys = tuple(key for chunk in chunks for key in chunk.keys)
         if batched and not first.batched:

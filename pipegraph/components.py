@@ -275,7 +275,8 @@ class Source(Component):
 
 
 def history_of(history: History, source: str) -> History:
-    """The part of a history that concerns one source."""
+    """The part of a history that concerns one source; all of it for the proxy of several (``isolate=True``)."""
     return tuple(
-        (ranks, counts[source] if isinstance(counts, Mapping) else counts) for ranks, counts in history
+        (ranks, counts.get(source, counts) if isinstance(counts, Mapping) else counts)
+        for ranks, counts in history
     )

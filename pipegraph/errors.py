@@ -221,6 +221,56 @@ def note(error: BaseException, text: str) -> None:
             BaseException.__setattr__(error, "__notes__", notes)
 
 
+def as_raised(error: BaseException, who: str) -> BaseException:
+    """The error as it leaves a loader: StopIteration, from ``iter`` or ``next``, would end the user's loop in silence.
+
+    Args:
+        who: has raised it, for the message: ``"stage 'x': the function"``.
+    """
+    if not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    wrapped = RuntimeError(f"{who} raised {type(error).__name__}")
+    wrapped.__cause__ = error
+    for text in getattr(error, "__notes__", ()):
+        wrapped.add_note(text)
+    return wrapped
+
+
+class NeverStops:
+    """A block whose errors are :func:`as_raised`."""
+
+    __slots__ = ("_who",)
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and (raised := as_raised(error, self._who)) is not error:
+            raise raised
+
+
+class Naming(NeverStops):
+    """As the base class, for a stage's own method: a note names the stage.
+
+    Args:
+        where: the note, behind the stage's name.
+    """
+
+    __slots__ = ("_note",)
+
+    def __init__(self, stage: str, method: str, where: str) -> None:
+        super().__init__(f"stage {stage!r}: {method}")
+        self._note = f"pipegraph: stage {stage!r}{where}"
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            note(error, self._note)
+        super().__exit__(kind, error, trace)
+
+
 def described(error: BaseException) -> str:
     """``Type: message`` of an exception, also of one that cannot be printed."""
     kind = type(error).__name__

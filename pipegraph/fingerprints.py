@@ -32,6 +32,9 @@ PLACES = 64
 WHOLE_BYTES = 1 << 24
 """Bytes of arrays and of lists of plain values that are looked at as a whole: the first ones found."""
 
+TEXT = 4_096
+"""Characters, or bytes, at either end of a long text that are looked at."""
+
 OBJECTS = 2_000
 """Objects that are looked at."""
 
@@ -49,6 +52,7 @@ _PLAIN = ATOMS | {str, bytes}
 _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 _BUFFERS = (bytearray, memoryview, array.array, ctypes.Array, ctypes._SimpleCData)
 DATA = _PLAIN | {*_CONTAINERS, *_BUFFERS, np.ndarray, torch.Tensor}
+_LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "pipegraph"}
 _PLACES_OF_DATA = (Namespace, types.SimpleNamespace)
 
 
@@ -70,7 +74,7 @@ def fingerprint(*values: Any) -> tuple[int, int]:
         if type(value) in ATOMS:
             found[of].append(value)
         elif isinstance(value, str | bytes):
-            found[of].append((len(value), value[:PLACES]))
+            found[of].append((len(value), hash(value[:TEXT]), hash(value[-TEXT:])))
         elif isinstance(value, PurePath):  # its slots also hold what it has computed so far
             found[of].append(str(value))
         elif id(value) not in seen:
@@ -109,6 +113,8 @@ def _own(value: Any, whole: bool) -> Any:
         return type(value).__name__, _nbytes(value), _of_buffer(value, whole)
     if isinstance(value, types.MethodType):
         return id(value.__func__)
+    if isinstance(value, types.FunctionType):  # whose code notebooks exchange when a module is reloaded
+        return value.__qualname__, id(value), id(value.__code__)
     if isinstance(value, io.BytesIO):
         return crc32(value.getbuffer()[: len(value.getbuffer()) if whole else PLACES])
     return type(value).__qualname__, id(value) if isinstance(value, OPAQUE) else None
@@ -163,9 +169,11 @@ def is_mapped(array: Any) -> bool:
 def _is_cut(array: Any) -> bool:
     """Whether the file of a memmap has become shorter than the map."""
     mapped = getattr(array, "_mmap", None)
+    if not isinstance(mapped, mmap.mmap):  # computed from a map: of its class, in memory of its own
+        return False
     try:
-        begins = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
-        return mapped is not None and mapped.size() < begins + len(mapped)
+        begins: int = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+        return mapped.size() < begins + len(mapped)
     except (OSError, ValueError):  # it is closed
         return True
 
@@ -203,7 +211,22 @@ def _read(value: Any) -> Iterator[Any]:
         yield from class_data(value).values()
     elif not isinstance(value, (torch.Tensor, np.ndarray, *_CONTAINERS, *_BUFFERS, *OPAQUE)):
         yield from class_data(type(value)).values()
-        yield from [each for each in vars(type(value)).values() if isinstance(each, types.FunctionType)]
+        yield from _methods(type(value))
+
+
+def _methods(kind: type) -> Iterator[types.FunctionType]:
+    """The functions of a class, and those that it has of classes of its own package or of the script."""
+    own = {"__main__", kind.__module__.partition(".")[0]} - _LIBRARIES
+    for base in kind.__mro__:
+        if base is not kind and base.__module__.partition(".")[0] not in own:
+            continue
+        for each in list(vars(base).values()):
+            if isinstance(each, property):
+                each = each.fget
+            elif isinstance(each, staticmethod | classmethod):
+                each = each.__func__
+            if isinstance(each, types.FunctionType):
+                yield each
 
 
 def class_data(kind: type) -> dict[str, Any]:
@@ -259,8 +282,11 @@ def _data_of(module: types.ModuleType, names: Sequence[str]) -> Iterator[tuple[s
         module = left.popleft()
         if module.__name__.partition(".")[0] in sys.stdlib_module_names:
             continue
-        for name in names:
-            value = vars(module).get(name)
+        held = vars(module)
+        for name in filter(
+            held.__contains__, names
+        ):  # what it lacks counts for nothing: libraries import modules later
+            value = held[name]
             if isinstance(value, types.ModuleType):
                 if value.__name__ not in seen:
                     seen.add(value.__name__)

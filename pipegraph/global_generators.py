@@ -9,7 +9,9 @@ All threads of a process share these generators, the training loop's included. S
 * In a worker's process, where nothing else draws, NumPy's and Python's generators are keyed alike (``first_draw``).
   In threads that is impossible; :func:`draws_from` finds the functions that use them, so that the plan can warn.
 
-A generator is seeded at a sample's first draw. ``torch.manual_seed`` still seeds the process's generator.
+A generator is seeded at a sample's first draw. Torch's functions of seeds and states (``torch.manual_seed``,
+``torch.random.fork_rng``) mean the current sample's generator too, in these threads only; those of a device's module do
+not.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from itertools import chain, islice
-from types import BuiltinMethodType, CodeType, MethodType, ModuleType
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -51,6 +53,7 @@ DRAWING = tuple(_NAMES.split())
 """Torch's operators that take a generator; those that a version lacks are ignored. Listed here because reading torch's
 own list takes 0.1 s; a test compares the two."""
 
+_CPU = torch.device("cpu")
 _current: ContextVar[Draws | None] = ContextVar("draws", default=None)
 _installing = concurrency.Lock()
 _libraries: list[torch.library.Library] = []
@@ -69,8 +72,8 @@ class Draws:
     """The generators of one operator copy, keyed by the current sample. Made in ``open``; used by one worker."""
 
     __slots__ = (
-        "_at", "_begun", "_epoch", "_first", "_generators", "_lineages", "_made", "_row", "_seed", "_stage",
-        "drew_for_several",
+        "_at", "_begun", "_epoch", "_first", "_generators", "_given", "_lineages", "_made", "_row", "_seed",
+        "_stage", "drew", "drew_for_several",
     )  # fmt: skip
 
     def __init__(self, seed: int = 0, stage: str = "") -> None:
@@ -82,6 +85,8 @@ class Draws:
         self._first, self._row = 0, -1  # the row of the bundle that drew last; -1: none so far
         self._generators: dict[torch.device, torch.Generator] = {}
         self._begun: set[torch.device] = set()
+        self._given: int | None = None  # the seed that the user's code has set for the rest of the sample
+        self.drew = False  # numbers that no seed of the user's gave
         self._at = 0  # the row whose numbers NumPy's and Python's generators give
         self.drew_for_several = False  # from one of these two
 
@@ -90,7 +95,7 @@ class Draws:
         self._epoch = epoch
         self._lineages = (lineage,)
         self._made = None
-        self._row = -1
+        self._row, self._given, self.drew = -1, None, False
         _current.set(self)
         if _others is not None:
             self._begin_others(0)
@@ -107,7 +112,7 @@ class Draws:
         self._lineages = lineages
         self._made = made
         self._first = start - len(made)
-        self._row = -1
+        self._row, self._given, self.drew = -1, None, False
         _current.set(self)
         rest = islice(items, start, None) if start else items
         return rest if _others is None else self._beginning_others(rest, start)
@@ -122,7 +127,7 @@ class Draws:
         ``drew_for_several``."""
         self._lineages = ()
         self._made = None
-        self._row = -1
+        self._row, self._given, self.drew = -1, None, False
         self.drew_for_several = False
         _current.set(self)
         if _others is not None:
@@ -151,15 +156,21 @@ class Draws:
         _current.set(self)
 
     def each(self, items: Iterator[Any], epoch: int, above: Sequence[Any], number: int = 0) -> Iterator[Any]:
-        """Yield the items; item i is made with the generator of lineage ``(*above, number + i)``."""
+        """Yield the items; item i is made with the generator of lineage ``(*above, number + i)``, or with the seed that
+        the user's code has set for the rest of them.
+        """
+        self.one(epoch, (*above, number))
         while True:
-            self.one(epoch, (*above, number))
             try:
                 item = next(items)
             except StopIteration:
                 return
             yield item
             number += 1
+            if self._given is None:
+                self.one(epoch, (*above, number))
+            else:
+                self.again()
 
     def lazily(self, items: Iterator[Any]) -> Iterator[Any]:
         """Yield the items, all made with the current sample's generator."""
@@ -181,6 +192,7 @@ class Draws:
         if row != self._row:
             self._row = row
             self._begun.clear()
+            self._given = None
         found = self._generators.get(device)
         if found is None:
             found = self._generators[device] = torch.Generator(device)
@@ -188,15 +200,26 @@ class Draws:
             self._begun.add(device)
             if not self._lineages:
                 raise DrawnForSeveral
-            lineage = self._lineages[row]
-            found.manual_seed(key(self._seed, self._epoch, lineage, self._stage, "torch") & ((1 << 63) - 1))
+            if self._given is None:
+                lineage = self._lineages[row]
+                seed = key(self._seed, self._epoch, lineage, self._stage, "torch") & ((1 << 63) - 1)
+            else:
+                seed = self._given
+            found.manual_seed(seed)
+        return found
+
+    def seed(self, seed: int) -> torch.Generator:
+        """The rest of the current sample draws with this seed; returns the CPU's generator, as torch does."""
+        found = self.generator(_CPU).manual_seed(seed)
+        self._begun, self._given = {_CPU}, seed
         return found
 
 
 def drew() -> Draws | None:
-    """The thread's current ``Draws``, if its current sample has drawn from torch's generators; else None."""
+    """The thread's current ``Draws``, if its current sample has drawn from torch's generators, without a seed of the
+    user's; else None."""
     draws = _current.get()
-    return draws if draws is not None and draws._row >= 0 else None
+    return draws if draws is not None and draws.drew else None
 
 
 def drawing(call: Callable[[Chunk], Any], draws: Draws) -> Callable[[Chunk], Any]:
@@ -261,7 +284,46 @@ def install() -> None:
                 if places and overload is not None:
                     at = -1 if schema.arguments[places[0]].kwarg_only else places[0]
                     drawing.impl(overload, partial(_draw, overload, at), KEY)
+        _ThreadsGenerator()
         _libraries.extend((rest, drawing))
+
+
+class _ThreadsGenerator:
+    """What torch's functions of seeds and states have in place of its default generator: in a pipeline's thread they
+    mean the current sample's generator. They are no operators, so no kernel sees them.
+    """
+
+    NAME = "pipegraph_generator"
+
+    def __init__(self) -> None:
+        module = vars(torch.random)
+        self._process = module["default_generator"]
+        # Others hold these functions and this generator, so neither is replaced: the functions read another name.
+        module[self.NAME] = self
+        for each in list(module.values()):
+            names = each.__code__.co_names if isinstance(each, FunctionType) else ()
+            if "default_generator" in names and each.__module__ == torch.random.__name__:
+                own = tuple(self.NAME if name == "default_generator" else name for name in names)
+                each.__code__ = each.__code__.replace(co_names=own)
+        self._seed_all = module.get("_manual_seed_impl")
+        if self._seed_all is not None:  # else torch.manual_seed seeds devices for the whole process
+            module["_manual_seed_impl"] = self.seed_all
+
+    def __getattr__(self, name: str) -> Any:
+        draws = _of_thread()
+        return getattr(self._process if draws is None else draws.generator(_CPU), name)
+
+    def seed_all(self, seed: Any) -> torch.Generator:
+        """``torch.manual_seed``, which also seeds the generators of all devices."""
+        draws = _of_thread()
+        assert self._seed_all is not None
+        found: torch.Generator = self._seed_all(seed) if draws is None else draws.seed(int(seed))
+        return found
+
+
+def _of_thread() -> Draws | None:
+    """The current sample's, in a thread whose draws are the pipeline's."""
+    return _current.get() if torch._C._dispatch_tls_is_dispatch_key_included(_key) else None
 
 
 def _draw(operator: Any, at: int, *args: Any, **kwargs: Any) -> Any:
@@ -272,15 +334,13 @@ def _draw(operator: Any, at: int, *args: Any, **kwargs: Any) -> Any:
         device = _device_of(args, kwargs)
         if device.type != "meta":
             generator = draws.generator(device)
+            draws.drew |= draws._given is None
             if 0 <= at < len(args):
                 args = (*args[:at], generator, *args[at + 1 :])
             else:
                 kwargs["generator"] = generator
     with torch._C._ExcludeDispatchKeyGuard(_keys):
         return operator(*args, **kwargs)
-
-
-_CPU = torch.device("cpu")
 
 
 def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:

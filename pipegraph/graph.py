@@ -359,7 +359,8 @@ class Graph:
                 :meth:`Loader.tuning` shows the result. Not available with ``isolate=True``.
             isolate: run all stages before those that move chunks to pinned memory or devices in one separate process,
                 so that their Python code never holds the training process's GIL. Operators are sent to that process
-                (functions by value). A quarter of ``memory_limit`` is reserved for chunks that have arrived from it.
+                (functions by value). A quarter of ``memory_limit`` is reserved for chunks that have arrived from it,
+                half if they are pinned or copied to a device.
                 After a copy to a device, only ordered one-to-one stages may follow.
             rank, world_size: by default those of torch.distributed, else of the environment, else 0 and 1.
             mesh: a DeviceMesh dimension that gives rank and world size.

@@ -1,4 +1,7 @@
-"""What the user's code has handed out, and whether it was changed in place: by a stage, or by that code itself."""
+"""What the user's code has handed out, and whether it was changed in place: by a stage, or by that code itself.
+
+These are checks of values of any class: one that behaves unlike its class is not checked, and fails nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate, islice
 from typing import Any
@@ -85,13 +89,17 @@ class HandedOut:
         """Called before a stage gets the values."""
         for value in values[: self._left]:
             self._left -= 1
-            for leaf in leaves(value):
-                array = array_of(leaf)
-                if array is None:
-                    self._objects += () if self._fresh else AsItWas.of(leaf)
-                elif _is_bytes(array):
-                    nbytes = min(array.nbytes, self.MAX_BYTES)
-                    self._notes.setdefault(array.ctypes.data, (nbytes, crc32(_bytes(array)[:nbytes])))
+            with suppress(Exception):
+                for leaf in leaves(value):
+                    self._note(leaf)
+
+    def _note(self, leaf: Any) -> None:
+        array = array_of(leaf)
+        if array is None:
+            self._objects += () if self._fresh else AsItWas.of(leaf)
+        elif _is_bytes(array):
+            nbytes = min(array.nbytes, self.MAX_BYTES)
+            self._notes.setdefault(array.ctypes.data, (nbytes, crc32(_bytes(array)[:nbytes])))
 
     def forget(self) -> None:
         """A pass begins: what was changed before it is none of its stages' doing."""
@@ -101,6 +109,11 @@ class HandedOut:
 
     def changed(self, data: Any) -> bool:
         """Whether memory of ``data`` that was handed out holds other values now."""
+        with suppress(Exception):
+            return self._changed(data)
+        return False
+
+    def _changed(self, data: Any) -> bool:
         changed = {id(each.value) for each in list(self._objects) if each.changed()}
         if changed:
             if any(id(value) in changed for value in _all(data)):
@@ -173,6 +186,15 @@ class Results:
         """
         if self.left <= 0:
             return result
+        try:
+            self._compare(result, item)
+        except GraphError:
+            raise
+        except Exception:
+            self.left -= 1
+        return result
+
+    def _compare(self, result: Any, item: Any) -> None:
         leaves_here = _contained(result, self.ARRAYS) if result is not item else []
         arrays = [array for _, array in leaves_here]
         for kept, checksum in self._before if arrays else ():
@@ -193,7 +215,6 @@ class Results:
             for leaf, array in leaves_here:
                 if not _lies_in(array, begins, ends):
                     self._before.append((self._kept(leaf, array.nbytes), self._checksum(array)))
-        return result
 
     def _kept(self, leaf: Any, nbytes: int) -> Callable[[], Any]:
         if nbytes > self._room:

@@ -189,7 +189,8 @@ class StageProfile:
         metric="stage_service_seconds 0.99",
     )
     busy: float = measurement(
-        "share 0..1 that its workers worked, or waited inside their work: for data, a device, the GIL.",
+        "share 0..1 that its workers worked, or waited inside their work: for data, a device, the GIL. Work that is "
+        "under way counts, so that a stage that hangs is busy.",
         "ratio",
         "busy: table notebook live page log",
         lambda stage: stage.share(stage.passes["busy_ns"]),

@@ -22,6 +22,12 @@ def nested_samplers(sampler: Any) -> Iterator[Any]:
         sampler = getattr(sampler, "batch_sampler", None) if below is None else below
 
 
+def generators_of(sampler: Any) -> list[torch.Generator]:
+    """Torch's generators that a sampler holds, whatever it calls them; ``generator`` first."""
+    held = (getattr(sampler, "generator", None), *getattr(sampler, "__dict__", {}).values())
+    return list({id(each): each for each in held if isinstance(each, torch.Generator)}.values())
+
+
 def keeps_state(thing: Any) -> bool:
     """Whether it has a state and can be restored. A network's ``state_dict`` is another matter."""
     methods = getattr(thing, "state_dict", None), getattr(thing, "load_state_dict", None)

@@ -53,6 +53,7 @@ def mask_of(
         mask = _decoded(value, field)
     elif isinstance(value, np.ndarray | torch.Tensor):
         mask = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+        mask = mask if mask.dtype.isnative else mask.astype(mask.dtype.newbyteorder("="))
         mask = mask.astype(np.int32) if mask.dtype == np.uint16 else mask
     else:
         raise DataError(

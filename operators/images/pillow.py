@@ -3,7 +3,8 @@
 Pillow shrinks with a filter that is widened by the scale (antialiased); the
 crop is made first, so pixels outside the region have no part in the result. The antialiased linear filter,
 Pillow's ``BILINEAR``, is the same on every backend: torchvision's ``Resize`` is this filter, on Pillow images by Pillow
-itself and on tensors by ``torch.nn.functional.interpolate(antialias=True)``, which differs by one grey level at most.
+itself and on tensors by ``torch.nn.functional.interpolate(antialias=True)``. What differs is the rounding: by one grey
+level of torch's at most, and by two of Pillow's, of whole images, which are cropped after they are resized.
 """
 
 from __future__ import annotations
@@ -87,8 +88,21 @@ def probe_with_pillow(data: Buffer) -> Header:
     except Exception as error:  # Pillow's plugins raise nearly anything on broken bytes
         raise _refusal(data, error) from error
     kind = value if isinstance(value, int) and 1 <= value <= 8 else 1
-    bits = 16 if "16" in image.mode else 8
+    # Pillow scales what PPM holds to 16 bits, and calls that as it calls the 32 bits of a TIFF.
+    bits = 16 if "16" in image.mode or (image.mode == "I" and image.format != "TIFF") else 8
     return Header(str(image.format), image.width, image.height, kind, image.mode, bits, plain=False)
+
+
+def _refuse_cut_off(image: Any) -> None:
+    """Raises DecodeError for a grey image of which convert() would cut off values: nothing says what its white is."""
+    pixels = np.asarray(image)
+    low, high = pixels.min(), pixels.max()
+    fits = low >= 0 and high <= 255  # False for NaN
+    if not fits or (high <= 1 and (pixels % 1).any()):
+        raise DecodeError(
+            f"a grey {image.format} of 32 bits per pixel, from {low} to {high}, of which 8 bits would not hold what "
+            "it shows: make it one of 8 or 16 bits when you write it, or decode it in a Map of your own"
+        )
 
 
 class PillowBackend:
@@ -109,6 +123,8 @@ class PillowBackend:
         try:
             image = Image.open(io.BytesIO(data), formats=formats)
             check_size(*image.size)
+            if image.mode == "F" or (image.mode == "I" and header.bits != 16):
+                _refuse_cut_off(image)
             if (h, w) != (image.height, image.width):
                 image = image.crop((left, top, left + w, top + h))
             # Transparency is dropped, not blended; without this Pillow warns about it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,8 +33,20 @@ Target = Annotated[
         "if __name__ == '__main__'.",
     ),
 ]
+
+
+def _bounded(value: float) -> float:
+    """Refuse what no clock can wait for."""
+    if not value <= threading.TIMEOUT_MAX:
+        raise typer.BadParameter(f"{value:g} is longer than can be waited for")
+    return value
+
+
 StepMs = Annotated[
-    float, typer.Option(min=0.0, help="A simulated training step of this many milliseconds per batch.")
+    float,
+    typer.Option(
+        min=0.0, callback=_bounded, help="A simulated training step of this many milliseconds per batch."
+    ),
 ]
 Output = Annotated[
     str | None, typer.Option(help="The stage to deliver from, where the graph has several sinks.")
@@ -118,7 +131,7 @@ def plan(
 )
 def profile(
     graph: Target,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long to run.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=0.1, callback=_bounded, help="How long to run.")] = 20.0,
     output: Output = None,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON only.")] = False,
     step_ms: StepMs = 0.0,
@@ -149,7 +162,7 @@ def profile(
 @app.command(epilog="Example:  pipegraph tune train.py:graph --seconds 30 --step-ms 120")
 def tune(
     graph: Target,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long to run.")] = 30.0,
+    seconds: Annotated[float, typer.Option(min=0.1, callback=_bounded, help="How long to run.")] = 30.0,
     output: Output = None,
     step_ms: StepMs = 0.0,
 ) -> None:

@@ -18,6 +18,7 @@ from pipegraph.operators import Batch
 from pipegraph.operators.ordered import OrderedSource
 from pipegraph.order import total_samples
 from pipegraph.order.quality import quality
+from pipegraph.paths import write_text
 from pipegraph.planning.drawing import plan_svg
 from pipegraph.profile.record import record
 from pipegraph.storage import Manifest
@@ -35,7 +36,7 @@ def run_plan(graph: Graph, output: str | None, svg: str | None) -> None:
     plan = graph.plan(output)
     print(plan)
     if svg is not None:
-        Path(svg).write_text(plan_svg(plan), encoding="utf-8")
+        write_text(Path(svg), plan_svg(plan))
         print(f"picture: {svg}")
 
 
@@ -125,6 +126,8 @@ def run_quality(graph: Graph, classes: int) -> None:
         )
     layout = source.layout()
     total = total_samples(layout)
+    if not total:
+        raise DataError(f"stage {sources[0].name!r} has no samples, whose order could be measured")
     batch = next(
         (stage.operator.size for stage in plan.running if isinstance(stage.operator, Batch)), None
     ) or min(256, total)

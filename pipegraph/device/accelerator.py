@@ -242,7 +242,12 @@ class AcceleratorBackend(Backend):
             dst.copy_(src, non_blocking=late(src))
 
     def read_on(self, buffer: torch.Tensor, stream: Stream) -> None:
-        if self.offers.streams and self.offers.records:
+        storage: Any = buffer.untyped_storage()
+        readers: list[Stream] | None = getattr(storage, "readers", None)
+        if readers is not None:  # part of a slab, which its ring gives away, and not torch's allocator
+            if stream not in readers:
+                readers.append(stream)
+        elif self.offers.streams and self.offers.records and storage.resizable():  # memory of that allocator
             buffer.record_stream(raw_of(stream))
 
     def random_state(self) -> torch.Tensor:

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -97,6 +98,10 @@ class Event(ABC):
     @abstractmethod
     def wait(self, stream: Stream | None = None) -> None:
         """Make `stream` (default: the current one of the event's device) wait. The host does not."""
+
+    def delivered(self, data: Any) -> None:
+        """Make the calling thread's current stream wait, in whose work the delivered ``data`` is read from now on."""
+        self.wait()
 
     @abstractmethod
     def query(self) -> bool:

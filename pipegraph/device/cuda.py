@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.cuda.nccl
 
+from pipegraph import concurrency
 from pipegraph.device.accelerator import AcceleratorBackend, raw_of
 from pipegraph.device.backend import Stream
 
@@ -21,6 +22,10 @@ def nvtx_range(name: str) -> Iterator[None]:
         yield
     finally:
         torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+
+
+_ONE_AT_A_TIME = concurrency.Lock()
+"""Held while work is given to NCCL: torch keeps one set of communicators for all threads, and does not guard it."""
 
 
 class CudaBackend(AcceleratorBackend):
@@ -42,10 +47,11 @@ class CudaBackend(AcceleratorBackend):
     ) -> None:
         given = [_real(buffer) for buffer in buffers]
         raw: Any = [raw_of(stream) for stream in streams]
-        if root is None:
-            torch.cuda.nccl.all_reduce(given, streams=raw)  # type: ignore[no-untyped-call]
-        else:
-            torch.cuda.nccl.reduce(given, output=given[root], root=root, streams=raw)
+        with _ONE_AT_A_TIME:
+            if root is None:
+                torch.cuda.nccl.all_reduce(given, streams=raw)  # type: ignore[no-untyped-call]
+            else:
+                torch.cuda.nccl.reduce(given, output=given[root], root=root, streams=raw)
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,9 +21,15 @@ def devices() -> list[torch.device]:
 
 
 def current_device() -> torch.device | None:
-    """The calling thread's own accelerator; None where there is none."""
+    """The calling thread's own accelerator; None where there is none.
+
+    Asking for it would begin to use the accelerator, and a process that uses one cannot fork. Where nobody has begun,
+    nobody has chosen another than the first.
+    """
     found = here()
-    return None if found is None else torch.device(found.type, torch.accelerator.current_device_index())
+    if found is None or not is_initialized():
+        return None if found is None else torch.device(found.type, 0)
+    return torch.device(found.type, torch.accelerator.current_device_index())
 
 
 def is_initialized() -> bool:

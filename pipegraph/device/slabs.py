@@ -154,7 +154,9 @@ class Lease:
         if self._owner is None:
             flat = self.slab[offset : offset + nbytes].view(dtype)
             return flat.as_strided(shape, strides, flat.storage_offset()).data
-        return tensor.set_(self._owner[offset : offset + nbytes], 0, shape, strides).data
+        storage: Any = self._owner[offset : offset + nbytes]
+        storage.readers = self.readers  # found through any view of the tensor by the code that starts a read
+        return tensor.set_(storage, 0, shape, strides).data
 
 
 def pageable(nbytes: int) -> torch.Tensor:

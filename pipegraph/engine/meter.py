@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency
@@ -15,9 +16,17 @@ from pipegraph.totals import COUNTERS
 
 
 class Meter:
-    """The counters of one worker, which alone writes them; what other threads read may be one item behind."""
+    """The counters of one worker, which alone writes them; what other threads read may be one item behind.
 
-    __slots__ = (*COUNTERS, *"_clock _coreless_ns _cpu_ns _noted _stage _thread _tracer watch".split())
+    Attributes:
+        began_ns: when the piece of work that is under way began, without the time for which it was interrupted; while
+            it is interrupted, minus the nanoseconds worked so far. 0 while there is none.
+    """
+
+    __slots__ = (
+        *COUNTERS,
+        *"began_ns _clock _coreless_ns _cpu_ns _in_work_ns _noted _stage _thread _tracer watch".split(),
+    )
 
     if TYPE_CHECKING:  # an attribute for each of ``COUNTERS``
 
@@ -29,21 +38,42 @@ class Meter:
         self._tracer: Tracer = tracer or Tracer()
         self._clock: int | None = None  # the thread's CPU clock, read only on request: items pay nothing
         self._thread = 0  # the system's thread id, to ask the scheduler for time spent without a core
-        self._cpu_ns = self._coreless_ns = 0
+        self._cpu_ns = self._coreless_ns = self._in_work_ns = self.began_ns = 0
         self.watch: Stopwatch = watch or Stopwatch()
         self._noted: list[int] = self.watch.noted
         for name in COUNTERS:
             setattr(self, name, 0)
 
     def worked(self, took: int) -> None:
-        """Count a piece of work, which took this many nanoseconds."""
+        """Count a piece of work, which took this many nanoseconds. It is no longer under way."""
         noted = self._noted
         noted.append(took)
+        self.began_ns = 0  # first: read in between, it is not counted yet rather than twice
         self.busy_ns += took
         if self._tracer.on:
             self._tracer.worked(self._stage, took)
         if len(noted) >= BATCH:
             self.watch.count()
+
+    def pause(self) -> bool:
+        """The worker is about to wait for others in the middle of a piece of work, which is not work. Returns whether
+        it was at work, for :meth:`resume`."""
+        if self.began_ns <= 0:
+            return False
+        self.began_ns = min(-1, self.began_ns - perf_counter_ns())
+        return True
+
+    def resume(self, paused: bool) -> None:
+        """It continues after :meth:`pause`."""
+        if paused:
+            self.began_ns += perf_counter_ns()
+
+    def in_work_ns(self, now_ns: int) -> int:
+        """How long the piece of work that is under way has taken so far; it is not counted yet."""
+        began, busy = self.began_ns, self.busy_ns
+        if began != self.began_ns or busy != self.busy_ns:
+            return 0  # it has just ended
+        return self._in_work_ns + (max(0, now_ns - began) if began > 0 else -began)
 
     @staticmethod
     def of(counts: Mapping[str, int], durations: Durations) -> Meter:
@@ -94,6 +124,10 @@ class FirstMeter(Meter):
     def __init__(self, stage: str, tracer: Tracer, run: Any) -> None:
         super().__init__(stage, tracer)
         self._run: Any = run
+
+    def in_work_ns(self, now_ns: int) -> int:
+        """Nothing: which of the stages is at work is known when the call has returned."""
+        return 0
 
     def worked(self, took: int) -> None:
         """As :meth:`Meter.worked`, without the time of the other stages."""

@@ -111,7 +111,7 @@ class PassTotals:
         from pipegraph.measured import Measured
 
         loader = self._loader
-        life = self._stage_totals()
+        life = self._stage_totals(perf_counter_ns())
         durations: dict[str, Durations] = {}
         for name, meters in loader.meters.items():
             life["coreless_ns", name] = sum(meter.coreless_ns() for meter in meters)
@@ -131,15 +131,17 @@ class PassTotals:
     def look(self, run: Run, now_ns: int) -> Totals:
         """All counters of a run now."""
         remote = self._loader.remote_totals(run)  # first: the meters of its stages are renewed
-        found = self._stage_totals()
+        found = self._stage_totals(now_ns)
         found["elapsed", ""] = now_ns
         found["process", ""] = process_time_ns()
         for stage in self._loader.meters:
+            found["busy_ns", stage] += found["in_work_ns", stage]  # a hanging stage is busy
             found["worked", stage] = self._staffing.worked_ns(stage, now_ns)
         for account in run.account.stages:
             found["memory", account.name] = account.wait_ns
         for name, running in run.stages.items():
-            found["drawing", name] = running.drawing_ns
+            since, drawn = running.draws_since_ns, running.drawing_ns
+            found["drawing", name] = drawn + (max(0, now_ns - since) if since else 0)
         for edge, channel in run.channels.items():
             stats = channel.stats(now_ns)
             found["put", *edge] = stats.put_wait_ns
@@ -149,9 +151,11 @@ class PassTotals:
             found[key] = value if key[0] == "put" else found[key] + value
         return found
 
-    def _stage_totals(self) -> Totals:
+    def _stage_totals(self, now_ns: int) -> Totals:
         found: Totals = Counter()
         for stage, meters in self._loader.meters.items():
+            # First: what ends meanwhile is then one piece behind, and not counted twice.
+            found["in_work_ns", stage] = sum(meter.in_work_ns(now_ns) for meter in meters)
             for name in COUNTERS:
                 found[name, stage] = sum(getattr(meter, name) for meter in meters)
             found["cpu_ns", stage] = sum(meter.cpu_ns() for meter in meters)

@@ -182,8 +182,9 @@ class Run:
     def pumps(self, stage: StagePlan, worker: Worker) -> None:
         """Let threads that wait for an inline stage's output drive it."""
         run = self.stages[stage.name]
+        worker.meter.began_ns = 0  # the run before may have ended in the middle of an item
         channels = [channel for output in run.outboxes for channel in output]
-        pump = StagePump(stage.kind.loop(run, worker), lambda: _nudge(channels))
+        pump = StagePump(stage.kind.loop(run, worker), lambda: _nudge(channels), stage.name, self.fail)
         self._pumps.append(pump)
         for channel in channels:
             channel.pump = pump

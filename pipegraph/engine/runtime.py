@@ -25,6 +25,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ from pipegraph.engine.staffing import Staffing
 from pipegraph.engine.stage.restore import Resume
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.worker_threads import WorkerThreads, stack_of
-from pipegraph.errors import PipegraphWarning, StuckWorker, described, note
+from pipegraph.errors import Naming, PipegraphWarning, StuckWorker, described, note
 from pipegraph.global_generators import enter_worker
 from pipegraph.planning.plan import Plan, StagePlan
 
@@ -115,7 +116,8 @@ class Runtime(LoaderContext):
             if stage.source is not None:
                 copies = [worker.operator for worker in self.workers[stage.name]]
                 for source in (*copies, *filter(None, [self.readers.get(stage.name)])):
-                    source.begin_run(epoch, history_of(resume.history, stage.name))
+                    with Naming(stage.name, "begin_run", ", in its begin_run"):
+                        source.begin_run(epoch, history_of(resume.history, stage.name))
         run = self._make_run(epoch, horizon, resume)
         run.activity.attach()  # the consumer
         for stage in self.plan.running:
@@ -169,11 +171,8 @@ class Runtime(LoaderContext):
 
             self._watches = wire_cache(self.plan, operators, self.readers)
         for name, reader in self.readers.items():
-            try:
+            with Naming(name, "open", ": the source could not be opened"):
                 reader.open(self.context(name, 0))
-            except BaseException as failure:
-                note(failure, f"pipegraph: stage {name!r}: the source could not be opened")
-                raise
             self._opened.append((name, reader))
         workers: dict[str, list[Worker]] = {}
         meters: dict[str, list[Meter]] = {}
@@ -242,12 +241,11 @@ class Runtime(LoaderContext):
         return worker
 
     def open_operator(self, stage: str, worker: Worker) -> None:
-        try:
+        named = self.plan.stages[stage].operator.kind == "sidecar"  # its errors name their own stage
+        with (
+            nullcontext() if named else Naming(stage, "open", f": worker {worker.index} could not be started")
+        ):
             worker.operator.open(self.context(stage, worker.index))
-        except BaseException as error:
-            if self.plan.stages[stage].operator.kind != "sidecar":  # its errors name their own stage
-                note(error, f"pipegraph: stage {stage!r}: worker {worker.index} could not be started")
-            raise
         if self.tracer.ranges and not self.plan.stages[stage].remote:
             from .ranges import show_ranges
 
@@ -304,6 +302,7 @@ class Runtime(LoaderContext):
             note(error, f"pipegraph: in stage {stage.name!r}")
             raise
         finally:
+            worker.meter.began_ns = 0  # the run may have ended in the middle of an item
             loop = run = None  # type: ignore[assignment]  # the error's traceback holds this frame
 
     def _wait_for_other_stages(self, stage: str) -> bool:

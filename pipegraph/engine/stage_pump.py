@@ -6,7 +6,8 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from pipegraph import concurrency, global_generators
-from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.activity import Cancelled, Leaving
+from pipegraph.errors import note
 
 MORE = object()
 """Yielded by a loop if its next step will not block."""
@@ -17,14 +18,21 @@ class StagePump:
 
     Args:
         left: called when a driver has left.
+        stage: whose loop it is, for a note on its errors.
+        fail: is given an error of the loop: the thread that drives it works for another stage, which could take the
+            error for one of its item's, or drop it.
 
     Attributes:
         more: whether the next step will not wait for another thread.
     """
 
-    def __init__(self, loop: Iterator[Any], left: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: Iterator[Any], left: Callable[[], None], stage: str, fail: Callable[[BaseException], None]
+    ) -> None:
         self._loop = loop
         self._left = left
+        self._stage = stage
+        self._fail = fail
         self._lock = concurrency.Lock()
         self._busy = False
         self._over = False
@@ -41,11 +49,22 @@ class StagePump:
     def step(self) -> None:
         """Do one unit of work."""
         self.more = False
-        with global_generators.included():  # outside of steps the consumer's thread keeps its own generators
-            for more in self._loop:
-                self.more = more is MORE
-                return
-        raise Cancelled  # the loop has ended with an error, raised in the thread that drove it
+        try:
+            with (
+                global_generators.included()
+            ):  # outside of steps the consumer's thread keeps its own generators
+                for more in self._loop:
+                    self.more = more is MORE
+                    return
+        except (Cancelled, Leaving):
+            raise
+        except BaseException as error:
+            here = concurrency.current_thread()
+            if isinstance(error, KeyboardInterrupt) and here is concurrency.main_thread():
+                raise
+            note(error, f"pipegraph: in stage {self._stage!r}")
+            self._fail(error)
+        raise Cancelled
 
     def leave(self) -> None:
         """Let others drive, then wake another waiter: it may have found the driver busy."""

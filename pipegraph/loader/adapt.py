@@ -140,7 +140,7 @@ class _Carry:
             self._check_paths()
         kept = {name for name in self._old if name in self._ours}
         same = kept - set(self._differ.changed)
-        counts, entries = part["ledger"]
+        counts, *entries = part["ledger"]
         return {
             **part,
             "dealt": part["dealt"] if part["dealt"] == part["chunks"] else None,
@@ -150,7 +150,7 @@ class _Carry:
                 [place, self._cursor(cursor), self._history(history), rows]
                 for place, cursor, history, rows in part["later"]
             ],
-            "ledger": [[each for each in counts if each[0] in kept], entries],
+            "ledger": [[each for each in counts if each[0] in kept], *entries],
             **{
                 key: {name: part[key][name] for name in part[key] if name in same}
                 for key in ("iterators", "beginnings")

@@ -18,7 +18,7 @@ from pipegraph.engine.pass_totals import Interval
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.row_intake import rows_of
-from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning
+from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning, as_raised
 from pipegraph.loader.lengths import check_promised, promised
 from pipegraph.loader.place import RowsInDelivery
 from pipegraph.loader.position import Progress
@@ -85,7 +85,7 @@ class Pass:
         self._progress = progress = runs.progress
         self._given = runs.given
         self._place = progress.place
-        self._promised = promised(runs.plan, self._place, *self.own)
+        self._promised = promised(runs.plan, self._place, *self.own, runs.seed)
         self.turn = turn
         self.epoch = self._place.epoch
         self._get = run.terminal.get
@@ -164,7 +164,7 @@ class Pass:
                 if item.buffers:
                     self._release(item.buffers)
                 for event in item.ready:
-                    event.wait()
+                    event.delivered(item.data)
                 # Last: a chunk interrupted before this was not delivered.
                 if self._counted:
                     progress.count(self._place, item, self._run)
@@ -291,7 +291,7 @@ class Pass:
             self._fail("a stage failed", failed=True)
             self._given.explain(item.error)
             try:
-                raise item.error
+                raise as_raised(item.error, "a stage")
             finally:
                 del item
 
@@ -323,7 +323,7 @@ class Pass:
         if error is not None:
             self._given.explain(error)
             try:
-                raise error
+                raise as_raised(error, "a stage")
             finally:
                 del error
         raise LoaderClosedError(f"this pass (epoch {self.epoch}) is over: the loader was closed")

@@ -24,15 +24,15 @@ def check_counts_known(plan: Plan, world_size: int) -> None:
         )
 
 
-def _steps(plan: Plan, place: Place, rank: int, world_size: int) -> int | None:
+def _steps(plan: Plan, place: Place, rank: int, world_size: int, seed: int | None) -> int | None:
     """Chunks of the whole epoch on a rank, those before this place among them; None where the data decides."""
-    steps = plan.steps(place.epoch, rank, world_size, place.start.history)
+    steps = plan.steps(place.epoch, rank, world_size, seed, place.start.history)
     return None if steps is None else steps + (place.dealt or 0)
 
 
-def warn_of_unequal(plan: Plan, place: Place, world_size: int) -> None:
+def warn_of_unequal(plan: Plan, place: Place, world_size: int, seed: int | None) -> None:
     """Warn if the first and the last rank make different numbers of steps."""
-    first, last = (_steps(plan, place, rank, world_size) for rank in (0, world_size - 1))
+    first, last = (_steps(plan, place, rank, world_size, seed) for rank in (0, world_size - 1))
     if first != last:
         logging.getLogger("pipegraph").warning(
             "graph %r: epoch %d has %s steps on rank 0 and %s on rank %d, and ranks that wait for each other in "
@@ -56,14 +56,16 @@ def left_out(plan: Plan, ledger: Ledger, epoch: int) -> bool:
     )
 
 
-def promised(plan: Plan, place: Place, rank: int, world_size: int) -> tuple[list[str], int] | None:
+def promised(
+    plan: Plan, place: Place, rank: int, world_size: int, seed: int | None
+) -> tuple[list[str], int] | None:
     """As an epoch begins that is not resumed: the stages whose operators say their own ``length(n)``, if there are any,
     and the number of chunks by these; None where a policy may leave out samples."""
     saying = [stage.name for stage in plan.running if stage.source is None and _says_its_length(stage)]
     if not saying or place.restored or any(stage.spec.outcome.drops for stage in plan.running):
         return None
     with suppress(Exception):  # of the data's own len(), for which reading it is not refused
-        steps = plan.steps(place.epoch, rank, world_size)
+        steps = plan.steps(place.epoch, rank, world_size, seed)
         return None if steps is None else (saying, steps)
     return None
 
@@ -86,7 +88,7 @@ def _says_its_length(stage: StagePlan) -> bool:
     return said and Fact.TRUSTED not in stage.work.facts
 
 
-def length_of(plan: Plan, place: Place, options: LoaderOptions, ledger: Ledger) -> int:
+def length_of(plan: Plan, place: Place, options: LoaderOptions, ledger: Ledger, seed: int | None) -> int:
     """Chunks of the epoch that a pass from this place delivers; see :meth:`Loader.__len__`."""
     if place.nothing:
         return 0
@@ -94,7 +96,7 @@ def length_of(plan: Plan, place: Place, options: LoaderOptions, ledger: Ledger) 
         raise TypeError("this loader has no length in this epoch: it continues with other ranks' parts")
     rank, world_size = options.own()
     ranks = range(world_size) if options.equal_steps else (rank,)
-    lengths = [_steps(plan, place, each, world_size) for each in ranks]
+    lengths = [_steps(plan, place, each, world_size, seed) for each in ranks]
     if None in lengths:
         names = ", ".join(map(repr, plan.unknown_counts()))
         raise TypeError(f"this loader has no length: stages {names} make it depend on the data")

@@ -25,7 +25,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.closing import Closing
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.tracing import Events, Tracer
-from pipegraph.errors import GraphError, PipegraphWarning
+from pipegraph.errors import GraphError, NeverStops, PipegraphWarning
 from pipegraph.graph import Graph, Node
 from pipegraph.integers import integer
 from pipegraph.loader.delivered import VERSION
@@ -128,7 +128,7 @@ class Loader(Closing):
         runs, progress = self._runs, self._progress
         runs.refuse_closed()
         started = perf_counter_ns()
-        with self._turn:
+        with self._turn, NeverStops("the start of a pass"):
             old = self._running()
             place = progress.next_place()
             self._warn_of_dropping(place, 4)
@@ -149,7 +149,7 @@ class Loader(Closing):
             with suppress(Exception):  # the caller gets the error
                 self._digests()
                 if not progress.started_ns and self._options.equal_steps is None:
-                    warn_of_unequal(self.plan, place, runtime.world_size)
+                    warn_of_unequal(self.plan, place, runtime.world_size, runs.seed)
             runs.compare_data(place)
             interval = runtime.pass_totals.begin(run)
             progress.pass_begins(place, run)
@@ -183,7 +183,7 @@ class Loader(Closing):
             TypeError: the number depends on the data (a filter, a flat map, a source without a length ...).
         """
         place = self._progress.place if self._running() is not None else self._progress.next_place()
-        return length_of(self.plan, place, self._options, self._ledger)
+        return length_of(self.plan, place, self._options, self._ledger, self._runs.seed)
 
     # -- state ---------------------------------------------------------------------------------
 

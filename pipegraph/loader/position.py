@@ -21,7 +21,7 @@ from pipegraph.engine.run import Run
 from pipegraph.engine.stage.kept import encode_state
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.restore import restarts
-from pipegraph.errors import PipegraphWarning
+from pipegraph.errors import Naming, PipegraphWarning
 from pipegraph.loader import delivered as record
 from pipegraph.loader.place import Place
 from pipegraph.planning.plan import Plan
@@ -241,7 +241,7 @@ class Progress:
 
     def _ledger_state(self, place: Place, cursor: Cursor) -> list[Any]:
         if self._ledger.empty:
-            return [[], []]
+            return [[], [], 0]
         found = restarts(self._plan, cursor)
         return self._ledger.state(place.epoch, found.inputs.get, found.steps)
 
@@ -280,7 +280,8 @@ class Progress:
         for name, source, resumable in () if place.begun else self._asked:
             if name in place.start.iterators:
                 continue
-            taken = resumable.between()
+            with Naming(name, "its state before a pass", ", in its state before a pass"):
+                taken = resumable.between()
             if self._unread or name not in self._elsewhere:
                 if taken is not None:
                     found[name] = [0, encode_state(taken, name)]

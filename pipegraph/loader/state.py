@@ -206,7 +206,7 @@ def _part_of_another(parts: Mapping[str, Any], rank: int, plan: Plan) -> Any:
     rank_of, world_size = first["stream"] or (None, None)
     if rank_of is None or f"rank{rank_of}" not in parts:
         raise StateError(f"{missing}, whose rank had taken over another's part: load each rank's own")
-    return {**first, "stream": (rank, world_size), "ledger": [[], []], "iterators": {}, "beginnings": {}}
+    return {**first, "stream": (rank, world_size), "ledger": [[], [], 0], "iterators": {}, "beginnings": {}}
 
 
 def _check(state: Any, plan: Plan) -> None:
@@ -238,7 +238,11 @@ def _check_part(key: str, part: Mapping[str, Any], plan: Plan) -> None:
             and _is_delivered(lineages)
             for place, cursor, history, lineages in value
         ),
-        "ledger": lambda value: len(value) == 2 and all(len(each) == 3 for each in value[0]),
+        "ledger": lambda value: (
+            len(value) in (2, 3)  # those of a version that did not count
+            and all(len(each) == 3 for each in value[0])
+            and all(map(_is_count, value[2:]))
+        ),
         "iterators": lambda value: all(_is_count(step) for step, _ in value.values()),
         "beginnings": lambda value: isinstance(value, Mapping),
     }

@@ -22,7 +22,7 @@ def spread(samples: Int64Array, lanes: int, seed: int, epoch: int) -> Int64Array
 
     The data is taken as ``lanes`` strata: runs of neighbouring blocks with about as many samples each. Every
     stratum's blocks are permuted and cut into as many turns. In turn t lane l reads in stratum (l + t*step) mod lanes:
-    at any time each stratum is read by one lane, and over an epoch a lane moves through all of the data. Then the lanes
+    at any time each stratum is read by one lane, and in each turn a lane reads elsewhere. Then the lanes
     are permuted. So batches of data sorted by class hold all classes throughout, as in stratified sampling, while no
     more blocks are held than if each were drawn from all of the data.
 

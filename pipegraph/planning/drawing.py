@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape as escape_html
 
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.units import shorten
@@ -37,6 +37,18 @@ text { font-family: system-ui, sans-serif; font-size: 13px; fill: #566074; text-
   path { stroke: #8c9eff } .end { fill: #8c9eff; stroke: #8c9eff } .end + text { fill: #161a29 }
 }
 """
+
+
+_NO_XML = dict.fromkeys(
+    [*range(9), 11, 12, *range(14, 32), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF],
+    "\N{REPLACEMENT CHARACTER}",
+)
+"""Characters that no XML may have, in any notation."""
+
+
+def escape(text: str) -> str:
+    """A text as SVG, whatever its characters."""
+    return escape_html(text.translate(_NO_XML))
 
 
 def layers(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> list[list[str]]:

@@ -156,11 +156,13 @@ class StageKind:
         epoch: int,
         rank: int,
         world_size: int,
+        seed: int | None,
         history: History,
     ) -> int | None:
         """Chunks that a rank gives in an epoch for those of its inputs; None if the data decides.
 
         Args:
+            seed: by which samples are dealt; None before the ranks have agreed on one.
             history: what was consumed of this epoch at other world sizes.
         """
         known = [count for count in inputs if count is not None]

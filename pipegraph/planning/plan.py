@@ -174,17 +174,20 @@ class Plan:
                 names.append(stage.judged)
         return names
 
-    def steps(self, epoch: int, rank: int, world_size: int, history: History = ()) -> int | None:
+    def steps(
+        self, epoch: int, rank: int, world_size: int, seed: int | None, history: History = ()
+    ) -> int | None:
         """Chunks that a rank delivers in an epoch, None where the data decides.
 
         Args:
+            seed: by which samples are dealt; None before the ranks have agreed on one.
             history: what was consumed of this epoch at other world sizes.
         """
         found: dict[str, int | None] = {}
         for stage in self.running:
             skips = stage.spec.outcome.drops
             given = [found[edge.stage] for edge in stage.upstream]
-            count = stage.kind.steps(stage, given, epoch, rank, world_size, history)
+            count = stage.kind.steps(stage, given, epoch, rank, world_size, seed, history)
             found[stage.name] = None if skips and (stage.upstream or stage.policy_of) else count
         return found[self.output.stage]
 
@@ -335,7 +338,8 @@ class Plan:
                 lines.append(f"{stage.name}: {self._crossing(stage)}")
         lines.append(f"delivers: {self.output.stage}")
         if self.inelastic:
-            lines.append(f"resumes at the same world size only, because of: {', '.join(self.inelastic)}")
+            because = ", ".join(self.inelastic)
+            lines.append(f"resumes at another world size only from all ranks' states, because of: {because}")
         else:
             lines.append("elastic: resumes at any world size")
         return lines

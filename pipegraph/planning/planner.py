@@ -95,7 +95,8 @@ def _output_edge(graph: Graph, output: Node | str | None) -> Edge:
         )
     if len(sinks) != 1:
         raise GraphError(
-            f"graph {graph.name!r} has {len(sinks)} sinks ({', '.join(sinks)}): name one with output="
+            f"graph {graph.name!r} has {len(sinks)} sinks ({', '.join(sinks)}): name one with output= "
+            "(on the command line: --output)"
         )
     return Edge(sinks[0])
 

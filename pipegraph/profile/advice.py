@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
 from pipegraph.errors import GraphError
+from pipegraph.integers import amount, flag, integer
 from pipegraph.units import format_gain
 
 from .bottleneck import CONSUMER
@@ -77,14 +78,19 @@ def predict(
 ) -> Prediction:
     """See :meth:`pipegraph.profile.Profile.what_if`."""
     now = pipeline_of(profile)
-    stage, share = _share_of_run(profile, stage, cached)
-    if stage not in now.works and stage != CONSUMER:
+    cached = flag(cached, "what_if: cached")
+    cost = amount(cost, "what_if: cost", refusal=GraphError)
+    if cost == inf:
+        raise GraphError("what_if: cost must be finite, got inf")
+    if workers is not None:
+        workers = integer(workers, "what_if: workers", rule="must be >= {}, of a stage that has some,")
+    if isinstance(stage, str) and (stage == CONSUMER or stage in profile.stages):
+        stage, share = _share_of_run(profile, stage, cached)
+    if not isinstance(stage, str) or (stage not in now.works and stage != CONSUMER):
         names = ", ".join([*now.works, CONSUMER])
         raise GraphError(f"what_if: there is no stage {stage!r} that runs; there are: {names}")
-    if cost < 0:
-        raise GraphError(f"what_if: cost must be >= 0 times as much, got {cost!r}")
-    if workers is not None and (workers < 1 or stage == CONSUMER):
-        raise GraphError(f"what_if: workers must be >= 1, of a stage that has some, got {workers!r}")
+    if workers is not None and stage == CONSUMER:
+        raise GraphError(f"what_if: workers must be >= 1, of a stage that has some, not of {CONSUMER!r}")
     if not profile.items:
         return Prediction(0.0, 0.0, profile.bottleneck)
     if stage == CONSUMER:

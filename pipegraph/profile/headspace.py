@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from pipegraph.errors import DataError, GraphError
+from pipegraph.integers import integer
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,9 @@ def measure_headspace(
         end: ends what makes them, so that replaying has the machine for itself.
         keep: batches to replay, after as many steps that are not timed.
     """
-    if keep < 1 or steps < 1:
-        raise GraphError(f"headspace: batches and steps must be >= 1, got {keep} and {steps}")
+    if not callable(step):
+        raise GraphError(f"headspace: step must be a function of one batch, got {step!r}")
+    keep, steps = integer(keep, "headspace: batches"), integer(steps, "headspace: steps")
     kept = list(islice(batches, keep))
     if not kept:
         raise DataError("headspace: the loader delivered nothing")

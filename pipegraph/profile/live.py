@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -75,8 +75,10 @@ class Live:
         if self._in_place:
             from rich.live import Live as View
 
-            self._view = View(console=self._console, auto_refresh=False, transient=False).__enter__()
-            self._show()
+            with self._shown():
+                self._view = View(console=self._console, auto_refresh=False, transient=False)
+                self._view.__enter__()
+                self._show()
         self._thread = threading.Thread(target=self._watch, name="pipegraph-live", daemon=True)
         self._thread.start()
         return self
@@ -88,10 +90,21 @@ class Live:
         if self._thread is not None:
             self._thread.join()
         if self._view is not None:
-            self._show(whole=True)
-            self._view.__exit__(kind, error, trace)
+            with self._shown():
+                self._show(whole=True)
+            with self._shown():
+                self._view.__exit__(kind, error, trace)
         else:
-            self._say(line(self._loader.profile(), "done: " if kind is None else "stopped: "))
+            with self._shown():
+                self._say(line(self._loader.profile(), "done: " if kind is None else "stopped: "))
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        """What cannot be written, as to a file on a full disk, is not shown; training continues."""
+        try:
+            yield
+        except OSError:
+            self._over.set()
 
     def __iter__(self) -> Iterator[Any]:
         with self:
@@ -105,14 +118,18 @@ class Live:
 
     def _watch(self) -> None:
         while not self._over.wait(REDRAW_S if self._in_place else LINE_S):
-            if self._in_place:
-                self._show()
-            else:
-                found = self._loader.profile(self._last)
-                self._last = self._loader.profile()
-                done, total = self._done(found)
-                of = f" of {total:,}" if total else ""
-                self._say(line(found, f"epoch {self._epoch}, {done:,}{of}: "))
+            with self._shown():
+                self._look()
+
+    def _look(self) -> None:
+        if self._in_place:
+            self._show()
+        else:
+            found = self._loader.profile(self._last)
+            self._last = self._loader.profile()
+            done, total = self._done(found)
+            of = f" of {total:,}" if total else ""
+            self._say(line(found, f"epoch {self._epoch}, {done:,}{of}: "))
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True, emoji=False)

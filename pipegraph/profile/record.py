@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Self
 
 from pipegraph.errors import GraphError
-from pipegraph.integers import flag
-from pipegraph.paths import path_of
+from pipegraph.integers import amount, flag
+from pipegraph.paths import path_of, write_text
 
 from .series import Moment, append, moment
 from .trace import trace_events
@@ -65,8 +65,11 @@ class Recording:
     ) -> None:
         if not hasattr(loader, "profile"):
             raise GraphError(f"record: expected a loader, as graph.loader() makes it, got {loader!r}")
-        if not every >= 0.05:
-            raise GraphError(f"record: every must be at least 0.05 seconds, got {every!r}")
+        every = amount(every, "record: every (seconds)", 0.05, GraphError)
+        if every > threading.TIMEOUT_MAX:
+            raise GraphError(f"record: every (seconds) is longer than a thread can wait, got {every!r}")
+        if log is not None and not callable(log):
+            raise GraphError(f"record: log must be a function of numbers and a step, got {log!r}")
         if report is not None:
             from .report import require_jinja
 
@@ -112,9 +115,9 @@ class Recording:
         if self._trace is not None:
             events, threads = self._loader._trace(False)
             found = trace_events(events, threads, self._loader.profile().graph)
-            self._trace.write_text(json.dumps(found), encoding="utf-8")
+            write_text(self._trace, json.dumps(found))
         if self._report is not None:
-            self._report.write_text(self.render_report(), encoding="utf-8")
+            write_text(self._report, self.render_report())
 
     def render_report(self) -> str:
         """The report as a page of HTML, also while the block runs."""

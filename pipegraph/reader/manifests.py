@@ -18,6 +18,7 @@ from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part, build_manifest
 from pipegraph.storage.beside import index_beside, load_beside, missing_error, missing_shards, numbers_in
 from pipegraph.storage.filelock import exclusive
+from pipegraph.storage.formats import slash_note
 from pipegraph.storage.indexing import IndexProgress
 from pipegraph.storage.parts import Missing, expand_parts, file_version, is_url
 from pipegraph.storage.stores import StoreClient
@@ -141,7 +142,7 @@ def find_manifest(
     if remote is not None:
         raise GraphError(
             f"ShardSelect: remote parts such as {remote.name!r} need a manifest: run `pipegraph index PARTS` and pass "
-            "manifest=, or use order=pg.order.PartOrder(), which needs none"
+            f"manifest=, or use order=pg.order.PartOrder(), which needs none{slash_note(remote)}"
         )
     made = replace(local_manifest(found, stopping), parts=tuple(found))
     if not len(made) and any(part.size for part in found):
@@ -189,7 +190,9 @@ def _chosen(manifest: Manifest, parts: Sequence[Part]) -> Manifest:
     numbers, placed = [], []
     for part, number in zip(parts, numbers_in(manifest.parts, parts), strict=True):
         if number is None:
-            raise DataError(f"part {part.name!r} is not in the manifest {manifest!r}: index the parts again")
+            raise DataError(
+                f"part {part.name!r} is not in the manifest {manifest!r}: index the parts again{slash_note(part)}"
+            )
         size = manifest.parts[number].size
         if part.size is not None and part.size != size:
             raise DataError(
@@ -219,9 +222,8 @@ def local_manifest(parts: Sequence[Part], stopping: Stopping | None = None) -> M
     stamp = hashlib.blake2b(digest_size=16)
     for part in parts:
         status = os.stat(part.uri)
-        stamp.update(
-            f"{os.path.abspath(part.uri)}\0{part.uri}\0{status.st_size}\0{file_version(status)}\n".encode()
-        )
+        facts = f"{os.path.abspath(part.uri)}\0{part.uri}\0{status.st_size}\0{file_version(status)}\n"
+        stamp.update(facts.encode("utf-8", "surrogateescape"))  # names need not be UTF-8
     build = partial(
         build_manifest, list(parts), checksums=False, progress=partial(_progress, stopping), broken=_warn_of
     )

@@ -145,11 +145,16 @@ def replica_seed(seed: int, call: int, replica: int) -> int:
 
 @contextmanager
 def forked_seed(seed: int, backends: Iterable[Backend]) -> Iterator[None]:
-    """All generators are seeded inside, and as before when it ends. One thread at a time."""
+    """The generators of the CPU and these devices are seeded inside, and as before when it ends. One thread at a time.
+
+    ``torch.manual_seed`` would seed the devices of others, too.
+    """
     before = [(backend, backend.random_state()) for backend in backends]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
         try:
+            torch.default_generator.manual_seed(seed)
+            for backend, _ in before:
+                backend.seed(seed)
             yield
         finally:
             for backend, state in before:

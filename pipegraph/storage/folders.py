@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from pipegraph.errors import DataError
-from pipegraph.paths import path_of
+from pipegraph.paths import broken_link, like_a_file, path_of, unread_folder
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -56,7 +56,8 @@ def list_files(
     are at least two such folders; classes are numbered in sorted order, as torchvision's ImageFolder does.
 
     Raises:
-        DataError: no such folder, no file in it, or ``classes=True`` with files outside class folders.
+        DataError: no such folder, no file in it, a folder that is a broken link or cannot be searched, or
+            ``classes=True`` with files outside class folders.
     """
     root = path_of(root, "ListFiles: root")
     if not os.path.isdir(root):
@@ -80,7 +81,7 @@ def _wanted(path: str, patterns: tuple[str, ...] | None) -> bool:
     path = path.lower()
     name = path.rpartition("/")[2]
     if patterns is None:
-        return not any(fnmatch.fnmatchcase(name, besides) for besides in BESIDES)
+        return not is_beside(name)
     for pattern in map(str.lower, patterns):
         # "**/" may also stand for no folder at all.
         rest = pattern.removeprefix("**/")
@@ -92,9 +93,39 @@ def _wanted(path: str, patterns: tuple[str, ...] | None) -> bool:
     return False
 
 
+def _refuse_broken_folder(folder: str, name: str) -> None:
+    """Raises DataError for a broken link that may stand for a folder. One to a file is listed, and fails where it is
+    read.
+    """
+    if is_beside(name.lower()):
+        return
+    path = os.path.join(folder, name)
+    target = broken_link(path)
+    if target is not None:
+        raise DataError(
+            f"{path!r} is a link to {target!r}, which is not there or cannot be reached: a folder's files would be "
+            "missing; mend the link, or remove it"
+        )
+
+
+def _refuse_unread(error: OSError) -> None:
+    """Raises DataError for a folder that `os.walk` cannot list and would pass over."""
+    why = unread_folder(error.filename)
+    if why is not None:
+        raise DataError(
+            f"folder {error.filename!r} cannot be searched ({why}): its files would be missing; give this user the "
+            "permission, or move the folder away"
+        ) from error
+
+
+def is_beside(name: str) -> bool:
+    """Whether a name in lower case is one of `BESIDES`."""
+    return any(fnmatch.fnmatchcase(name, besides) for besides in BESIDES)
+
+
 def _walk(root: str, patterns: tuple[str, ...] | None) -> Iterator[str]:
     seen: set[tuple[int, int]] = set()
-    for folder, subfolders, files in os.walk(root, followlinks=True):
+    for folder, subfolders, files in os.walk(root, onerror=_refuse_unread, followlinks=True):
         status = os.stat(folder)
         # A link back to a folder above would walk for ever.
         if (status.st_dev, status.st_ino) in seen:
@@ -103,6 +134,12 @@ def _walk(root: str, patterns: tuple[str, ...] | None) -> Iterator[str]:
         seen.add((status.st_dev, status.st_ino))
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         prefix = os.path.relpath(folder, root).replace(os.sep, "/")
+        if not all(map(like_a_file, files)):
+            with os.scandir(folder) as entries:  # says what is a link without another request
+                for name in [
+                    each.name for each in entries if not like_a_file(each.name) and each.is_symlink()
+                ]:
+                    _refuse_broken_folder(folder, name)
         for name in files:
             path = name if prefix == "." else f"{prefix}/{name}"
             if not name.startswith(".") and _wanted(path, patterns):

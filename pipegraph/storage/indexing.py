@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipegraph.errors import PipegraphWarning, ShardError, note
+from pipegraph.errors import DataError, PipegraphWarning, ShardError, note
 from pipegraph.integers import flag
 from pipegraph.paths import path_of
 from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, Block
@@ -26,6 +27,9 @@ from .stores import StoreClient
 
 MAX_BLOCKS: Final = 1_000_000
 """Orders and readers keep a table of all blocks: 20 bytes each."""
+
+_NOT_WRITTEN: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
+"""Of a folder that is not there, or that nothing may be written to."""
 
 Broken = Callable[[Part, ShardError], None]
 
@@ -140,7 +144,7 @@ def build_manifest(
 
     Raises:
         ShardError: a part is broken; the other parts in flight are finished first.
-        DataError: as `expand_parts`, or another process is writing this manifest.
+        DataError: as `expand_parts`, another process is writing this manifest, or nothing can be written there.
     """
     checksums = flag(checksums, "build_manifest: checksums")
     if checksums:
@@ -154,6 +158,8 @@ def build_manifest(
         remote = path is not None and is_url(path)
         if store is None and (remote or not all(part.is_local for part in found)):
             store = stack.enter_context(StoreClient())
+        if path is not None and not remote and os.path.isdir(path):
+            raise DataError(f"{path!r} is a folder: name a file in it for the manifest")
         if journal is None and path is not None and not remote:
             journal = path + ".partial"
         notes = None
@@ -197,6 +203,11 @@ def _journal(path: str | os.PathLike[str], refusal: str) -> AbstractContextManag
     try:
         return Journal(path, refusal)
     except OSError as error:
+        if error.errno in _NOT_WRITTEN:
+            raise DataError(
+                f"{os.fspath(path)!r} cannot be written ({error.strerror}): name a file in a folder that is there and "
+                "can be written to"
+            ) from error
         if error.errno not in NO_LOCKS:
             raise
     warnings.warn(

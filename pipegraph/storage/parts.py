@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote, urlsplit
 
 from pipegraph.errors import DataError
-from pipegraph.paths import paths_of
+from pipegraph.paths import broken_link, like_a_file, paths_of, unread_folder
 
 from .side_files import JOURNAL, SETTINGS, refuse_unfinished, unfinished
 
@@ -190,11 +190,11 @@ def _expand_one(pattern: str, store: StoreClient | None, missing: Missing) -> It
     if os.path.isfile(pattern):
         yield _local(pattern, os.stat(pattern))
     elif os.path.isdir(pattern):
-        yield from _folder(pattern)
+        yield from _folder(pattern, missing)
     else:
         for name in expand_braces(pattern):
             if glob.has_magic(name):
-                yield from _glob(name)
+                yield from _glob(name, missing)
             else:
                 yield _named(name, pattern)
 
@@ -207,6 +207,7 @@ def _named(path: str, pattern: str) -> Part:
             raise DataError(f"parts {pattern!r}: {path!r} is a {kind}, not a shard")
         return _local(path, status)
     except OSError as error:
+        _refuse_broken(pattern, path)
         folder, name = os.path.split(path.rstrip("/" + os.sep))
         also = "" if "." in name else ", and no folder of this name,"
         raise DataError(
@@ -214,8 +215,24 @@ def _named(path: str, pattern: str) -> Part:
         ) from error
 
 
-def _glob(pattern: str) -> Iterator[Part]:
-    paths = sorted(p for p in glob.iglob(pattern, recursive=True) if os.path.isfile(p))
+def _refuse_broken(pattern: str, path: str) -> None:
+    """Raises DataError for a link that leads nowhere: what it stands for would be missing unseen."""
+    target = broken_link(path)
+    if target is not None:
+        raise DataError(
+            f"parts {pattern!r}: {path!r} is a link to {target!r}, which is not there or cannot be reached; mend the "
+            "link, or remove it"
+        )
+
+
+def _glob(pattern: str, missing: Missing) -> Iterator[Part]:
+    found = sorted(glob.iglob(pattern, recursive=True))
+    paths = [path for path in found if os.path.isfile(path)]
+    if missing != "skip":
+        if len(paths) < len(found):
+            for path in found:
+                _refuse_broken(pattern, path)
+        _refuse_missing_folders(pattern)
     if not paths:
         folder = os.path.dirname(pattern) or "."
         raise DataError(
@@ -225,19 +242,51 @@ def _glob(pattern: str) -> Iterator[Part]:
         yield _local(path, os.stat(path))
 
 
-def _folder(folder: str) -> Iterator[Part]:
-    from .formats import known_suffixes, refuse_mixed  # formats import Part
+def _refuse_missing_folders(pattern: str) -> None:
+    """Raises DataError for a folder that a pattern searches and that cannot be listed, and for a broken link that may
+    stand for one.
+
+    Where any name would do, links to files go by their names.
+    """
+    folders = os.path.dirname(pattern)
+    while folders:
+        for path in glob.iglob(os.path.join(folders, ""), recursive=True):
+            why = unread_folder(path)
+            if why is not None:
+                raise DataError(
+                    f"parts {pattern!r}: folder {path!r} cannot be searched ({why}): its shards would be missing; give "
+                    "this user the permission, or move the folder away"
+                )
+        if not glob.has_magic(folders):
+            break
+        any_name = os.path.basename(folders) in ("*", "**")
+        for path in glob.iglob(folders, recursive=True):
+            if not (any_name and like_a_file(os.path.basename(path))):
+                _refuse_broken(pattern, path)
+        folders = os.path.dirname(folders)
+
+
+def _folder(folder: str, missing: Missing) -> Iterator[Part]:
+    from .formats import known_suffixes, refuse_mixed, refuse_unread  # formats import Part
 
     suffixes = known_suffixes()
     with os.scandir(folder) as entries:
-        files = [e for e in entries if is_shard_name(e.name, suffixes) and e.is_file()]
+        there = list(entries)
+    named = sorted((e for e in there if is_shard_name(e.name, suffixes)), key=lambda e: e.name)
+    if missing != "skip":
+        for entry in named:
+            if entry.is_symlink():
+                _refuse_broken(folder, entry.path)
+    files = [entry for entry in named if entry.is_file()]
+    if missing != "skip":
+        others = [entry.name for entry in there if not entry.is_dir(follow_symlinks=False)]
+        refuse_unread(folder, others, [entry.name for entry in files])
     if not files:
         raise DataError(
             f"parts {folder!r}: no shard ({', '.join(suffixes)}) in folder {folder!r}; "
             f"for those of its subfolders write {os.path.join(folder, '**', '*.tar')!r}, for a folder of images "
             "ops.ListFiles"
         )
-    files.sort(key=lambda e: e.name)
     refuse_mixed(folder, [e.name for e in files])
     for entry in files:
         yield _local(entry.path, entry.stat())
@@ -260,7 +309,7 @@ def _expand_url(pattern: str, store: StoreClient | None, missing: Missing) -> It
 
 
 def _listed(url: str, store: StoreClient, missing: Missing) -> list[Part]:
-    from .formats import known_suffixes, refuse_mixed  # formats import Part
+    from .formats import known_suffixes, refuse_mixed, refuse_unread  # formats import Part
 
     beside = (JOURNAL, SETTINGS)
     listed = store.list(url, beside)
@@ -268,9 +317,12 @@ def _listed(url: str, store: StoreClient, missing: Missing) -> list[Part]:
     if url.endswith("/"):
         suffixes = known_suffixes()
         # What lies beside shards, such as their manifest, is none.
-        objects, found = len(found), [part for part in found if is_shard_name(part.name, suffixes)]
+        names = [part.name for part in found]
+        found = [part for part in found if is_shard_name(part.name, suffixes)]
+        if missing != "skip":
+            refuse_unread(url, names, [part.name for part in found])
         if not found:
-            raise DataError(f"parts {url!r}: no shard ({', '.join(suffixes)}) among its {objects} objects")
+            raise DataError(f"parts {url!r}: no shard ({', '.join(suffixes)}) among its {len(names)} objects")
         refuse_mixed(url, [part.name for part in found])
     if missing != "skip":
         uris = {part.uri for part in listed}

@@ -114,12 +114,22 @@ _STATUS = re.compile(r"status code: (\d{3})")
 # end or to nowhere (S3's to another region): they stay so.
 _HOPELESS = re.compile(
     r"builder error|InvalidCertificate|InvalidContentType|TooManyRedirects|BareRedirect|hyper::Error\(\s*Parse\("
+    r"|status code: 501|Error decoding PROPFIND"  # of servers without WebDAV
 )
 
 # What is said beside the client's own words, which name no cause.
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*((?:Other\(\s*OtherError\(\s*)?\w+)")
 _CAUSE = re.compile(r'(?:message|error): "([^"\n]+)"')
 _PLAIN_URL = re.compile(r"http://(?:[^/\s@]*@)?([^/\s:]+):?(\d*)")
+
+# What web servers that do not list folders answer to the request for it.
+_NO_WEBDAV = re.compile(
+    r"PROPFIND .*status code: ((?:4(?!08|29)\d\d|501)[\w ]*)|Error decoding PROPFIND", re.DOTALL
+)
+NO_LISTING: Final = (
+    "web servers list files by WebDAV only (PROPFIND): where one has none, name the parts by a brace range "
+    "(part-{00..99}.tar) or a list of URLs"
+)
 
 # Where clouds keep their machines' credentials: asked last, when none were found before.
 _METADATA = re.compile(r"169\.254\.169\.254|metadata\.google\.internal")
@@ -157,6 +167,10 @@ def plain(error: Exception, url: str, more: str) -> StoreError | DataError:
         more += (
             f". The server's certificate is not valid ({reason}): mend it, or trust its authority with the store "
             "option client_options={'root_certificate': ...}"
+        )
+    elif unlisted := _NO_WEBDAV.search(text):
+        text = (
+            f"the server does not list this folder ({unlisted[1] or 'it answers with a page'}); {NO_LISTING}"
         )
     elif "error sending request" in text and (causes := _CAUSE.findall(details)):
         text += f" ({causes[-1]})"

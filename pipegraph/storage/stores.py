@@ -25,7 +25,7 @@ from pipegraph.forks import lock_free_after_fork
 from .entries import Sink
 from .parts import Part
 from .requests import Requests
-from .retries import Backoff, Hedge, plain
+from .retries import NO_LISTING, Backoff, Hedge, plain
 from .urls import endpoints, glob_regex, safe_url as safe_url, split_url
 from .versions import ObjectInfo, Versions
 
@@ -199,8 +199,9 @@ class StoreClient(Closing):
                 raise StoreError(unusable) from None
         parts = sorted(found, key=lambda p: p.uri)
         if all(part.name in beside for part in parts):
+            remedy = f"; {NO_LISTING}" if root.startswith(("http://", "https://")) else ""
             raise StoreError(
-                f"parts {safe_url(pattern)!r}: no object matches in {safe_url(root + '/' + prefix)!r}"
+                f"parts {safe_url(pattern)!r}: no object matches in {safe_url(root + '/' + prefix)!r}{remedy}"
             )
         return parts
 

@@ -113,7 +113,7 @@ def test_plan_delivers_from_the_stage_that_is_named(pipeline, capsys):
         ),
         ("{file}:number", "is of type int, no graph and no function that returns one"),
         ("{file}:takes", "failed: TypeError"),
-        ("{file}:two", "has 2 sinks (left, right): name one with output="),
+        ("{file}:two", "has 2 sinks (left, right): name one with output= (on the command line: --output)"),
     ],
 )
 def test_a_wrong_target_is_one_line_and_exit_code_2(pipeline, capsys, target, said):
@@ -327,6 +327,19 @@ def test_index_writes_a_manifest_that_any_order_can_use(tmp_path, capsys):
     assert len(Manifest.load(out)) == 3
 
 
+def test_index_names_a_place_that_nothing_can_be_written_to(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\n')
+    for out, said in (
+        ("gone/x.json", "(No such file or directory)"),
+        ("a.jsonl/x", "(Not a directory)"),
+        (".", "is a folder"),
+    ):
+        assert main(["index", str(tmp_path / "*.jsonl"), "--out", f"{tmp_path}/{out}"]) == 2
+        err = printed(capsys).err
+        assert said in err and "name a file in" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
 def test_index_writes_where_graphs_look_for_it_and_folders_are_their_shards(tmp_path, monkeypatch, capsys):
     from pipegraph.storage import Manifest, build_manifest
     from pipegraph.storage.stores import StoreClient
@@ -501,3 +514,25 @@ def test_a_line_without_a_command_prints_the_commands_and_nothing_else(capsys):
     assert main([]) in (0, 2)  # by the version of typer
     captured = printed(capsys)
     assert "doctor" in captured.out and not captured.err
+
+
+def test_quality_of_an_empty_source_is_one_line(tmp_path, capsys):
+    file = tmp_path / "empty.py"
+    file.write_text(
+        "import pipegraph as pg\nfrom pipegraph import operators as ops\n"
+        "graph = pg.Graph('empty')\ngraph.add(ops.FromSequence([]), name='read')\n"
+    )
+    assert main(["quality", str(file)]) == 2
+    assert "stage 'read' has no samples" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--step-ms", "--seconds"])
+def test_a_time_that_no_clock_can_wait_for_is_refused(pipeline, capsys, option):
+    assert main(["profile", f"{pipeline}:graph", option, "inf"]) == 2
+    assert "is longer than can be waited for" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_picture_on_a_full_disk_names_the_file(pipeline, capsys):
+    assert main(["plan", f"{pipeline}:graph", "--svg", "/dev/full"]) == 1
+    assert "No space left on device: '/dev/full'" in capsys.readouterr().err

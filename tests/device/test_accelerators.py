@@ -18,11 +18,12 @@ from pipegraph.components import Context
 from pipegraph.device import accelerator as module
 from pipegraph.device.backend import Slot, slots_on
 from pipegraph.device.opening import backend_for, every_device, profiler_ranges
-from pipegraph.device.present import is_initialized
+from pipegraph.device.present import current_device, is_initialized
 from pipegraph.device.slabs import pinned
 from pipegraph.errors import DeviceError, GraphError
 from pipegraph.operators.batch_slabs import StageSlabs
 from pipegraph.replicas.replica_threads import no_autocast
+from pipegraph.replicas.runner import forked_seed
 
 ROWS, WIDTH = 4, 512
 STEPS = 40
@@ -396,6 +397,27 @@ def test_a_device_is_seeded_by_its_generators_state_where_nothing_else_seeds_it(
         monkeypatch.delattr(torch.get_device_module(simulated), "manual_seed")
         backend.seed(7)
         assert torch.equal(backend.random_state(), seeded)
+
+
+def test_deterministic_replicas_leave_the_generators_of_other_devices_alone(simulated: torch.device) -> None:
+    with backend_for("simulated:0") as mine, backend_for("simulated:1") as other:
+        states = [torch.get_rng_state(), mine.random_state(), other.random_state()]
+        with forked_seed(5, [mine]):
+            seeded = mine.random_state()
+            assert not torch.equal(seeded, states[1]) and not torch.equal(torch.get_rng_state(), states[0])
+            assert torch.equal(other.random_state(), states[2])
+        found = [torch.get_rng_state(), mine.random_state(), other.random_state()]
+        assert all(map(torch.equal, states, found))
+        with forked_seed(5, [mine]):
+            assert torch.equal(mine.random_state(), seeded)
+
+
+def test_asking_for_the_current_device_begins_to_use_none(
+    simulated: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.get_device_module(simulated), "is_initialized", lambda: False)
+    monkeypatch.delattr(torch.accelerator, "current_device_index")
+    assert current_device() == torch.device("simulated:0")
 
 
 def test_what_only_a_vendor_has_is_left_out_elsewhere(simulated: torch.device) -> None:

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from pipegraph.device import cuda
 from pipegraph.device.backend import Slot, slots_on
 from pipegraph.device.copy import copy_tree
 from pipegraph.device.opening import backend_for
@@ -22,6 +23,17 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 def test_a_missing_gpu_is_a_clear_error() -> None:
     with pytest.raises(DeviceError, match="'cuda:0' is not on this machine, which has no accelerator"):
         backend_for("cuda")
+
+
+def test_one_thread_at_a_time_gives_work_to_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+    for name in ("all_reduce", "reduce"):
+        monkeypatch.setattr(
+            torch.cuda.nccl, name, lambda *given, **options: held.append(cuda._ONE_AT_A_TIME.locked())
+        )
+    for root in (None, 0):
+        cuda.CudaBackend.sum_together(object.__new__(cuda.CudaBackend), [torch.ones(2)], [], root)
+    assert held == [True, True] and not cuda._ONE_AT_A_TIME.locked()
 
 
 @needs_cuda

@@ -92,6 +92,16 @@ def read_by_a_stage() -> int:
     return wrong(numbers(COUNT).then(ops.CopyToDevice(HERE)).then(total), lambda value: [value], False)
 
 
+def read_by_a_stage_and_a_loop_elsewhere() -> int:
+    """The stage works on the default stream, the loop on one of its own."""
+
+    def changed(batch: Any) -> dict[str, torch.Tensor]:
+        return {"made": batch["x"].mul(2).sub(batch["x"]), "x": batch["x"]}
+
+    node = numbers(COUNT).then(ops.CopyToDevice(HERE)).then(changed)
+    return wrong(node, lambda batch: [batch["made"], batch["x"]])
+
+
 def read_by_a_stage_with_a_stream() -> int:
     def total(batch: Any) -> torch.Tensor:
         with new_stream(HERE):
@@ -128,13 +138,14 @@ def dropped_before_it_arrives() -> int:
 
 
 PROGRAMS = [copied, scattered, subclasses, objects, read_by_a_stage, read_by_a_stage_with_a_stream]
-PROGRAMS += [kept_after_the_loader, dropped_before_it_arrives]
+PROGRAMS += [read_by_a_stage_and_a_loop_elsewhere, kept_after_the_loader, dropped_before_it_arrives]
 SCHEDULES = int(os.environ.get("PIPEGRAPH_DEVICE_SCHEDULES", len(PROGRAMS)))
 COPY, LANDING, TO_DEVICE = (
     "pipegraph/device/copy.py",
     "pipegraph/device/device_slabs.py",
     "operators/to_device.py",
 )
+COMPUTED = "pipegraph/device/computed.py"
 FOUND: dict[tuple[str, str], Callable[[], int]] = {
     (COPY, "self._copied.wait(reader)"): copied,
     (COPY, "self.read_on(reader)"): copied,
@@ -148,14 +159,16 @@ FOUND: dict[tuple[str, str], Callable[[], int]] = {
     (TO_DEVICE, "landing.stream.wait_event(consumer.record_event())"): objects,
     (TO_DEVICE, "event.wait()"): read_by_a_stage,
     (TO_DEVICE, "event.synchronize()"): read_by_a_stage_with_a_stream,
-    ("pipegraph/loader/epoch_pass.py", "event.wait()"): scattered,
+    ("pipegraph/loader/epoch_pass.py", "event.delivered(item.data)"): scattered,
+    (COMPUTED, "self._stream.record_event().wait(reader)"): read_by_a_stage_and_a_loop_elsewhere,
+    (COMPUTED, "self._backend.read_on(tensor, reader)"): read_by_a_stage_and_a_loop_elsewhere,
 }
 NOT_HERE = {
     (
         LANDING,
         "self.stream.synchronize()",
     ): "the end of a stage; torch keeps pinned memory until its copies are done",
-    (TO_DEVICE, "copied.synchronize()"): "no plan has a copy that is under way before Scatter",
+    (COMPUTED, "self._stream.record_event().synchronize()"): "nobody asks the host to wait for it",
     ("pipegraph/device/scattered.py", "event.wait()"): "in tests/replicas/test_every_wait.py",
 }
 

@@ -347,7 +347,7 @@ def test_a_state_holds_the_counts_and_the_last_64_entries_and_the_profile_all():
         for _ in loader:
             state = loader.state_dict()
         assert len(loader.profile().quarantined) == 150
-    counts, entries = state["rank0"]["ledger"]
+    counts, entries, _ = state["rank0"]["ledger"]
     assert counts == [["work", 150, 300]] and len(entries) == 64
     assert len(json.dumps(state)) < 12_000
 

@@ -44,6 +44,71 @@ ENDED_TWICE = Recipe(
     ordered=False,
     fails=False,
 )
+ENDED_BEHIND_A_FAN_IN = Recipe(
+    (
+        Step("iterable", size=5),
+        Step("drawn", size=5),
+        Step("concat", ((1, 0), (0, 0))),
+        Step("iterable", size=5),
+        Step("concat", ((2, 0), (3, 0))),
+        Step("map", ((4, 0),)),
+    ),
+    seed=0,
+    ordered=True,
+    fails=False,
+)
+NOT_BEGUN_BEHIND_A_FAN_IN = Recipe(
+    (
+        Step("drawn", size=0),
+        Step("map", ((0, 0),)),
+        Step("drawn", size=5),
+        Step("concat", ((2, 0), (0, 0))),
+        Step("mix", ((3, 0), (1, 0))),
+    ),
+    seed=0,
+    ordered=True,
+    fails=False,
+)
+READ_TWICE_BEHIND_A_FAN_IN = Recipe(
+    (
+        Step("drawn", size=0),
+        Step("map", ((0, 0),)),
+        Step("drawn", size=5),
+        Step("map", ((2, 0),)),
+        Step("map", ((2, 0),)),
+        Step("zip", ((3, 0), (4, 0))),
+        Step("mix", ((5, 0), (1, 0))),
+    ),
+    seed=0,
+    ordered=True,
+    fails=False,
+)
+DROPPED_BEFORE_THE_END = Recipe(
+    (
+        Step("counting", size=20, backend="inline"),
+        Step("batch", ((0, 0),), size=12, delay=1, backend="inline"),
+        Step("counting", size=20),
+        Step("concat", ((1, 0), (2, 0))),
+    ),
+    seed=0,
+    ordered=True,
+    fails=False,
+)
+SHARED_BEHIND_FAN_INS = Recipe(
+    (
+        Step("drawn", size=0),
+        Step("drawn", size=5),
+        Step("shuffle", ((1, 0),)),
+        Step("concat", ((2, 0), (0, 0))),
+        Step("shuffle", ((3, 0),)),
+        Step("concat", ((4, 0), (0, 0))),
+        Step("take", ((5, 0),)),
+        Step("map", ((6, 0),)),
+    ),
+    seed=0,
+    ordered=True,
+    fails=False,
+)
 ENDED_BELOW_COMPLETION_ORDER = Recipe(
     (
         Step("counting", size=5),
@@ -177,7 +242,16 @@ def test_an_epoch_cut_short_says_where_the_next_one_begins():
 
 
 @pytest.mark.parametrize(
-    ("recipe", "stops", "turn"), [(ENDED_TWICE, [1, 7, 11], 2), (ENDED_BELOW_COMPLETION_ORDER, [0, 0, 2], 0)]
+    ("recipe", "stops", "turn"),
+    [
+        (ENDED_TWICE, [1, 7, 11], 2),
+        (ENDED_BELOW_COMPLETION_ORDER, [0, 0, 2], 0),
+        (ENDED_BEHIND_A_FAN_IN, [11], 2),
+        (NOT_BEGUN_BEHIND_A_FAN_IN, [], 0),
+        (READ_TWICE_BEHIND_A_FAN_IN, [], 0),
+        (DROPPED_BEFORE_THE_END, [3], 0),
+        (SHARED_BEHIND_FAN_INS, [0, 5, 1], 1),
+    ],
 )
 def test_a_source_whose_input_had_ended_when_the_state_was_taken_comes_to_its_next_epoch(recipe, stops, turn):
     check_resume(recipe, stops, turn)

@@ -279,9 +279,22 @@ class Frame(dict):
     columns, iloc = (), ()
 
 
+class Series(list):
+    """As a series of pandas answers whose labels are no numbers in order."""
+
+    index = iloc = ()
+
+
+Series.__module__ = "pandas"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (
+            lambda: ops.FromSequence(Series()),
+            "by their labels, which are not 0, 1, 2 ... here: give series.to_numpy() or series.tolist()",
+        ),
         (lambda: ops.Batch(0), "Batch: size must be an int >= 1, got 0"),
         (lambda: ops.Batch(), "Batch: give exactly one of size, global_size or cost with limit, got none"),
         (lambda: ops.Batch(2, global_size=4), "got ['size', 'global_size']"),

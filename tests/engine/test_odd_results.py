@@ -494,3 +494,61 @@ def test_what_a_policy_of_ones_own_may_not_do_is_said_in_words_that_fit_it():
     node.then(ops.Cache("memory", "1 MB"))
     with pytest.raises(GraphError, match=r"'work' replaces samples that fail \(Default\)"):
         graph.plan()
+
+
+class Tokens:
+    """Windows of a map; what NumPy computes from one is of its class too, without a file."""
+
+    def __init__(self, path, made):
+        self.path, self.made = path, made
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return self.made(np.memmap(self.path, np.uint16, mode="r")[index : index + 8])
+
+
+def as_int64(window):
+    return window.astype(np.int64)
+
+
+def doubled(window):
+    return window * 2
+
+
+def as_it_is(window):
+    return window
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["rows", "batches"])
+@pytest.mark.parametrize("made", [as_int64, doubled, as_it_is])
+@pytest.mark.parametrize("backend", ["inline", "thread", "process"])
+def test_what_is_computed_from_a_memory_map_is_an_array_like_others(tmp_path, backend, made, batched):
+    (path := tmp_path / "tokens.bin").write_bytes(np.arange(100, dtype=np.uint16).tobytes())
+    graph = pg.Graph("tokens")
+    node = graph.add(ops.FromSequence(Tokens(path, made)), backend=backend)
+    if batched:
+        node.then(ops.Batch(4))
+    with graph.loader() as loader:
+        rows = [np.asarray(row) for data in loader for row in (data if batched else [data])]
+    expected = [made(np.arange(index, index + 8, dtype=np.uint16)) for index in range(40)]
+    assert np.array_equal(rows, expected) and rows[0].dtype == expected[0].dtype
+
+
+class Cut(np.ndarray):
+    """A user's array that knows less than NumPy's: nothing looks at it but the user."""
+
+    @property
+    def flags(self):
+        raise AttributeError("no flags")
+
+
+@pytest.mark.parametrize("source", [ops.FromSequence, ops.FromIterable])
+def test_an_array_that_behaves_unlike_its_class_is_delivered_unchecked(source):
+    graph = pg.Graph("cut")
+    data = [np.arange(3).view(Cut) for _ in range(20)]
+    graph.add(source(data)).then(lambda row: (row + 1).view(Cut))
+    with graph.loader() as loader:
+        for _ in range(2):
+            assert [np.ndarray.tolist(row) for row in loader] == [[1, 2, 3]] * 20

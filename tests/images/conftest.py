@@ -77,6 +77,8 @@ def _odd_files() -> dict[str, bytes]:
     files["grey-alpha.png"] = encoded(alpha, "PNG", mode="LA")
     files["colour-transparent.png"] = encoded(rgb, "PNG", transparency=(9, 9, 9))
     files["grey-16-bit.png"] = encoded(grey.astype(np.uint16) * 257, "PNG")
+    files["grey-16-bit.pgm"] = encoded(grey.astype(np.uint16) * 257, "PPM")
+    files["grey-12-bit.pgm"] = b"P5 %d %d 4095\n" % grey.shape[::-1] + (grey.astype(">u2") * 16).tobytes()
     files["grey-16-bit.tiff"] = encoded(grey.astype(np.uint16) * 257, "TIFF")
     files["colour-16-bit.png"] = bytes(cv2.imencode(".png", rgb.astype(np.uint16) * 250)[1])
     files["cmyk.jpg"] = encoded(rgb, "JPEG", mode="CMYK")

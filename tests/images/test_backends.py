@@ -305,3 +305,25 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch, name, module, l
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=line):
         open_backend(name)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+@pytest.mark.parametrize("pixels", [[0, 65535], [0, 70_000], [0, -1], [0.0, 0.5], [0.0, np.nan]], ids=str)
+def test_greys_of_32_bits_that_are_no_8_bits_are_refused_and_not_cut_off(backend, dtype, pixels):
+    if dtype is np.int32 and isinstance(pixels[1], float):
+        pytest.skip("no ints")
+    file = io.BytesIO()
+    Image.fromarray(np.array([pixels], dtype)).save(file, "TIFF")
+    with pytest.raises(DecodeError, match="32 bits.*: make it one of 8 or 16 bits"):
+        decoded(backend, file.getvalue(), CropWindow(Region(0, 0, 1, 1), False))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_greys_of_32_bits_that_8_bits_hold_are_decoded(backend, dtype):
+    file = io.BytesIO()
+    pixels = np.array([[0, 7], [9, 255]], dtype)
+    if dtype is np.float32:
+        pixels[0, 1] = 7.4  # of a picture that was resampled
+    Image.fromarray(pixels).save(file, "TIFF")
+    out = decoded(backend, file.getvalue(), CropWindow(Region(0, 0, 2, 2), False), 2, 2, 1)
+    assert out.tolist() == [[[0], [7]], [[9], [255]]]

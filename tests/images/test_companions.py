@@ -268,3 +268,32 @@ def test_boxes_that_differ_in_number_name_what_lets_them_pass():
         pytest.raises(DataError, match=r"a list: Batch\(..., collate={'boxes': list}\)"),
     ):
         list(loader)
+
+
+@pytest.mark.parametrize("dtype", [">i2", ">u2", ">i4"])
+@pytest.mark.parametrize("batch", [None, 2])
+def test_masks_of_foreign_byte_order_keep_their_numbers(dtype, batch):
+    depth = np.arange(60 * 80).reshape(60, 80).astype(dtype)
+    items = [{"png": sample(i)["png"], "mask": depth} for i in range(2)]
+    graph = pg.Graph("g")
+    node = graph.add(ops.FromSequence(items))
+    node = node.then(ops.Batch(batch, collate={"mask": list})) if batch else node
+    node.then(ops.DecodeImage((60, 80), masks="mask"))
+    with graph.loader() as loader:
+        first = next(iter(loader))["mask"]
+    assert np.array_equal(np.asarray(first[0] if batch else first), depth)
+
+
+@pytest.mark.parametrize("backend", ["pillow", "opencv", "auto"])
+@pytest.mark.parametrize("batch", [None, 2])
+def test_encoded_bytes_with_gaps_between_them_are_decoded(backend, batch):
+    spread = np.repeat(np.frombuffer(sample()["png"], np.uint8), 2)[::2]
+    found = []
+    for value in (spread, memoryview(spread), spread.tobytes()):
+        graph = pg.Graph("g")
+        node = graph.add(ops.FromSequence([{"png": value}] * 2))
+        node = node.then(ops.Batch(batch, collate={"png": list})) if batch else node
+        node.then(ops.DecodeImage(32, backend=backend))
+        with graph.loader() as loader:
+            found.append(next(iter(loader))["image"])
+    assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[2])

@@ -395,6 +395,31 @@ def through_another(item):
     return by_global(item)
 
 
+class Reading:
+    def __call__(self, item):
+        return by_global(item)
+
+
+class Inheriting(Reading):
+    pass
+
+
+class Split:
+    def __call__(self, item):
+        return self.raised(item + self.level)
+
+    @property
+    def level(self):
+        return GLOBAL["level"]
+
+    @staticmethod
+    def raised(item):
+        return item + SECOND["level"]
+
+
+SECOND = {"level": 0}
+
+
 def functions():
     made = Level()
     closed = {"level": 0}
@@ -403,20 +428,23 @@ def functions():
         "method": (made.other, vars(made)),
         "closure": (lambda item: item + closed["level"], closed),
         "global": (through_another, GLOBAL),
+        "inherited": (Inheriting(), GLOBAL),
+        "property": (Split(), GLOBAL),
+        "static": (Split(), SECOND),
         "filter": (ops.Filter(lambda item: item >= closed["level"]), closed),
         "collate": (ops.Batch(1, collate=lambda items: items[0] + closed["level"]), closed),
     }
 
 
 @pytest.mark.parametrize("way", ["inline", "threads"])
-@pytest.mark.parametrize("kind", ["object", "method", "closure", "global", "filter", "collate"])
+@pytest.mark.parametrize("kind", sorted(functions()))
 def test_a_function_works_with_what_the_loop_has_set_when_its_pass_begins(kind, way):
     function, read = functions()[kind]
     options = {"backend": "inline"} if way == "inline" or kind == "collate" else WAYS[way]
     graph = pg.Graph()
     graph.add(ops.FromSequence(range(6))).then(function, **options)
     found = passes(graph, lambda epoch: read.update(level=epoch))
-    GLOBAL["level"] = 0
+    GLOBAL["level"] = SECOND["level"] = 0
     if kind == "filter":
         assert found == [list(range(epoch, 6)) for epoch in range(EPOCHS)]
     else:
@@ -499,3 +527,29 @@ def test_using_a_path_does_not_change_the_data():
     before = fingerprint([folder])
     assert {str(folder): hash(folder)}
     assert fingerprint([folder]) == before != fingerprint([other])
+
+
+def first_version(item):
+    return item
+
+
+def second_version(item):
+    return item + 100
+
+
+def test_code_that_is_exchanged_in_a_function_holds_from_the_next_pass_on():
+    def function(item):
+        return item
+
+    def exchange(epoch):
+        function.__code__ = (second_version if epoch else first_version).__code__
+
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(range(6))).then(function)
+    assert passes(graph, exchange) == [list(range(6)), *[list(range(100, 106))] * 3]
+
+
+def test_texts_are_seen_beyond_their_beginning():
+    prompt = "Describe the picture. " * 50
+    assert fingerprint({"prompt": [prompt + "short"]}) != fingerprint({"prompt": [prompt + "plain"]})
+    assert fingerprint(prompt.encode() + b"a") != fingerprint(prompt.encode() + b"b")

@@ -129,7 +129,7 @@ def test_the_loader_waits_for_copies_under_way_before_it_hands_a_batch_over():
         def __init__(self, number):
             self.number = number
 
-        def wait(self, stream=None):
+        def delivered(self, data):
             waited.append(self.number)
 
     class Copy(pg.Operator):
@@ -642,7 +642,7 @@ def test_what_an_interruption_keeps_from_the_loop_was_not_delivered():
         def __init__(self, number):
             self.number = number
 
-        def wait(self, stream=None):
+        def delivered(self, data):
             if self.number == 2:
                 raise KeyboardInterrupt
 

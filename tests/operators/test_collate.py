@@ -281,3 +281,37 @@ def test_arrays_of_several_dimensions_are_not_sent_to_pad(pad):
         DataError, match=r"shapes \(\) and \(1,\) cannot be stacked; .*; pad needs as many dimensions"
     ):
         collate([torch.zeros(()), torch.zeros(1)], pad)
+
+
+@pytest.mark.parametrize("pad", [ops.Pad(mask=True), ops.Pad(lengths="n"), ops.Pad(to=8)])
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ((1, 2), "tuple.*make it a list or an array"),
+        ("ab", "str"),
+        (b"ab", "bytes"),
+        (3, "int"),
+        (np.float32(3), "float32"),
+        (torch.ones(()), "Tensor"),
+        ({"x": 1}, "dict"),
+        (np.ma.array([1, 2]), r"MaskedArray of int64.*\.filled"),
+        (np.array([None, "a"]), "ndarray of object"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_pad_that_adds_or_sizes_is_not_dropped_where_its_field_cannot_be_padded(
+    value: Any, named: str, pad: Any
+) -> None:
+    items = [{"ids": value, "k": 1}] * 2
+    message = f"field 'ids': .*pads lists of numbers, arrays and tensors, got {named}"
+    with pytest.raises(DataError, match=message):
+        batches(items, pad={"ids": pad})
+    with pytest.raises(DataError, match=message):
+        batches(items, pad={"ids": pad}, collate={"k": list})
+
+
+def test_a_pad_for_all_fields_leaves_those_that_cannot_be_padded() -> None:
+    (batch,) = batches(
+        [{"ids": [1], "text": "a", "k": 2}, {"ids": [1, 2], "text": "b", "k": 3}], pad=ops.Pad(mask=True)
+    )
+    assert sorted(batch) == ["ids", "ids_mask", "k", "text"]

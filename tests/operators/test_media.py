@@ -193,7 +193,8 @@ def test_wrong_arguments_are_named(kind):
 
 @pytest.mark.parametrize(("kind", "extra"), [(ops.DecodeVideo, "video"), (ops.DecodeAudio, "audio")])
 def test_what_is_missing_is_said(monkeypatch, kind, extra):
-    monkeypatch.setitem(sys.modules, "torchcodec", None)
+    for name in ("torchcodec", "torchcodec.decoders"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match='pip install "torchcodec>='):
         decoded(kind(), {extra: b"x"})
 
@@ -201,6 +202,7 @@ def test_what_is_missing_is_said(monkeypatch, kind, extra):
         def __getattr__(self, name):
             raise RuntimeError("Could not load libtorchcodec")
 
-    monkeypatch.setitem(sys.modules, "torchcodec", NoLibraries())
+    for name in ("torchcodec", "torchcodec.decoders"):
+        monkeypatch.setitem(sys.modules, name, NoLibraries())
     with pytest.raises(PipegraphError, match="needs FFmpeg's shared libraries .* apt-get install ffmpeg"):
         decoded(kind(), {extra: b"x"})

@@ -375,3 +375,16 @@ def test_rows_of_a_source_that_is_read_by_two_ways_resume_below_a_completion_ord
         with make().loader() as loader:
             loader.load_state_dict(state)
             assert sorted(head + list(loader)) == everything
+
+
+@pytest.mark.parametrize("fields", [None, ["ids"]])
+def test_masked_arrays_are_refused_as_their_rows_would_show_what_is_masked(fields):
+    document = {"ids": np.ma.masked_equal(np.arange(4), 1)}
+    with pytest.raises(DataError, match=r"field 'ids' .* got MaskedArray of int64; .*\.filled\(0\)"):
+        rows_of([document], length=4, fields=fields)
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_matrices_are_packed_as_the_arrays_that_they_are():
+    (row,) = rows_of([{"ids": np.asmatrix(np.arange(4)).T}], length=4)
+    assert row["ids"].tolist() == [[0], [1], [2], [3]]

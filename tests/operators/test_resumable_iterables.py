@@ -779,3 +779,37 @@ def test_a_resume_behind_an_ended_input_still_ends_its_epoch(kind, stop, backend
         loader.load_state_dict(state)
         epochs = [head + list(loader), list(loader)]
     assert epochs == [[1, 2, 0, 0, 0], [11, 12, 0, 0, 0]]
+
+
+class Renamed:
+    """A sampler that calls its generator as it likes."""
+
+    def __init__(self) -> None:
+        self._rng = torch.Generator().manual_seed(7)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(6, generator=self._rng).tolist())
+
+
+@pytest.mark.parametrize("stop", [3, 6, 8, 13])
+def test_a_samplers_generator_is_in_the_state_whatever_its_name(stop: int) -> None:
+    def make() -> pg.Graph:
+        graph = pg.Graph("renamed")
+        graph.add(ops.FromSequence(range(6), sampler=Renamed()))
+        return graph
+
+    with make().loader(epochs=3) as loader:
+        expected = [item for _ in range(3) for item in loader]
+    with make().loader(epochs=3) as loader:
+        found = []
+        while len(found) < stop:
+            found += islice(loader, stop - len(found))
+        state = loader.state_dict()
+    with make().loader(epochs=3) as loader:
+        loader.load_state_dict(state)
+        while len(found) < 18:
+            found += loader
+    assert found == expected

@@ -296,6 +296,7 @@ def test_windows_of_tokens(tmp_path: Path, kind: str) -> None:
         (np.zeros(5, np.float32), {"window": 2}, "integers is needed, got one of float32 and shape"),
         (np.zeros(5, np.int32), {"window": 0}, "window must be an int >= 1, got 0"),
         ([1, 2], {"window": 1}, "integers is needed, got list"),
+        (np.ma.masked_equal(np.arange(5), 1), {"window": 2}, r"what is masked: give .*\.filled\(0\)"),
         ("tokens.bin", {"window": 1}, "give dtype=, such as 'uint16'"),
     ],
 )
@@ -462,6 +463,24 @@ def test_a_file_of_tokens_that_was_cut_short_is_an_error_and_no_crash(kind, tmp_
                 read(*args)
 
 
+def test_a_series_is_read_by_position_where_its_labels_are_positions():
+    pandas = pytest.importorskip("pandas", reason="the extra test brings it")
+    source = ops.FromSequence(pandas.Series([5, 6, 7]))
+    assert [source.read(index, 0) for index in range(3)] == [5, 6, 7]
+    for given in (pandas.Index([5, 6, 7]), pandas.array([5, 6, 7]), pandas.Categorical([5, 6, 7])):
+        assert [ops.FromSequence(given).read(index, 0) for index in range(3)] == [5, 6, 7]
+    with pytest.raises(GraphError, match="found by their labels"):
+        ops.FromSequence(pandas.Series([5, 6, 7])[[False, True, True]])
+
+
+def test_tokens_that_were_changed_in_a_map_that_is_not_written_back_cross_as_they_are(tmp_path):
+    np.arange(100, dtype=np.int64).tofile(path := tmp_path / "tokens")
+    tokens = np.memmap(path, np.int64, mode="c")
+    tokens[:10] = 7
+    again = pickle.loads(pickle.dumps(ops.FromTokens(tokens, 10)))
+    assert again.item(0)["tokens"].tolist() == [7] * 10
+
+
 @pytest.mark.parametrize(("name", "content"), [("a", b""), ("a", b"abc"), ("a.npy", b""), ("a.npy", b"abc")])
 def test_a_file_that_holds_no_tokens_is_named(name, content, tmp_path):
     (tmp_path / name).write_bytes(content)
@@ -501,3 +520,29 @@ def test_a_dtype_that_numpy_does_not_know_is_refused(tmp_path, name):
         GraphError, match="FromTokens: dtype must be one of NumPy's, such as 'uint16', got 'uint16x'"
     ):
         ops.FromTokens(tmp_path / name, 3, dtype="uint16x")
+
+
+def read_rows(source: Any) -> list[Any]:
+    graph = pg.Graph("rows")
+    graph.add(source)
+    with graph.loader() as loader:
+        return list(loader)
+
+
+@pytest.mark.parametrize("plain", [pa.string(), pa.int64(), pa.list_(pa.int64())], ids=str)
+def test_nulls_among_the_values_of_a_dictionary_are_nulls_of_its_column(plain: Any) -> None:
+    value, instead = {"string": ("x", "?"), "int64": (5, -1)}.get(str(plain), ([1, 2], [3]))
+    values = pa.array([value, None, value], plain)
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0, None, 2], pa.int8()), values)
+    table = pa.table({"a": pa.chunked_array([column.slice(0, 3), column.slice(3)])})
+    with pytest.raises(GraphError, match="column 'a' .* has 2 nulls, which a batch has no place for"):
+        ops.FromTable(table)
+    found = [row["a"] for row in read_rows(ops.FromTable(table, fill={"a": instead}))]
+    assert [np.asarray(each).tolist() for each in found] == [value, instead, value, instead, value]
+    assert ops.FromTable(table.slice(4)).layout() == 1  # of the rows that are there
+
+
+def test_nulls_among_the_floats_of_a_dictionary_are_nan() -> None:
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, None]), pa.array([5.0, None]))
+    first, *others = (row["a"] for row in read_rows(ops.FromTable(pa.table({"a": column}))))
+    assert first == 5.0 and all(map(math.isnan, others)) and len(others) == 2

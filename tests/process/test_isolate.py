@@ -471,3 +471,24 @@ def test_ctrl_c_in_the_loop_ends_everything():
     ):
         for _ in loader:
             signal.raise_signal(signal.SIGINT)
+
+
+def test_a_resume_at_another_world_size_is_the_same_in_the_other_process():
+    def build():
+        graph = pg.Graph("resized", seed=5)
+        node = graph.add(ops.FromSequence(range(40)), name="numbers").then(ops.Shuffle(5))
+        node.then(ops.Batch(2, collate=list))
+        return graph
+
+    states = []
+    for rank in range(2):
+        with build().loader(rank=rank, world_size=2) as loader:
+            passing = iter(loader)
+            next(passing), next(passing)
+            states.append(loader.state_dict())
+    found = []
+    for isolate in (False, True):
+        with build().loader(rank=0, world_size=3, isolate=isolate) as loader:
+            loader.load_state_dict(states)
+            found.append(list(loader))
+    assert found[0] == found[1] and len(found[0]) == 6

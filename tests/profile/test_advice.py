@@ -86,7 +86,7 @@ def test_full_cores_leave_nothing_to_more_workers_and_something_to_less_work():
     ("stage", "change", "why"),
     [
         ("nobody", {}, "there is no stage 'nobody'"),
-        ("read", {"cost": -1}, "cost must be >= 0"),
+        ("read", {"cost": -1}, "cost must be a number >= 0"),
         ("read", {"workers": 0}, "workers must be >= 1"),
         (CONSUMER, {"workers": 2}, "workers must be >= 1"),
     ],

@@ -113,7 +113,7 @@ def test_a_logger_that_raises_is_called_no_more_and_training_goes_on(caplog):
 
 def test_a_recording_refuses_what_it_cannot_do():
     with chain().loader() as loader:
-        with pytest.raises(GraphError, match=r"every must be at least 0\.05 seconds, got 0"):
+        with pytest.raises(GraphError, match=r"every \(seconds\) must be a number >= 0\.05, got 0"):
             pg.record(loader, every=0)
         recording = pg.record(loader)
         with recording:
@@ -142,7 +142,7 @@ def test_headspace_is_the_step_without_the_loader(monkeypatch):
 def test_headspace_goes_on_into_further_epochs_and_says_when_there_is_nothing():
     with chain(4).loader() as loader:
         assert loader.headspace(lambda batch: None, batches=2, steps=20).steps == 20
-        with pytest.raises(GraphError, match="batches and steps must be >= 1, got 0 and 5"):
+        with pytest.raises(GraphError, match="batches must be an int >= 1, got 0"):
             loader.headspace(lambda batch: None, batches=0, steps=5)
     with chain(0).loader() as empty, pytest.raises(DataError, match="delivered nothing"):
         empty.headspace(lambda batch: None)

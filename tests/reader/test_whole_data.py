@@ -1,11 +1,13 @@
 """Data that is not whole is an error that names it, never a shorter epoch."""
 
+import errno
 import os
 import re
 import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pipegraph as pg
@@ -13,6 +15,7 @@ from pipegraph import operators as ops
 from pipegraph.cli.app import run
 from pipegraph.errors import DataError, GraphError
 from pipegraph.storage import Manifest, build_manifest, pack_shards
+from pipegraph.storage.folders import list_files
 
 SAMPLES = 40
 
@@ -301,3 +304,180 @@ def test_a_pipe_is_neither_packed_nor_a_shard(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "b.tar")
     with pytest.raises(DataError, match=r"b\.tar' is a pipe or device, not a shard"):
         count(tmp_path / "b.tar")
+
+
+@pytest.mark.parametrize("isolate", [False, True], ids=["here", "isolated"])
+@pytest.mark.parametrize("ending", [0, 5])
+def test_a_rank_has_as_many_samples_as_the_loader_says_where_the_seed_deals_whole_parts(
+    ending, isolate, tmp_path
+):
+    for number, count in enumerate((3, 17, 90, 40)):
+        np.save(tmp_path / f"s-{number}.npy", np.arange(count))
+    parts = str(tmp_path / "s-*.npy")
+    build_manifest(parts, str(tmp_path / "m.json"))
+    for seed in (ending, ending + 1, ending + 2):
+        graph = pg.Graph("parts", seed=seed)
+        select = ops.ShardSelect(parts, order=pg.order.PartOrder(), manifest=str(tmp_path / "m.json"))
+        graph.add(select).then(ops.Load()).then(ops.Shuffle(5))
+        with graph.loader(rank=0, world_size=2, epochs=2, isolate=isolate) as loader:
+            for _ in range(2):
+                expected = len(loader)
+                assert sum(1 for _ in loader) == expected
+
+
+# -- links that lead nowhere ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A folder of three shards, the middle one a link to a file that is not there."""
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for number in (0, 2):
+        (folder / f"s-{number}.jsonl").write_text('{"x": 1}\n')
+    (folder / "s-1.jsonl").symlink_to("gone/s-1.jsonl")
+    return folder
+
+
+NOWHERE = r"s-1\.jsonl' is a link to 'gone/s-1\.jsonl', which is not there"
+
+
+@pytest.mark.parametrize("named", ["", "*.jsonl", "**/*.jsonl", "s-{0..2}.jsonl", "s-1.jsonl"])
+def test_a_shard_that_is_a_broken_link_is_refused_with_where_it_points(linked: Path, named: str) -> None:
+    with pytest.raises(DataError, match=NOWHERE):
+        count(str(linked / named) if named else linked)
+
+
+def test_a_broken_link_is_skipped_where_missing_shards_are(linked: Path) -> None:
+    assert count(linked, missing="skip") == count(f"{linked}/*.jsonl", missing="skip") == 2
+
+
+def test_broken_links_beside_the_shards_are_no_matter(linked: Path) -> None:
+    (linked / "s-1.jsonl").unlink()
+    for name in ("README.md", "latest.txt", ".s-1.jsonl"):
+        (linked / name).symlink_to("gone")
+    assert count(linked) == count(f"{linked}/*.jsonl") == count(f"{linked}/**/*.jsonl") == 2
+
+
+@pytest.mark.parametrize("pattern", ["*/*.jsonl", "**/*.jsonl", "*/s-0.jsonl", "v[12].0/*.jsonl"])
+def test_a_pattern_that_searches_a_broken_link_for_a_folder_is_refused(tmp_path: Path, pattern: str) -> None:
+    name = "v{}.0" if "v" in pattern else "{}"
+    (tmp_path / name.format(1)).mkdir()
+    (tmp_path / name.format(1) / "s-0.jsonl").write_text('{"x": 1}\n')
+    (tmp_path / name.format(2)).symlink_to("/gone/there")
+    with pytest.raises(DataError, match=r"' is a link to '/gone/there'"):
+        count(f"{tmp_path}/{pattern}")
+    (tmp_path / name.format(2)).unlink()
+    (tmp_path / "notes.txt").symlink_to("/gone/there")
+    assert count(f"{tmp_path}/{pattern}") == 1
+
+
+def test_a_class_folder_that_is_a_broken_link_is_refused_and_a_file_fails_where_it_is_read(
+    tmp_path: Path,
+) -> None:
+    for name in ("cats", "dogs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.jpg").write_bytes(b"1")
+    (tmp_path / "dogs" / "2.jpg").symlink_to("gone.jpg")
+    (tmp_path / "README").symlink_to("gone")
+    assert len(list_files(tmp_path)) == 3
+    (tmp_path / "owls").symlink_to("/gone/owls")
+    for pattern in (None, "*.jpg"):
+        with pytest.raises(DataError, match=r"owls' is a link to '/gone/owls'.*mend the link, or remove it"):
+            list_files(tmp_path, pattern)
+
+
+def test_a_broken_link_whose_name_ends_in_a_number_may_stand_for_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "v1.0").mkdir()
+    (tmp_path / "v1.0" / "s-0.jsonl").write_text('{"x": 1}\n')
+    (tmp_path / "v2.0").symlink_to("/gone/there")
+    for look in (lambda: count(f"{tmp_path}/**/*.jsonl"), lambda: list_files(tmp_path)):
+        with pytest.raises(DataError, match=r"v2\.0' is a link to '/gone/there'"):
+            look()
+
+
+# -- folders that may not be read ----------------------------------------------------------------------
+
+
+@pytest.fixture(params=["list", "enter"])
+def closed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of two folders with a shard each, of which this user may not list or not enter the second.
+
+    Whoever runs the tests may be the administrator, whom no mode stops: the calls refuse instead.
+    """
+    for name in ("a", "b", "lost+found"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "s-0.jsonl").write_text('{"x": 1}\n')
+    shut = [str(tmp_path / "b"), str(tmp_path / "lost+found")]
+    scandir, access = os.scandir, os.access
+
+    def refuse_list(path: Any = ".") -> Any:
+        if str(path).rstrip("/") in shut:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    def refuse_entry(path: Any, mode: int, **others: Any) -> bool:
+        return str(path).rstrip("/") not in shut and access(path, mode, **others)
+
+    if request.param == "list":
+        monkeypatch.setattr(os, "scandir", refuse_list)
+    else:
+        monkeypatch.setattr(os, "access", refuse_entry)
+    return tmp_path
+
+
+@pytest.mark.parametrize("pattern", ["*/*.jsonl", "**/*.jsonl", "*/s-0.jsonl", "b/*.jsonl"])
+def test_a_pattern_that_searches_a_folder_which_may_not_be_read_is_refused(
+    closed: Path, pattern: str
+) -> None:
+    with pytest.raises(DataError, match=r"b/?' cannot be searched \(.*give this user the permission"):
+        count(f"{closed}/{pattern}")
+
+
+@pytest.mark.parametrize("closed", ["list"], indirect=True)
+def test_what_file_systems_keep_for_themselves_is_passed_over(closed: Path) -> None:
+    (closed / "b").rename(closed / "c")
+    assert count(f"{closed}/*/*.jsonl") == len(list_files(closed, "*.jsonl")) == 2
+
+
+@pytest.mark.parametrize("closed", ["list"], indirect=True)
+def test_a_folder_of_files_with_a_folder_that_may_not_be_listed_is_refused(closed: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"b' cannot be searched \(Permission denied\): its files would be missing"
+    ):
+        list_files(closed)
+
+
+def test_a_pack_names_a_broken_link_and_a_file_that_is_not_there(linked: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"s-1\.jsonl', which is a link to 'gone/s-1\.jsonl': No such file"):
+        pack_shards(linked, tmp_path / "out")
+    (tmp_path / "list.txt").write_text("d/s-0.jsonl\nd/s-9.jsonl\n")
+    with pytest.raises(DataError, match=r"d/s-9\.jsonl': No such file.*leave it out of the folder or list"):
+        pack_shards(tmp_path / "list.txt", tmp_path / "out")
+
+
+@pytest.mark.parametrize("beside", ["s-1.tar.gz", "s-1.tar.partial", "README", "s-0.tar.md5"])
+def test_a_folder_of_shards_with_others_beside_them_is_not_packed_as_files(
+    write_shards: Any, tmp_path: Path, beside: str
+) -> None:
+    folder = write_shards("tar")
+    (folder / beside).write_bytes(b"x")
+    if "s-1" in beside:
+        with pytest.raises(DataError, match=rf"'{beside}' is (packed|not whole)"):
+            pack_shards(folder, tmp_path / "again")
+    else:
+        assert len(pack_shards(folder, tmp_path / "again")) == count(folder)
+
+
+@pytest.mark.parametrize("order", [pg.order.LaneOrder(), pg.order.PartOrder()])
+def test_a_folder_of_a_store_without_its_slash_is_told_so(order: Any) -> None:
+    with pytest.raises(
+        (DataError, GraphError), match=r"'a'.* a folder's URL ends in a slash: 'memory://slash/a/'"
+    ):
+        count("memory://slash/a", order=order)
+
+
+def test_a_shard_of_a_store_without_a_manifest_is_not_taken_for_a_folder() -> None:
+    with pytest.raises(GraphError, match="need a manifest") as refused:
+        count("memory://slash/a.tar")
+    assert "slash:" not in str(refused.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 import simulated_device
 import torch
 from accelerators import in_pinned, wait_for
+from channel_states import wait_until
 from missing_waits import ROOT, leave_out, waits_in
 from simulated_device.races import Watch
 
+import pipegraph as pg
+from pipegraph import operators as ops
 from pipegraph.device.backend import slots_on
 from pipegraph.device.copy import copy_tree
 from pipegraph.device.opening import backend_for
@@ -140,8 +144,37 @@ def own_backwards() -> None:
             torch.testing.assert_close(mine.grad, its.grad, rtol=1e-12, atol=1e-12)
 
 
+def copied_batches() -> None:
+    """Nobody but the graph holds the inputs, which lie in a slab: in the backward it is given back, and written again."""
+    torch.manual_seed(0)
+    alone = torch.nn.Linear(64, 2).double().to(HERE)
+    inputs = torch.rand(6, 6, 64, dtype=torch.double)
+    goes = threading.Semaphore(1)
+
+    def one_at_a_time(x: torch.Tensor) -> torch.Tensor:
+        assert goes.acquire(timeout=30)
+        return x.clone()
+
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(list(inputs))).then(one_at_a_time).then(ops.CopyToDevice(HERE))
+    with ReplicaExecutor(copy.deepcopy(alone), [HERE, HERE]) as executor, graph.loader() as loader:
+        passing = iter(loader)
+
+        def next_is_copied(weight: torch.Tensor) -> None:
+            goes.release()
+            wait_until(loader._runtime.run.terminal, lambda stats: stats.depth > 0)
+
+        # The last that the backward makes: the inputs are not needed any more.
+        executor._replicas.modules[1].weight.register_post_accumulate_grad_hook(next_is_copied)
+        for x in inputs:
+            alone(x.to(HERE)).sum().backward()
+            executor(next(passing)).sum().backward()
+        for mine, its in zip(executor.module.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, its.grad, rtol=1e-12, atol=1e-12)
+
+
 PROGRAMS = [trained, sharded, unclipped, read_between_steps, scattered_batches]
-PROGRAMS += [idle_at_first, lanes, scattered_lanes, own_backwards]
+PROGRAMS += [idle_at_first, lanes, scattered_lanes, own_backwards, copied_batches]
 SCHEDULES = int(os.environ.get("PIPEGRAPH_DEVICE_SCHEDULES", len(PROGRAMS)))
 SUMS, GATHER = "pipegraph/replicas/reduce_streams.py", "pipegraph/replicas/update.py"
 STREAMS = "pipegraph/replicas/runner.py"

@@ -53,6 +53,103 @@ def test_a_pipeline_that_draws_from_torch_leaves_the_training_threads_numbers_al
     assert torch.equal(torch.rand(3), expected)
 
 
+def seeds(x: int) -> list[float]:
+    torch.manual_seed(x)
+    return [*torch.rand(2).tolist(), float(torch.randn(()))]
+
+
+def forks(x: int) -> list[float]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(x)
+        return torch.rand(2).tolist()
+
+
+def sets_a_state(x: int) -> list[float]:
+    torch.set_rng_state(torch.Generator().manual_seed(x).get_state())
+    return torch.rand(2).tolist()
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread", "process"])
+@pytest.mark.parametrize("function", [seeds, forks, sets_a_state])
+def test_a_function_that_seeds_torch_itself_draws_what_it_draws_anywhere(function, backend) -> None:
+    graph = pg.Graph("seeds")
+    graph.add(ops.FromSequence(range(8))).then(function, backend=backend)
+    expected = [function(x) for x in range(8)]
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    with graph.loader() as loader:
+        assert list(loader) == expected
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def seeds_some(x: int) -> list[float]:
+    if x % 2:
+        torch.manual_seed(5)
+    return torch.rand(2).tolist()
+
+
+def seeds_within(x: int) -> list[float]:
+    before = torch.rand(1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        torch.rand(3)
+    return [float(before), float(torch.rand(()))]
+
+
+def draws_two(x: int) -> list[float]:
+    return [float(torch.rand(1)), float(torch.rand(()))]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_seed_of_the_users_holds_for_the_rest_of_its_sample(workers) -> None:
+    def found(function: Callable[[int], Any]) -> list[Any]:
+        return delivered(lambda x: function(x), 8, workers)  # stages of one name draw the same
+
+    assert found(seeds_within) == found(draws_two)
+    seeded = torch.rand(2, generator=torch.Generator().manual_seed(5)).tolist()
+    others = found(lambda x: torch.rand(2).tolist())
+    assert found(seeds_some) == [seeded if x % 2 else others[x] for x in range(8)]
+    assert len({*found(lambda x: torch.initial_seed())}) == 8
+
+
+def two_of_one_seed(x: int) -> Iterator[float]:
+    torch.manual_seed(x)
+    for _ in range(2):
+        yield float(torch.rand(()))
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread", "process"])
+def test_a_seed_set_by_a_generator_function_holds_for_all_that_it_gives(backend) -> None:
+    graph = pg.Graph("seeded children")
+    graph.add(ops.FromSequence(range(6))).then(ops.FlatMap(two_of_one_seed), backend=backend)
+    with graph.loader() as loader:
+        assert list(loader) == [each for x in range(6) for each in two_of_one_seed(x)]
+
+
+def test_torchs_default_generator_is_still_one_for_the_training_loop() -> None:
+    delivered(seeds, 2, workers=1)
+    default = torch.random.default_generator
+    assert default is torch.default_generator and isinstance(default, torch.Generator)
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    assert torch.initial_seed() == 3 == default.initial_seed()
+    default.manual_seed(3)
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_what_only_asks_for_the_state_or_sets_a_seed_may_be_kept_in_a_cache() -> None:
+    def same(x: int) -> float:
+        torch.get_rng_state()
+        torch.manual_seed(x)
+        return float(torch.rand(()))
+
+    graph = pg.Graph("kept")
+    graph.add(ops.FromSequence(range(4))).then(same).then(ops.Cache("memory", "1 MB"))
+    with graph.loader(epochs=2) as loader:
+        first = list(loader)
+        assert list(loader) == first
+
+
 def test_a_torch_generator_made_from_a_samples_own_depends_on_nothing_else() -> None:
     def draw(x: int, rng: np.random.Generator) -> float:
         own = torch.Generator().manual_seed(int(rng.integers(1 << 63)))

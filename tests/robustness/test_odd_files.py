@@ -344,3 +344,22 @@ def test_a_broken_block_alone_in_its_window_is_replaced_from_others(tmp_path: Pa
         warnings.simplefilter("ignore")
         found = [sample["x"] for sample in loader]
     assert len(found) == 3 and {*found} == {0, 2}
+
+
+def test_shards_whose_names_are_not_utf8_are_read_cached_resumed_and_indexed(tmp_path: Path) -> None:
+    folder = tmp_path / "od\udcffd"
+    folder.mkdir()
+    for name in ("s-\udcff.jsonl", "s-1.jsonl"):
+        (folder / name).write_text('{"x": 1}\n{"x": 2}\n')
+    for cache in (None, pg.NodeCache(tmp_path / "cache", "10 MB")):
+        graph = pg.Graph("odd")
+        graph.add(ops.ShardSelect(folder)).then(ops.Load(cache=cache)).then(ops.Batch(1))
+        with graph.loader() as loader:
+            rows = iter(loader)
+            next(rows)
+            state = json.loads(json.dumps(loader.state_dict()))
+        with graph.loader() as loader:
+            loader.load_state_dict(state)
+            assert len(list(loader)) == 3
+    build_manifest(folder, folder / "_manifest.json")
+    assert len(loaded(folder)) == 4

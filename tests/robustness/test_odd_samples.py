@@ -111,6 +111,47 @@ def test_arrays_of_foreign_byte_order_are_stacked() -> None:
     assert batch.tolist() == [[0, 1, 2]] * 2
 
 
+@pytest.mark.parametrize("size", [4, 7])
+@pytest.mark.parametrize("place", [{}, {"backend": "inline"}, {"backend": "process"}])
+def test_gathered_windows_of_tokens_of_foreign_byte_order_are_batches(place: Any, size: int) -> None:
+    graph = pg.Graph("tokens")
+    graph.add(ops.FromTokens(np.arange(100, dtype=">u2"), 4), **place).then(ops.Batch(size))
+    with graph.loader() as loader:
+        found = list(loader)
+    assert {batch["tokens"].dtype for batch in found} == {torch.uint16}
+    assert [row for batch in found for row in batch["tokens"].tolist()] == np.arange(100).reshape(
+        25, 4
+    ).tolist()
+
+
+def test_quantised_tensors_that_come_in_bundles_are_stacked(programs: Any) -> None:
+    """In a program of its own, which a view of such memory can end."""
+    done = programs.run(
+        """
+import torch
+import pipegraph as pg
+from pipegraph import operators as ops
+
+
+def quantised(i):
+    return torch.quantize_per_tensor(torch.ones(2) * i, 1.0, 0, torch.quint8)
+
+
+if __name__ == "__main__":
+    for place in ({}, {"backend": "inline"}, {"backend": "process", "workers": 2}):
+        for size in (7, 30):
+            graph = pg.Graph("quantised")
+            graph.add(ops.FromSequence(range(60))).then(quantised, **place).then(ops.Batch(size))
+            with graph.loader() as loader:
+                found = list(loader)
+            assert all(batch.is_quantized and batch.shape[1:] == (2,) for batch in found)
+            assert torch.cat([batch.dequantize()[:, 0] for batch in found]).tolist() == list(range(60))
+    print("all")
+"""
+    )
+    assert done.stdout.strip() == "all", done.stderr
+
+
 def test_zero_dimensional_arrays_and_tensors_make_a_vector() -> None:
     assert batches([np.array(3.5), np.array(1.5)])[0].tolist() == [3.5, 1.5]
     assert batches([torch.tensor(3), torch.tensor(4)])[0].tolist() == [3, 4]
@@ -166,3 +207,24 @@ def test_an_enumeration_class_is_iterated_and_not_called() -> None:
     graph.add(ops.FromIterable(Colour))
     with graph.loader() as loader:
         assert list(loader) == [Colour.RED, Colour.BLUE]
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_quantised_tensors_of_several_scales_are_refused_as_torch_would_change_their_values() -> None:
+    one = torch.quantize_per_tensor(torch.ones(2), 10.0, 0, torch.quint8)
+    other = torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8)
+    with pytest.raises(pg.errors.DataError, match="field 'q': quantised tensors of several scales"):
+        batches([{"q": one}, {"q": other}])
+    channels = torch.quantize_per_channel(torch.ones(2, 2), torch.ones(2), torch.zeros(2), 0, torch.quint8)
+    with pytest.raises(pg.errors.DataError, match="dequantize"):
+        batches([channels])
+
+
+@pytest.mark.parametrize("lengths", [(2, 1), (2, 2)])
+@pytest.mark.parametrize("to", [None, 4])
+def test_tensors_that_require_gradients_are_padded_as_they_are_stacked(lengths: Any, to: Any) -> None:
+    tensors = [torch.ones(n, requires_grad=True) for n in lengths]
+    (batch,) = batches([{"x": each} for each in tensors], pad={"x": ops.Pad(0, to=to)})
+    assert batch["x"].requires_grad and batch["x"].shape == (2, to or 2)
+    batch["x"].sum().backward()
+    assert [each.grad.tolist() for each in tensors if each.grad is not None] == [[1.0] * n for n in lengths]

@@ -1,5 +1,6 @@
 """From what a user writes to a list of parts."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +208,75 @@ def test_a_pack_that_ends_while_it_is_asked_about_is_an_error_that_names_the_fol
     monkeypatch.setattr(side_files, "unfinished_pack", then_it_ends)
     with pytest.raises(DataError, match="the pack into this folder has not ended"):
         expand_parts(folder)
+
+
+@pytest.mark.parametrize(
+    ("shard", "other", "said"),
+    [
+        ("s-0.jsonl", "s-1.jsonl.bz2", "'s-1.jsonl.bz2' is packed in a way that is not read here: unpack it"),
+        ("s-0.jsonl.gz", "s-1.JSONL.xz", "'s-1.JSONL.xz' is packed"),
+        ("s-0.tar", "s-1.tar.gz", "'s-1.tar.gz' is packed"),
+        ("s-0.tar", "s-0.tar.gz", "'s-0.tar.gz' is packed"),
+        ("s-0.tar", "s-1.tgz", "'s-1.tgz' is packed"),
+        ("s-0.parquet", "s-1.parquet.zip", "'s-1.parquet.zip' is packed"),
+        ("s-0.mds", "s-1.mds.bz2", "'s-1.mds.bz2' is packed"),
+        ("s-0.tar", "s-1.tar.partial", "'s-1.tar.partial' is not whole, by its name: finish it or remove it"),
+        ("s-0.tar", "s-1.tar.3f9a0c12.partial", "'s-1.tar.3f9a0c12.partial' is not whole"),
+        ("s-0.tar", "s-1.tar.crdownload", "'s-1.tar.crdownload' is not whole"),
+        ("s-0.tar", "s-1.tar_.gstmp", "'s-1.tar_.gstmp' is not whole"),
+    ],
+)
+def test_a_shard_of_a_folder_that_cannot_be_read_is_refused_and_not_left_out(
+    tmp_path: Path, shard: str, other: str, said: str
+) -> None:
+    folder = filled(tmp_path / "some", shard, other, "README", "sizes.json")
+    with pytest.raises(DataError, match=re.escape(said)) as refused:
+        expand_parts(folder)
+    pattern = re.search(r"by a pattern, such as '(.*)'$", str(refused.value))
+    assert pattern is not None and names(expand_parts(pattern[1])) == [shard]
+    (folder / shard).unlink()
+    with pytest.raises(DataError, match=re.escape(said)):
+        expand_parts(folder)
+
+
+def test_a_folder_of_a_store_with_a_shard_that_cannot_be_read_is_refused_too() -> None:
+    with StoreClient() as store:
+        for name in ("a.tar", "b.tar.gz"):
+            store.put(f"memory://unread/in/{name}", b"x")
+        with pytest.raises(
+            DataError, match=r"'b\.tar\.gz' is packed .* such as 'memory://unread/in/\*\.tar'"
+        ):
+            expand_parts("memory://unread/in/", store=store)
+
+
+def test_what_people_have_beside_their_shards_is_no_shard(tmp_path: Path) -> None:
+    beside = [
+        "sizes.json",
+        "__len__",
+        "dataset_info.json",
+        "s-0.idx",
+        "s-0.tar.idx",
+        "s-0.tar.md5",
+        "s-0.tar.lock",
+    ]
+    beside += [
+        "README",
+        "README.md",
+        "code.zip",
+        "names.txt.gz",
+        "index.json.gz",
+        "labels.parquet.gz",
+        "MD5SUMS",
+    ]
+    beside += [
+        ".s-1.tar.gz",
+        ".s-1.tar.partial-12",
+        "s-0.tar.partial",
+        "s-0.tar.bak",
+        "s-0.jsonl.gz.part",
+        "_manifest.json",
+        "_SUCCESS",
+    ]
+    folder = filled(tmp_path / "some", "s-0.tar", *beside)
+    (folder / "s-1.tar.gz").mkdir()
+    assert names(expand_parts(folder)) == ["s-0.tar"]

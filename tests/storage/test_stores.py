@@ -465,3 +465,40 @@ def test_a_server_without_ranges_is_an_error_that_says_so(tmp_path: Path) -> Non
         finally:
             server.shutdown()
             thread.join()
+
+
+class Plain(http.server.BaseHTTPRequestHandler):
+    """A web server that knows nothing of WebDAV."""
+
+    status = 501
+
+    def do_PROPFIND(self) -> None:
+        page = b"<!DOCTYPE HTML><html><body>sorry</body></html>"
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("status", [501, 405, 403, 404, 200])
+@pytest.mark.parametrize("name", ["*.tar", ""])
+def test_a_web_server_that_lists_no_folders_is_asked_once_and_the_remedy_told(status: int, name: str) -> None:
+    handler = type("Answer", (Plain,), {"status": status})
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        StoreClient(retry=Backoff(deadline_s=1)) as store,
+    ):
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            with pytest.raises(StoreError) as caught:
+                expand_parts(f"http://127.0.0.1:{server.server_address[1]}/d/{name}", store=store)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert "WebDAV" in str(caught.value) and "HTML" not in str(caught.value)
+    assert "name the parts by a brace range (part-{00..99}.tar) or a list of URLs" in str(caught.value)
+    assert store.stats.requests == 1

@@ -21,7 +21,7 @@ from pipegraph.storage import build_manifest, local, pack_shards
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.manifest import Manifest
 from pipegraph.storage.shard_files import LocalFile
-from pipegraph.storage.writing import pack_folder
+from pipegraph.storage.writing import pack, pack_folder
 from pipegraph.storage.writing.pack import PackProgress
 from pipegraph.storage.writing.pack_sources import PackSource, source_of
 from pipegraph.storage.writing.tar_encoder import header
@@ -429,8 +429,28 @@ def test_a_writer_resumes_behind_its_last_whole_shard(tmp_path: Path) -> None:
         ("tar", {"key": "a", "JPG": b""}, None, "would be read as another one"),
         ("tar", {"key": "a"}, None, "has no fields"),
         ("tar", {"key": "a", "x": 1}, {"key": "a", "y": 1}, "two samples in a row have the key 'a'"),
+        *[
+            (
+                "tar",
+                {"key": "a", "label": "cat", "cls": whole},
+                None,
+                "sample 'a' has a field 'label' and the whole",
+            )
+            for whole in ("0", f"{(1 << 64) - 1}", b" 7\n", 3, np.int64(3), torch.tensor(1), bytearray(b"1"))
+        ],
+        *[
+            ("tar", {"key": "a", "label": odd}, None, f"sample 'a': the label {odd} is no number of 64 bits")
+            for odd in (10**25, 1 << 64, -(1 << 63) - 1)
+        ],
+        ("tar", {f"f{n}": b"" for n in range(1000)}, None, "has 1000 fields, more than the 1000"),
+        ("tar", {"key": "a", "x\0y": b"1"}, None, "a tar keeps fields in .* which end at a null character"),
+        ("tar", {"key": "a", "x\ud800": b"1"}, None, "a tar keeps fields in the names of files, as UTF-8"),
+        ("tar", {"key": "a" * (1 << 20), "x": b"1"}, None, "a file's name, which has at most 1048576 bytes"),
         ("tar", {"x": np.array([{}])}, None, "would be pickled"),
         ("tar", {"x": object()}, None, "sample '000000000', field 'x': object has no place in JSON"),
+        ("tar", {"x": [{"a": {1: 2}}]}, None, "sample '000000000', field 'x': the key 1 would become a text"),
+        ("parquet", {"x": {None: 2}}, None, "field 'x'.*: the key None would become a text"),
+        ("mds", {"x": {"a": {True: 2}}}, None, "field 'x'.*: the key True would become a text"),
         ("tar", {"key": "a", "x": "\ud800"}, None, "sample 'a', field 'x': 'utf-8' codec can't encode"),
         ("tar", {"key": "a", "x": torch.ones(2).bfloat16()}, None, "sample 'a', field 'x': .*BFloat16"),
         (
@@ -499,6 +519,21 @@ def test_what_has_no_place_in_a_format_is_named(
         if second is not None:
             writer.write(second)
     assert not list((tmp_path / "out").glob("*shard*"))
+
+
+def test_what_a_tar_has_just_room_for_is_read_back(tmp_path: Path) -> None:
+    many: list[dict[str, Any]] = [
+        {"key": "a", "cls": b"cat", "label": b"x"},
+        {"key": "b", **{f"f{n}": b"" for n in range(999)}},
+        {"key": "c" * ((1 << 20) - 100), "x": b"1"},
+        {"key": "d", "label": (1 << 64) - 1},
+        {"key": "e", "label": -(1 << 63)},
+        {"key": "f", "cls": b"18446744073709551616", "label": b"x"},
+    ]
+    with pg.ShardWriter(tmp_path / "out", "tar") as writer:
+        for sample in many:
+            writer.write(sample)
+    assert samples(tmp_path / "out") == many
 
 
 FIRST = {"int": [1, 2], "float": [0.5], "float32": np.ones(2, np.float32), "number": 0.5}
@@ -740,3 +775,38 @@ def test_a_pack_that_another_process_ends_meanwhile_is_complete(
     monkeypatch.setattr(pack_folder, "Journal", behind_the_other)
     manifest = pack_shards(photos, tmp_path / "out", size="100 kB", workers=1)
     assert len(manifest) == 300 and not list((tmp_path / "out").glob("*.partial"))
+
+
+class Short:
+    """Says that it has ten samples, and has no seventh."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        if number == 6:
+            raise IndexError(number)
+        return {"x": number}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_source_that_cannot_give_a_sample_is_told_which(
+    tmp_path: Path, format: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(IndexError) as caught:
+        pack_shards(Short(), tmp_path / "out", format=format, workers=workers)
+    assert caught.value.__notes__ == ["sample 6 of the source, which says that it has 10"]
+    monkeypatch.setattr(pack, "_spread", lambda count: [0])
+    with pytest.raises(IndexError) as caught:
+        pack_shards(Short(), tmp_path / "again", format=format, workers=workers, size=10)
+    assert caught.value.__notes__ == ["sample 6 of the source, which says that it has 10"]
+
+
+def test_a_list_of_files_may_begin_with_a_mark_and_is_utf8(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"1")
+    (tmp_path / "list.txt").write_bytes(b"\xef\xbb\xbfa.jpg\r\n")
+    assert len(pack_shards(tmp_path / "list.txt", tmp_path / "out")) == 1
+    (tmp_path / "list.txt").write_text("a.jpg\n", "utf-16")
+    with pytest.raises(DataError, match=r"list\.txt, line 1: has a null character; save the list as UTF-8"):
+        pack_shards(tmp_path / "list.txt", tmp_path / "again")

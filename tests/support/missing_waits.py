@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from pipegraph.device import accelerator
+from pipegraph.device.backend import Event
+from pipegraph.device.computed import Computed
 from pipegraph.device.copy import Arrival
 from pipegraph.replicas.update import Exchange
 
@@ -23,11 +25,13 @@ WAITS = (
     (accelerator.AcceleratorBackend, "read_on"),
     (accelerator.AcceleratorBackend, "synchronize"),
     (Arrival, "wait"),
+    (Event, "delivered"),
+    (Computed, "delivered"),
     (Arrival, "read_on"),
     (Exchange, "wait"),
     (Arrival, "synchronize"),
 )
-MARKS = (".wait(", ".wait_event(", ".synchronize()", ".read_on(")
+MARKS = (".wait(", "event.delivered(", ".wait_event(", ".synchronize()", ".read_on(")
 
 
 def waits_in(path: str) -> list[str]:

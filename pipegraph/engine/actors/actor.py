@@ -16,7 +16,7 @@ from pipegraph.contracts import Context
 from pipegraph.engine.actors.parcel import Parcel, Received
 from pipegraph.engine.remote.child import opened_worker
 from pipegraph.engine.remote.exceptions import Carried
-from pipegraph.engine.remote.worker import NOTHING, OperatorCounts, ProcessWorker
+from pipegraph.engine.remote.worker import NOTHING, OperatorCounts, ProcessWorker, unsent
 
 _NAMESPACE = b"pipegraph"
 """Of the records in the cluster's key-value store, which survive an actor."""
@@ -129,7 +129,7 @@ class StageActor:
             answer = Parcel((result, counts), back=True)
         except Exception as error:
             error.add_note("pipegraph: what the function returned cannot be sent from its actor")
-            answer = Parcel((Carried(error), counts), back=True)
+            answer = Parcel((unsent(result, error), counts), back=True)
         self._progress.enter(0, NOTHING)
         return answer
 

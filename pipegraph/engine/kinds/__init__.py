@@ -1,6 +1,6 @@
 """The kinds of operators, one file each: a kind's worker loop, its cursors, and what the planner asks of it.
 
-A new kind is a file with a ``StageKind`` (see ``planning.kind``) and its line in ``KINDS``.
+A new kind is a file with a ``StageKind`` (see ``planning.kind``) and its line in ``_CLASSES``; ``kind_of`` finds it.
 """
 
 from __future__ import annotations

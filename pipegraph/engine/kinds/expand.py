@@ -128,7 +128,7 @@ def _expand(
     while stage.stop_epoch < epoch:
         # Hold the parent until the end: a child may be a view of it, and ``process`` may still read it.
         unit.reserve(1)
-        start = perf_counter_ns()
+        meter.began_ns = perf_counter_ns()
         child: Any
         try:
             if children is None:
@@ -153,7 +153,7 @@ def _expand(
         except BaseException as error:
             child = stage.failures.handle(worker, parent, error, row, index)
             children = iter(())
-        meter.worked(perf_counter_ns() - start)
+        meter.worked(perf_counter_ns() - meter.began_ns)
         if child is None:
             break
         index += 1

@@ -177,11 +177,17 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
             account.release(buffers)
         left = [index for index in range(count) if index not in ended]
         had_ended = resumed and _reads_all(operator, count)  # before the cursor
+        own = _own(stage, left)
         at_once = []
         for index in left:
-            source = _with_state(stage, index, left)
-            if source is not None and (had_ended or _random_access(source)):
-                source.ends_first = had_ended
+            stateful = [each for each in _sources(stage, index) if _keeps_state(each)]
+            mine = [each for each in stateful if each in own]
+            if had_ended:
+                for source in mine:
+                    source.ends_first = True
+                for source in _sources(stage, index, cut=False):
+                    source.reads_rest = source.reads_rest or source in mine
+            if (had_ended and stateful) or any(map(_random_access, mine)):
                 at_once.append(index)
         for index in left:
             stage.discard_input(index, epoch)
@@ -208,18 +214,39 @@ def _reads_all(operator: FanIn, inputs: int) -> bool:
     return operator.merged_length(lengths) == sum(lengths)
 
 
-def _with_state(stage: StageRun, index: int, left: Collection[int]) -> StageRun | None:
-    """The source of an input, if it has a state and nobody else reads what is above the input."""
-    if index >= len(stage.above):
-        return None
-    mine = [stage.inboxes[each] for each in left]
-    above: StageRun = stage.above[index]
-    while True:
-        if not all(channel in mine for output in above.outboxes for channel in output):
-            return None
-        if len(above.above) != 1:
-            return above if not above.above and (above.snapshots.taken or _draws(above)) else None
-        mine, above = above.inboxes, above.above[0]
+def _own(stage: StageRun, left: Sequence[int]) -> list[StageRun]:
+    """The stages above some inputs, also behind other fan-ins, that nobody else reads."""
+    channels = [stage.inboxes[index] for index in left]
+    above = {stage.above[index] for index in left if index < len(stage.above)}
+    found: list[StageRun] = []
+    while above:
+        more = [
+            each
+            for each in above
+            if all(channel in channels for output in each.outboxes for channel in output)
+        ]
+        if not more:
+            break
+        found += more
+        channels += [channel for each in more for channel in each.inboxes]
+        above = (above | {higher for each in more for higher in each.above}) - set(found)
+    return found
+
+
+def _sources(stage: StageRun, index: int, cut: bool = True) -> Iterator[StageRun]:
+    """The sources above an input; without ``cut`` those that all fan-ins between read to their end."""
+    if index < len(stage.above):
+        above: StageRun = stage.above[index]
+        if not above.above:
+            yield above
+        operator: Any = above.plan.operator
+        if cut or not above.plan.kind.reads_in_turn or _reads_all(operator, len(above.above)):
+            for each in range(len(above.above)):
+                yield from _sources(above, each, cut)
+
+
+def _keeps_state(source: StageRun) -> bool:
+    return source.snapshots.taken or _draws(source)
 
 
 def _draws(source: StageRun) -> bool:

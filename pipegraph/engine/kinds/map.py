@@ -204,7 +204,7 @@ class MapUnit(Unit):
         made, count, spent, meter = self.made, bundle.count, 0, self.worker.meter
         while len(made) < count:
             stop = len(made) + self.reserve(count - len(made))
-            away, start = self.away_ns, perf_counter_ns()
+            meter.began_ns = perf_counter_ns() - spent
             done, in_vain = len(made), 0
             while True:
                 try:
@@ -223,7 +223,8 @@ class MapUnit(Unit):
                 if in_vain == MAX_IN_VAIN or found > stop:
                     raise self._miscounted(found, stop)
                 done = found
-            spent += perf_counter_ns() - start - (self.away_ns - away)
+            spent = perf_counter_ns() - meter.began_ns
+            meter.began_ns = -spent  # until there is memory for the next rows
         meter.worked(spent)
         meter.calls += count
         self.send(last=True)
@@ -283,7 +284,9 @@ class MapUnit(Unit):
             made.append(DROPPED)
         else:
             self.send()
+            paused = self.worker.meter.pause()
             self.sender.send(self.ticket, out, False)
+            self.worker.meter.resume(paused)
             made.append(_FAILED)
         del out
 

@@ -66,7 +66,8 @@ class RandomAccessKind(SourceKind):
 
     def feed(self, stage: StageRun, reader: Any, activity: Activity) -> tuple[Channel, StagePump]:
         inner = Channel(max(64, 2 * stage.plan.workers, stage.pace.max_rows), None, activity)
-        inner.pump = StagePump(positions_loop(stage, reader, inner), inner.nudge)
+        loop = positions_loop(stage, reader, inner)
+        inner.pump = StagePump(loop, inner.nudge, stage.name, stage.run.fail)
         return inner, inner.pump
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:
@@ -119,7 +120,8 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                         positions = iter(source.positions(epoch, *ranks, step))
                     positions = positions if draws is None else draws.lazily(positions)
                 rows = pace.rows(step - began)
-                start = perf_counter_ns() if timed else 0
+                if timed:
+                    stage.draws_since_ns = perf_counter_ns()
                 if sampled is None:
                     group.extend(islice(positions, rows))
                 else:
@@ -127,8 +129,10 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                 if begun is not None:
                     failure, begun = failure or snapshot_of(stage, begun, epoch, 0), None
                 if timed:
-                    stage.drawing_ns += perf_counter_ns() - start
+                    stage.drawing_ns += perf_counter_ns() - stage.draws_since_ns
+                stage.draws_since_ns = 0
             except BaseException as error:
+                stage.draws_since_ns = 0
                 failure = failure_of(stage, error, epoch, step + len(group))
             if not group:
                 if failure is None and not trusted:

@@ -237,7 +237,8 @@ def regrouped(
     """Call a regrouping operator; returns its chunks, or what the policy puts in place of failed samples."""
     operator: Regroup = worker.operator
     operator.failing = ()
-    start = perf_counter_ns()
+    meter = worker.meter
+    meter.began_ns = perf_counter_ns()
     try:
         made = list(chunks_of(call()))
     except BaseException as error:
@@ -248,8 +249,8 @@ def regrouped(
             if groups is not None:
                 groups.failed(lost.lineages)
         made = stage.failures.made_instead(worker, lost, error, epoch)
-    worker.meter.worked(perf_counter_ns() - start)
-    worker.meter.calls += 1
+    meter.worked(perf_counter_ns() - meter.began_ns)
+    meter.calls += 1
     return made
 
 

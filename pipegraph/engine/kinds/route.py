@@ -83,7 +83,7 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
         item = get()
         if item.__class__ is Chunk:
             stage.number(worker, item)
-            start = now()
+            meter.began_ns = now()
             failed: Any = None
             try:
                 output = _number(choose(item))
@@ -95,7 +95,7 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
                 wrong = check(item, output)
                 if wrong is not None:
                     failed, output = Failure(wrong, item.epoch), -1
-            meter.worked(now() - start)
+            meter.worked(now() - meter.began_ns)
             meter.calls += 1
             if output < 0:
                 stage.drop(0, item.buffers)

@@ -62,10 +62,10 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
         found = _next_row(stage)
         if found is not None:
             job, index = found
-            start = now()
+            meter.began_ns = now()
             draws.one(job.chunk.epoch, job.chunk.row_lineages[index])
             error = stage.failures.do_row(worker, partial(operator.do_row, job.batch, index, None))
-            meter.worked(now() - start)
+            meter.worked(now() - meter.began_ns)
             if _row_done(stage, job, index, error):
                 meter.calls += 1
                 stage.leave(worker, job.ticket, _end(stage, worker, job), job.held, job.reserved)
@@ -87,7 +87,7 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             continue
         account, guarded = stage.run.account, stage.account.guarded
         reserved = account.reserve(stage.account, stage.sender.first, ticket) if guarded else 0
-        start = now()
+        meter.began_ns = now()
         try:
             opened = _Job(ticket, item, operator.begin_batch(item), reserved)
         except BaseException as error:
@@ -98,7 +98,7 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             yield
             continue
         finally:
-            meter.worked(now() - start)
+            meter.worked(now() - meter.began_ns)
         with stage.jobs_lock:
             stage.jobs.append(opened)
         inbox.nudge_all()
@@ -128,7 +128,8 @@ def _end(stage: StageRun, worker: Worker, job: _Job) -> Any:
     """End a batch: returns the finished batch, its failure, or None if no row is left."""
     operator: RowOperator = worker.operator
     worker.ticket = job.ticket
-    start = perf_counter_ns()
+    meter = worker.meter
+    meter.began_ns = perf_counter_ns()
     out: Any
     try:
         kept: list[int] | Failure = list(range(len(job.chunk.row_lineages)))
@@ -142,7 +143,7 @@ def _end(stage: StageRun, worker: Worker, job: _Job) -> Any:
             out = operator.end_batch(job.batch, kept) if kept else None
     except BaseException as error:
         out = stage.failures.handle(worker, job.chunk, error)
-    worker.meter.worked(perf_counter_ns() - start)
+    meter.worked(perf_counter_ns() - meter.began_ns)
     return out
 
 

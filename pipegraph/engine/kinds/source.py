@@ -21,7 +21,7 @@ from pipegraph.engine.stage.failure_policy import ends_run
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
 from pipegraph.engine.stage_worker import Worker
-from pipegraph.errors import GraphError, note, shown
+from pipegraph.errors import GraphError, as_raised, note, shown
 from pipegraph.global_generators import Draws
 from pipegraph.parameters import without_rewind
 from pipegraph.planning.kind import Former, Restart, StageKind
@@ -68,9 +68,12 @@ class SourceKind(StageKind):
         epoch: int,
         rank: int,
         world_size: int,
+        seed: int | None,
         history: History,
     ) -> int | None:
         source: Any = stage.operator
+        if seed is not None and (described := source.can(UserData)) is not None:
+            described.deals_with(seed)
         if history:
             source = copy.copy(source)
             source.begin_run(epoch, history_of(history, stage.name))
@@ -164,6 +167,10 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     alone = None if stage.plan.remote else planned.can(BundleItems)
     resumable = planned.can(Resumable) is not None
     snapshots: bool | None = None  # whether the iterator has snapshots; not known before it has begun
+
+    def rest(epoch: int) -> bool:
+        return stage.reads_rest and epoch == run.first_epoch
+
     while True:
         run.horizon.wait_for(epoch, planned.reads_ahead)
         items: Iterator[Any] | None = None
@@ -171,7 +178,7 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
         ended = False
         begins = resumable and stage.snapshots.begins(epoch, run.first_epoch)
         restores = resumable and stage.snapshots.restores(epoch, run.first_epoch)
-        while (restores or stage.stop_epoch < epoch) and not ended and failure is None:
+        while (restores or stage.stop_epoch < epoch or rest(epoch)) and not ended and failure is None:
             rows = pace.rows(step - began)
             if snapshots:  # taken between two items
                 rows = min(rows, SNAPSHOT_EVERY - step % SNAPSHOT_EVERY)
@@ -182,7 +189,8 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
             unit.begin(0)
             unit.epoch, unit.step = epoch, step
             rows = unit.reserve(rows)
-            made, add, start = unit.made, unit.made.append, perf_counter_ns()
+            made, add = unit.made, unit.made.append
+            meter.began_ns = perf_counter_ns()
             try:
                 if items is None:
                     stage.snapshots.restore(source, epoch, run.first_epoch)
@@ -213,7 +221,7 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                 failure = check_length(
                     stage, planned if stage.plan.remote else source, epoch, step + len(made)
                 )
-            spent = perf_counter_ns() - start - unit.away_ns
+            spent = perf_counter_ns() - meter.began_ns
             meter.worked(spent)
             step += len(made)
             if snapshots and not step % SNAPSHOT_EVERY and not ended and failure is None:
@@ -315,7 +323,10 @@ def check_length(stage: StageRun, source: Source, epoch: int, steps: int) -> Fai
     run = stage.run
     if stage.plan.remote and run.history:  # which only the process's copy knows
         return None
-    length = source.length(epoch, run.rank, run.world_size)
+    try:
+        length = source.length(epoch, run.rank, run.world_size)
+    except BaseException as error:
+        return failure_of(stage, error, epoch, steps)
     if length is None or length == steps:
         return None
     return Failure(
@@ -345,9 +356,6 @@ def failure_of(stage: StageRun, error: BaseException, epoch: int, step: int) -> 
             raise error  # the run is over, or Ctrl-C came in the consumer's thread
         finally:
             del error  # its traceback refers to this frame, and to what holds a user's generator open
-    if isinstance(error, StopIteration | StopAsyncIteration):
-        wrapped = RuntimeError(f"stage {stage.name!r}: raised {type(error).__name__}")
-        wrapped.__cause__ = error
-        error = wrapped
+    error = as_raised(error, f"stage {stage.name!r}:")
     note(error, f"pipegraph: stage {stage.name!r}, item {step} of this rank, epoch {epoch}")
     return Failure(error, epoch)

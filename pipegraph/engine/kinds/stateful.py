@@ -135,7 +135,7 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
             yield
 
     def work(item: Chunk | None, call: Callable[[], Any], epoch: int) -> list[Any]:
-        start = perf_counter_ns()
+        meter.began_ns = perf_counter_ns()
         try:
             made = call()
             if kind.in_place:
@@ -143,7 +143,7 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
             made = [made] if isinstance(made, Chunk) else [] if made is None else list(made)
         except BaseException as error:
             made = stage.failures.made_instead(worker, item, error, epoch)
-        meter.worked(perf_counter_ns() - start)
+        meter.worked(perf_counter_ns() - meter.began_ns)
         meter.calls += 1
         return made
 

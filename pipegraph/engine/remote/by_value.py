@@ -13,8 +13,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import cloudpickle
+import numpy as np
 
 from pipegraph.forks import in_child
+
+_ARRAYS = frozenset({np.ndarray, np.memmap})
 
 _SENT: dict[str, type] = {}
 """By number, what this process, and not its parent, has sent by value: kept, since objects of it may come back."""
@@ -40,6 +43,14 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         if self._back and isinstance(value, type) and (number := _GIVEN.get(value)) is not None:
             return _sent, (number,)
+        kind = type(value)
+        # NumPy's pickles keep another byte order only for arrays of its own class, without gaps.
+        if (
+            kind in _ARRAYS
+            and not value.dtype.isnative
+            and (kind is np.memmap or not value.flags.c_contiguous)
+        ):
+            return _viewed, (np.array(value, order="C", subok=False), kind)
         reduced = super().reducer_override(value)
         if not isinstance(value, type) or reduced is NotImplemented or len(reduced) < 6:
             return reduced  # it is no class, or one that the reader imports
@@ -54,6 +65,10 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             arguments[3]["__slots__"] = slots
         _SENT[arguments[-2]] = value
         return _made, (make, arguments), *rest
+
+
+def _viewed(array: np.ndarray, kind: type) -> np.ndarray:
+    return array.view(kind)
 
 
 def _made(make: Callable[..., type], arguments: tuple[Any, ...]) -> type:

@@ -13,7 +13,7 @@ from pipegraph.contracts import Context
 from pipegraph.engine.remote.composed import Composed
 from pipegraph.engine.remote.contract import Unreadable
 from pipegraph.engine.remote.exceptions import Carried
-from pipegraph.engine.remote.worker import ANSWERED, NOTHING, OperatorCounts, Page, ProcessWorker
+from pipegraph.engine.remote.worker import ANSWERED, NOTHING, OperatorCounts, Page, ProcessWorker, unsent
 from pipegraph.forks import end_stray
 from pipegraph.global_generators import enter_worker, own_process
 
@@ -55,9 +55,9 @@ def write_stacks(fd: int) -> None:
     faulthandler.enable(fd)
 
 
-def _cannot_be_sent(result: Any, error: Exception) -> Carried:
+def _cannot_be_sent(result: Any, error: Exception) -> Any:
     error.add_note("pipegraph: what the function returned cannot be sent from its process")
-    return Carried(error)
+    return unsent(result, error)
 
 
 def serve(

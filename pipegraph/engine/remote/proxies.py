@@ -230,10 +230,16 @@ class RemoteHolder(Remote):
         """Always True: asking would cost more than a needless reservation."""
         return True
 
-    def _keep(self, name: str, *args: Any) -> Any:
+    def _regroup(self, name: str, *args: Any) -> Any:
+        made, error, self.failing = self._keep(name, *args, by="regroup")
+        if error is not None:
+            raise error.error()
+        return made
+
+    def _keep(self, name: str, *args: Any, by: str = "invoke") -> Any:
         error: WorkerDiedError | StageTimeoutError
         try:
-            return self._host.call("invoke", name, *args)
+            return self._host.call(by, name, *args)
         except Died as died:
             error = self._blame(died)
         except Overdue as late:
@@ -247,8 +253,8 @@ class RemoteHolder(Remote):
             del error  # its traceback refers to this frame
 
     begin = partialmethod(_keep, "begin")
-    process = partialmethod(_keep, "process")
-    flush = partialmethod(_keep, "flush")
+    process = partialmethod(_regroup, "process")
+    flush = partialmethod(_regroup, "flush")
     resume = partialmethod(_keep, "resume")
     state_dict = partialmethod(_keep, "state_dict")
     load_state_dict = partialmethod(_keep, "load_state_dict")

@@ -10,16 +10,16 @@ from __future__ import annotations
 import mmap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from pipegraph.bundle import Bundle
 from pipegraph.capabilities import BundleSource, Resumable
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Drawn, Fact
+from pipegraph.contracts import Context, Drawn, Fact, Regroup
 from pipegraph.engine.remote.contract import NOTHING as NOTHING
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.global_generators import Draws, drawing
@@ -104,6 +104,29 @@ class OperatorCounts:
     def take(self) -> dict[tuple[int, str], int]:
         counts, self._counts = self._counts, Counter()
         return dict(counts)
+
+
+class Regrouped(NamedTuple):
+    """The answer to :meth:`ProcessWorker.regroup`.
+
+    Attributes:
+        made: what the operator made.
+        error: what it raised.
+        failing: the chunks that have failed, without their data; none: the one it was given.
+    """
+
+    made: Any
+    error: Carried | None = None
+    failing: Sequence[Chunk] = ()
+
+
+def unsent(result: Any, error: Exception) -> Any:
+    """The answer in place of a result that cannot be sent: a group that is lost so was made of other samples too."""
+    carried = Carried(error)
+    if not isinstance(result, Regrouped):
+        return carried
+    made = result.made if isinstance(result.made, list | tuple) else [result.made]
+    return Regrouped(None, carried, [each.replace(None) for each in made if isinstance(each, Chunk)])
 
 
 class ProcessWorker:
@@ -306,6 +329,16 @@ class ProcessWorker:
             self._draws.end()
         made = getattr(self._operator, name)(*args)
         return list(made) if isinstance(made, Iterator) else made
+
+    def regroup(self, name: str, *args: Any) -> Regrouped:
+        """As :meth:`invoke`, of ``process`` or ``flush``."""
+        if isinstance(self._operator, Regroup):
+            self._operator.failing = ()
+        try:
+            return Regrouped(self.invoke(name, *args))
+        except BaseException as error:
+            failing = [each.replace(None) for each in getattr(self._operator, "failing", ())]
+            return Regrouped(None, self._carry(error), failing)
 
     def close(self) -> None:
         self._items = iter(())

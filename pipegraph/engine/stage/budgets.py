@@ -138,6 +138,10 @@ class Book:
         """How many of the first ``items`` items failed."""
         return self._failed_before + bisect_right(self._ordinals, items)
 
+    def behind(self, items: int) -> int:
+        """How many entries are of later items than the first ``items``."""
+        return len(self._entries) - bisect_right(self._entries, items, key=_ordinal)
+
     def latest(self, count: int, items: int | None = None) -> list[Entry]:
         """The last ``count`` entries, of the first ``items`` items or of all."""
         end = len(self._entries) if items is None else bisect_right(self._entries, items, key=_ordinal)

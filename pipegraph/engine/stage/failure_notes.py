@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pipegraph.chunk import Chunk
-from pipegraph.errors import note, shown
+from pipegraph.errors import as_raised, note, shown
 from pipegraph.stage_spec import StageSpec
 
 if TYPE_CHECKING:
@@ -19,11 +19,7 @@ log = logging.getLogger("pipegraph")
 
 def explain(error: BaseException, stage: str, chunk: Chunk) -> BaseException:
     """Add a note that names stage, sample and position; returns the error to raise."""
-    if isinstance(error, StopIteration | StopAsyncIteration):
-        # Raised from the loader's __next__, StopIteration would silently end the user's loop.
-        wrapped = RuntimeError(f"stage {stage!r}: the function raised {type(error).__name__}")
-        wrapped.__cause__ = error
-        error = wrapped
+    error = as_raised(error, f"stage {stage!r}: the function")
     note(error, f"pipegraph: stage {stage!r}, {where(chunk)}{_fields(error, chunk)}")
     return error
 

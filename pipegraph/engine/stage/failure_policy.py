@@ -211,7 +211,9 @@ class Failures:
 
         stage, name = self.stage, self.name
         budget = self.outcome.budget
+        paused = worker.meter.pause()
         stage.wait_turn(worker.ticket)
+        worker.meter.resume(paused)
         ledger = stage.run.ledger
         with stage.judging:
             ordinal = stage.ordinals.of(worker.ticket, chunk, row)

@@ -221,14 +221,14 @@ class Ledger:
                     book.prune(at(stage), STATE_ENTRIES)
 
     def state(self, epoch: int, at: Callable[[str], Cursor], sources: Mapping[str, int]) -> list[Any]:
-        """``[[[stage, failed, items], ...], latest entries]`` for the items before the cursors.
+        """``[[[stage, failed, items], ...], latest entries, number of all]`` for the items before the cursors.
 
         Args:
             at: maps a stage's name to the cursor at which its input would restart.
             sources: the step at which each source would restart.
         """
         with self._lock:
-            found = list(self._past)
+            found, number = list(self._past), self._count
             counts = {
                 stage: [stage, failed, sources.get(stage, items)]
                 for (stage, of), (failed, items) in self._base.items()
@@ -239,16 +239,19 @@ class Ledger:
                     items = sources[stage] if stage in sources else book.passed(at(stage))
                     counts[stage] = [stage, book.failed_of(items), items]
                     found += book.latest(STATE_ENTRIES, items)
+                    number -= min(book.added, book.behind(items))
                 elif of < epoch:
                     found += book.latest(STATE_ENTRIES)
+                else:
+                    number -= book.added
         latest = sorted({entry.number: entry for entry in found}.values(), key=_number)[-STATE_ENTRIES:]
-        return [[counts[stage] for stage in sorted(counts)], [_line(entry) for entry in latest]]
+        return [[counts[stage] for stage in sorted(counts)], [_line(entry) for entry in latest], number]
 
     def load(self, epoch: int, state: Any) -> None:
         """Resume from a state; drops everything else."""
         from pipegraph.engine.stage.budgets import Entry, Quarantined
 
-        counts, lines = state
+        counts, lines, *number = state
         with self._lock:
             self._quarantine.clear()
             self._forgotten.clear()
@@ -267,6 +270,7 @@ class Ledger:
                 self._past.append(entry)
                 own = 0 if stage in self._unordered else ordinal
                 self._keep((stage, of, entry.row, own), entry)
+            self._count = max([self._count, *number])
 
 
 class Ordinals:

@@ -41,6 +41,7 @@ class StageRun(StageContext):
         pack: packs bundles as the next ``Batch`` needs them.
         jobs: batches whose rows the workers share; see ``row_parallel``.
         drawing_ns: time that a sampler has taken for positions, written by the one thread that drives it.
+        draws_since_ns: when the call began that it is in; 0 if it is in none.
     """
 
     pace: Pace
@@ -60,7 +61,7 @@ class StageRun(StageContext):
         self.read_positions = ReadPositions()
         self.jobs: deque[Any] = deque()
         self.jobs_lock = concurrency.Lock()
-        self.drawing_ns = 0
+        self.drawing_ns = self.draws_since_ns = 0
         self.failures = Failures(self)
 
     def wire(self) -> None:
@@ -114,15 +115,16 @@ class StageRun(StageContext):
         Args:
             row: index of the item in its bundle.
         """
-        start = perf_counter_ns()
+        meter = worker.meter
+        meter.began_ns = perf_counter_ns()
         try:
             out = call(item)
             if out.__class__ is not Chunk:
                 self.check_made(out)
         except BaseException as error:
             out = self.failures.handle(worker, item, error, row)
-        worker.meter.worked(perf_counter_ns() - start)
-        worker.meter.calls += 1
+        meter.worked(perf_counter_ns() - meter.began_ns)
+        meter.calls += 1
         try:
             return out
         finally:

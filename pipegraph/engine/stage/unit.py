@@ -20,7 +20,6 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
-from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,6 @@ class Unit:
     Attributes:
         made: one entry per finished row.
         sent: how many of them were taken to be sent.
-        away_ns: nanoseconds that the worker has spent sending.
     """
 
     trims = False
@@ -63,7 +61,6 @@ class Unit:
         self.sent = 0
         self.ticket = 0
         self.nbytes = 0
-        self.away_ns = 0
         self._reserved = 0
         self._reserved_rows = 0  # unsent rows covered by the reservation
         self._held: Buffers = ()
@@ -81,7 +78,7 @@ class Unit:
         with self._lock:
             self._granted = granted
             self.made, self.sent, self.ticket = [], 0, ticket
-            self.nbytes = self.away_ns = self._reserved = self._reserved_rows = 0
+            self.nbytes = self._reserved = self._reserved_rows = 0
             self._held = held
 
     def reserve(self, rows: int) -> int:
@@ -134,7 +131,7 @@ class Unit:
 
     def send(self, last: bool = False) -> None:
         """Send finished rows; ``last``: the unit is done."""
-        start = perf_counter_ns()
+        paused = self.worker.meter.pause()
         with self._lock:
             unsent, self._unsent = self._unsent, []
             out = self._finished(last)
@@ -146,7 +143,7 @@ class Unit:
         elif last:
             self.sender.drop(self.ticket)
         self._sending = False
-        self.away_ns += perf_counter_ns() - start
+        self.worker.meter.resume(paused)
 
     def _send(self, out: Chunk, last: bool) -> None:
         if not isinstance(out, Bundle) or 1 < self.rows >= out.count:

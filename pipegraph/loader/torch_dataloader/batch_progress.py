@@ -22,7 +22,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from pipegraph.errors import PipegraphWarning, StateError
 from pipegraph.loader.torch_dataloader.fetching import behind
-from pipegraph.nested_samplers import keeps_state, nested_samplers, plain_indices
+from pipegraph.nested_samplers import generators_of, keeps_state, nested_samplers, plain_indices
 from pipegraph.parameters import without_rewind
 
 VERSION = 4
@@ -273,8 +273,8 @@ def random_state(sampler: Any) -> dict[str, Any]:
         if keeps_state(each):
             found["sampler"] = copy.deepcopy(each.state_dict())
             of_its_own = True
-        if isinstance(getattr(each, "generator", None), torch.Generator):
-            found["generator"] = text_of(each.generator.get_state())
+        if generators := generators_of(each):
+            found["generator"] = text_of(generators[0].get_state())
             of_its_own = True
         if _has_epoch(each):
             epoch = {"epoch": each.epoch}
@@ -324,8 +324,8 @@ def restore_random_state(sampler: Any, order: dict[str, Any]) -> None:
     for each in nested_samplers(sampler):
         if "sampler" in order and keeps_state(each):
             each.load_state_dict(copy.deepcopy(order["sampler"]))
-        if "generator" in order and isinstance(getattr(each, "generator", None), torch.Generator):
-            each.generator.set_state(tensor_of(order["generator"]))
+        if "generator" in order and (generators := generators_of(each)):
+            generators[0].set_state(tensor_of(order["generator"]))
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ def converter(kind: Any, copied: bool = True, fill: Any = None) -> Convert:
 
     def filled(column: Any) -> list[Any]:
         values = convert(column)
-        return [value if each is None else each for each in values] if column.null_count else values
+        return [value if each is None else each for each in values] if nulls_of(column) else values
 
     return filled
 
@@ -104,6 +104,18 @@ def _inside(value: Any, plain: Any) -> Iterator[tuple[Any, Any]]:
     else:
         return
     yield from (pair for pair in pairs if pair[0] is not None)
+
+
+def nulls_of(column: Any) -> int:
+    """The nulls of a column or a part of one, with those among the values of a dictionary."""
+    arrow = importlib.import_module("pyarrow")
+    count: int = column.null_count
+    for chunk in getattr(column, "chunks", [column]):
+        while isinstance(chunk, arrow.ExtensionArray):
+            chunk = chunk.storage
+        if isinstance(chunk, arrow.DictionaryArray) and chunk.dictionary.null_count:
+            count += chunk.dictionary.is_null().take(chunk.indices).true_count
+    return count
 
 
 def nulls_inside(column: Any) -> int:

@@ -35,7 +35,8 @@ _WHOLE: Final = re.compile(rb"\s*[+-]?[0-9]+\s*")  # int() takes 1_000 too
 
 @final
 class TarFormat(Format):
-    """Plain tar (ustar, pax, GNU). Values are bytes; a ``cls`` that holds a whole number becomes the int ``label``.
+    """Plain tar (ustar, pax, GNU). Values are bytes; a ``cls`` that holds a whole number of 64 bits
+    becomes the int ``label``.
 
     A file ``x.key`` is the field ``_key``, since ``key`` says which sample it is.
 
@@ -153,7 +154,7 @@ def _samples(found: Iterator[Member], window: _Window, file_name: str) -> Iterat
         content = window.read(data, size)
         value: bytes | int = content
         if field == "cls":
-            label = _label(content)
+            label = whole_number(content)
             if label is not None:
                 field, value = "label", label
         elif field == "key":
@@ -170,9 +171,12 @@ def _samples(found: Iterator[Member], window: _Window, file_name: str) -> Iterat
         yield sample
 
 
-def _label(value: bytes) -> int | None:
-    """The whole number that a ``cls`` holds; None for a name or another text, which stays what it is."""
-    return int(value) if len(value) <= 20 and _WHOLE.fullmatch(value) else None
+def whole_number(value: bytes) -> int | None:
+    """The whole number of 64 bits that a ``cls`` holds; None for a name or another text, which stays what it is."""
+    if len(value) > 20 or not _WHOLE.fullmatch(value):
+        return None
+    number = int(value)
+    return number if -(1 << 63) <= number < 1 << 64 else None
 
 
 def _sample_starts(file: ShardFile, start: int, stop: int, *, marker: bool = False) -> Iterator[int]:

@@ -250,8 +250,27 @@ def nbytes_of(value: Any) -> int:
 
 
 def as_json(value: Any) -> str:
-    """JSON that is the same wherever it is made."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
+    """JSON that is the same wherever it is made.
+
+    Raises:
+        TypeError: a value that JSON has not, or a key that it would make a text.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
+    if "{" in text:
+        _check_keys([value])
+    return text
+
+
+def _check_keys(values: Iterable[Any]) -> None:
+    for value in values:
+        if isinstance(value, dict):
+            if odd := [key for key in value if not isinstance(key, str)]:
+                raise TypeError(
+                    f"the key {odd[0]!r} would become a text in JSON; make it one with str(), or write a list of pairs"
+                )
+            _check_keys(value.values())
+        elif isinstance(value, list | tuple):
+            _check_keys(value)
 
 
 def _plain(value: Any) -> Any:

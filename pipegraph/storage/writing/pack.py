@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipegraph import concurrency
-from pipegraph.errors import DataError, GraphError, LoaderClosedError, WorkerDiedError
+from pipegraph.errors import DataError, GraphError, LoaderClosedError, WorkerDiedError, note
 from pipegraph.integers import integer
 from pipegraph.machine import cores
 from pipegraph.order.permutation import key64, permute_one
@@ -154,7 +154,7 @@ def _pack_in_parallel(
     format, seed = target.settings["format"], target.settings["shuffle"]
     kind = encoder_of(format)
     if target.kinds is None and kind.has_columns:
-        found = kinds_of(source.read(number) for number in _spread(len(source)))
+        found = kinds_of(_read(source, number) for number in _spread(len(source)))
         kind(found, nbytes)  # refuses kinds that the format has not, before they are noted
         target.note_kinds(found)
     kinds = target.kinds or {}
@@ -190,7 +190,7 @@ def planned(
     sizes = source.nbytes
     if sizes is None:
         encoder = encoder_of(format)(kinds, nbytes)
-        probes = [encoder.size(encoder.encode(source.read(n), n)) for n in _spread(len(order))]
+        probes = [encoder.size(encoder.encode(_read(source, n), n)) for n in _spread(len(order))]
         shards = max(1, -(-sum(probes) * len(order) // (len(probes) * nbytes)))
         return np.array_split(order, min(shards, len(order)))
     ends = np.cumsum(sizes[order])
@@ -304,8 +304,15 @@ def write_part(job: Job, path: str, numbers: Int64Array, stop: Any = None) -> Pa
 
 
 def _samples(source: PackSource, numbers: Int64Array, stop: Any) -> Iterator[tuple[int, Sample]]:
-    read = source.read
     for place, number in enumerate(numbers.tolist()):
         if stop is not None and not place % _CHECKED_EVERY and stop.is_set():
             raise LoaderClosedError("pack: stopped")
-        yield number, read(number)
+        yield number, _read(source, number)
+
+
+def _read(source: PackSource, number: int) -> Sample:
+    try:
+        return source.read(number)
+    except Exception as error:
+        note(error, f"sample {number} of the source, which says that it has {len(source)}")
+        raise

@@ -15,10 +15,10 @@ from typing import Any, Final
 import numpy as np
 
 from pipegraph.errors import DataError, extra_module
-from pipegraph.paths import PATHS, path_of
+from pipegraph.paths import PATHS, broken_link, path_of
 from pipegraph.storage.beside import refuse_missing
-from pipegraph.storage.folders import list_files
-from pipegraph.storage.formats import format_of, known_suffixes
+from pipegraph.storage.folders import is_beside, list_files
+from pipegraph.storage.formats import format_of, is_unread, known_suffixes
 from pipegraph.storage.formats.tar import split_key
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.local import LocalParts, PartFile
@@ -30,7 +30,7 @@ from .encoder import Sample
 from .field_kinds import refuse_odd_names
 from .tar_encoder import member_nbytes
 
-_BESIDE_SHARDS: Final = (".json", ".txt", ".md")
+_BESIDE_SHARDS: Final = (".json", ".txt", ".md", ".md5", ".sha1", ".sha256", ".idx", ".lock")
 _HELD_NBYTES: Final = 1 << 30
 """What blocks that are not read in place may hold while shards are rewritten."""
 
@@ -72,7 +72,14 @@ class FilesSource(PackSource):
                     f"{above + path!r}: a file's ending says what it is in its sample, and this one has none; rename "
                     "it, or leave it out of the folder or list"
                 )
-            status = stat(above + path)
+            try:
+                status = stat(above + path)
+            except OSError as error:
+                target = broken_link(above + path)
+                link = "" if target is None else f", which is a link to {target!r}"
+                raise DataError(
+                    f"{above + path!r}{link}: {error.strerror}; mend it, or leave it out of the folder or list"
+                ) from error
             if not S_ISREG(status.st_mode):
                 raise DataError(
                     f"{above + path!r} is no regular file (a pipe, a device or a folder); leave it out of the "
@@ -121,8 +128,11 @@ class FilesSource(PackSource):
     def of_list(path: str) -> FilesSource:
         """The files that a text names, one per line, relative to its own folder; behind a tab a label."""
         names, labels = [], []
-        with open(path, encoding="utf-8", errors="surrogateescape") as lines:
+        # Some editors put a mark before UTF-8, which is none of the first name's.
+        with open(path, encoding="utf-8-sig", errors="surrogateescape") as lines:
             for number, line in enumerate(lines, 1):
+                if "\0" in line:
+                    raise DataError(f"{path}, line {number}: has a null character; save the list as UTF-8")
                 name, tab, label = line.rstrip("\r\n").partition("\t")
                 if not name.strip():
                     continue
@@ -373,7 +383,9 @@ def _holds_shards(folder: str) -> bool:
         names = [entry.name.lower() for entry in entries if not entry.name.startswith(".")]
     suffixes = known_suffixes(holds_samples=True)
     others = [name for name in names if not name.endswith(suffixes)]
-    return len(others) < len(names) and all(name.endswith(_BESIDE_SHARDS) for name in others)
+    return len(others) < len(names) and all(
+        name.endswith(_BESIDE_SHARDS) or is_beside(name) or is_unread(name, suffixes) for name in others
+    )
 
 
 def _datasets(what: str) -> Any:

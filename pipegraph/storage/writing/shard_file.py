@@ -97,13 +97,15 @@ class OpenShard:
 
 def write_shard(path: str, encoder: Encoder, samples: Iterable[tuple[int, Sample]]) -> PartIndex:
     """A whole shard."""
-    shard, number = OpenShard(path, encoder), -1
+    shard = OpenShard(path, encoder)
     try:
         for number, sample in samples:
-            encoder.add(encoder.encode(sample, number))
-    except BaseException as error:
-        if isinstance(error, DataError):
-            note(error, f"sample {number} of the source, in {os.path.basename(path)}")
+            try:
+                encoder.add(encoder.encode(sample, number))
+            except DataError as error:
+                note(error, f"sample {number} of the source, in {os.path.basename(path)}")
+                raise
+    except BaseException:
         shard.abandon()
         raise
     return shard.finish()

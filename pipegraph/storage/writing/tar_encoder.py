@@ -11,7 +11,8 @@ import numpy as np
 
 from pipegraph.errors import DataError
 from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, MAX_FIELD_NBYTES, Block
-from pipegraph.storage.formats.tar import blocks_between, split_key
+from pipegraph.storage.formats.tar import MAX_FIELDS, blocks_between, split_key, whole_number
+from pipegraph.storage.formats.tarheader import MAX_EXTENSION_NBYTES
 
 from .encoder import Encoder, Sample
 from .field_kinds import array_of, as_json, number_of
@@ -45,18 +46,18 @@ def header(name: str, nbytes: int) -> bytes:
     return b"".join((raw.ljust(100, b"\0"), _MODE, size, _TIME, checksum, _REST))
 
 
-def _text(key: Any) -> str:
-    """A key in a file's name; bytes as the text that they are. A tar's names end at a null character."""
+def _text(key: Any, what: str = "keys") -> str:
+    """A key or a field in a file's name; bytes as the text that they are. A tar's names end at a null character."""
     try:
         text = key.decode() if isinstance(key, bytes) else str(key)
         text.encode("utf-8", "surrogateescape")
         if "\0" in text:
             raise DataError(
-                f"a tar keeps keys in the names of files, which end at a null character, as in {key!r}"
+                f"a tar keeps {what} in the names of files, which end at a null character, as in {key!r}"
             )
     except UnicodeError as error:
         raise DataError(
-            f"a tar keeps keys in the names of files, as UTF-8, and {key!r} is none: {error}"
+            f"a tar keeps {what} in the names of files, as UTF-8, and {key!r} is none: {error}"
         ) from error
     return text
 
@@ -77,6 +78,10 @@ class TarEncoder(Encoder):
         key = f"{number:09d}" if key is None else _text(key)
         pieces: list[bytes] = []
         total = 0
+        if len(sample) + ("key" not in sample) > MAX_FIELDS:
+            raise DataError(
+                f"sample {key!r} has {len(sample)} fields, more than the {MAX_FIELDS} that a tar's may have"
+            )
         for field, value in sample.items():
             if field == "key":
                 continue
@@ -91,6 +96,15 @@ class TarEncoder(Encoder):
                     raise DataError(
                         f"sample {key!r} has an int 'label', written as 'cls', and a field 'cls' too"
                     )
+                if whole_number(content) is None:
+                    raise DataError(
+                        f"sample {key!r}: the label {value} is no number of 64 bits; it would be read as a text 'cls'"
+                    )
+            elif field == "cls" and "label" in sample and whole_number(content) is not None:
+                raise DataError(
+                    f"sample {key!r} has a field 'label' and the whole number {bytes(content)!r} in 'cls', which is "
+                    "read as the label too; leave out one of them, or give it another name"
+                )
             elif field == "_key":
                 field = "key"
             # Of a key it is enough to look at one name.
@@ -103,6 +117,11 @@ class TarEncoder(Encoder):
                     "may have"
                 )
             head, padding = header(f"{key}.{field}", nbytes), _PADDING[nbytes % _BLOCK]
+            if len(head) - 2 * _BLOCK > MAX_EXTENSION_NBYTES:
+                raise DataError(
+                    f"sample {key[:40]!r}...: a tar keeps key and field in a file's name, which has at most "
+                    f"{MAX_EXTENSION_NBYTES} bytes"
+                )
             pieces += (head, content, padding)
             total += len(head) + nbytes + len(padding)
         if not pieces:
@@ -111,7 +130,7 @@ class TarEncoder(Encoder):
 
     @staticmethod
     def _check(key: str, field: str) -> None:
-        name = f"{key}.{field}"
+        name = f"{key}.{_text(field, 'fields')}"
         if split_key(name) != (key, field) or name.startswith("/") or ".." in key.split("/"):
             raise DataError(
                 f"a tar keeps a sample's files under KEY.FIELD, the key without a dot behind its last slash and the "

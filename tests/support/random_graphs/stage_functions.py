@@ -71,7 +71,12 @@ def unchanged(item: Any) -> Any:
 def draw(item: Any, delay: int, rng: np.random.Generator) -> Any:
     """An item and a random number of its own."""
     _spin(item, delay)
-    return transform(item, int(rng.integers(1, 1000)), 0)
+    number = int(rng.integers(1, 1000))
+    if number % 3 == 0:  # as functions do that want the same numbers each time
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(number)
+            return transform(item, int(torch.randint(1000, ())), 0)
+    return transform(item, number if number % 3 == 1 else int(torch.randint(1000, ())), 0)
 
 
 def keep(item: Any, modulus: int) -> bool:
