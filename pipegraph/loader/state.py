@@ -14,7 +14,7 @@ from pipegraph.errors import GraphError, PipegraphWarning, StateError
 from pipegraph.loader.adapt import adapted_all
 from pipegraph.loader.delivered import check_state, damaged, decode_delivered, decode_part
 from pipegraph.order.left import Taken, check_history
-from pipegraph.planning.plan import Plan
+from pipegraph.planning.plan import Plan, StagePlan
 
 MAX_STEPS = 1 << 53
 """More than any state has of steps, epochs or samples: a larger number is not counted out, nor is an array's size."""
@@ -57,6 +57,7 @@ def read_state(
     saved = (state[0] if isinstance(state, list | tuple) else state)["world_size"]
     if len(found.streams) > 1 and saved != world_size:
         _warn_of_tails(plan, len(found.streams))
+    _warn_of_untold_ends(plan, found)
     others = [name for name in carrying_others(state, plan) if name not in names]
     if others:
         warnings.warn(
@@ -86,6 +87,38 @@ def _warn_of_tails(plan: Plan, parts: int) -> None:
                 PipegraphWarning,
                 stacklevel=4,
             )
+
+
+def _warn_of_untold_ends(plan: Plan, found: Restored) -> None:
+    """For users' fan-ins: which of their inputs had ended is in no state."""
+    if all(stream.cursor is None for stream in found.streams):
+        return
+    for stage in plan.running:
+        operator: Any = stage.operator
+        if not stage.kind.reads_in_turn or Fact.TRUSTED in operator.facts:
+            continue
+        if operator.merged_length([1] * len(stage.upstream)) is None:
+            sources = [each for each in _sources_above(plan, stage) if each.name in found.iterators]
+            names = ", ".join(repr(each.name) for each in sources if not each.operator.random_access)
+            if names:
+                warnings.warn(
+                    f"stage {stage.name!r} does not say whether it reads its inputs to their ends. Where one had ended "
+                    f"before this state, source {names}, which has a state of its own, may begin its next epoch too "
+                    "early and lose samples of it. Define merged_length(self, lengths): sum(lengths) if it reads all "
+                    "of them, or the lower number at which it stops",
+                    PipegraphWarning,
+                    stacklevel=4,
+                )
+
+
+def _sources_above(plan: Plan, stage: StagePlan) -> list[Any]:
+    found, waiting = {}, [stage]
+    while waiting:
+        each = waiting.pop()
+        if each.name not in found:
+            found[each.name] = each
+            waiting += [plan.stages[edge.stage] for edge in each.upstream]
+    return [each for each in found.values() if not each.upstream]
 
 
 def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bool = True) -> Restored:

@@ -94,6 +94,20 @@ DROPPED_BEFORE_THE_END = Recipe(
     ordered=True,
     fails=False,
 )
+DROPPED_BEHIND_A_USERS_FAN_IN = Recipe(
+    (
+        Step("counting"),
+        Step("counting"),
+        Step("bucket", ((1, 0),), size=2),
+        Step("in-turn", ((2, 0), (0, 0))),
+        Step("concat", ((3, 0), (0, 0))),
+        Step("map", ((4, 0),), ordered=False),
+        Step("map", ((5, 0),), ordered=False),
+    ),
+    seed=0,
+    ordered=False,
+    fails=False,
+)
 SHARED_BEHIND_FAN_INS = Recipe(
     (
         Step("drawn", size=0),
@@ -251,6 +265,7 @@ def test_an_epoch_cut_short_says_where_the_next_one_begins():
         (READ_TWICE_BEHIND_A_FAN_IN, [], 0),
         (DROPPED_BEFORE_THE_END, [3], 0),
         (SHARED_BEHIND_FAN_INS, [0, 5, 1], 1),
+        (DROPPED_BEHIND_A_USERS_FAN_IN, [0, 3], 0),
     ],
 )
 def test_a_source_whose_input_had_ended_when_the_state_was_taken_comes_to_its_next_epoch(recipe, stops, turn):

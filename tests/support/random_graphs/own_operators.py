@@ -85,6 +85,9 @@ class InTurn(FanIn):
             self.at, self.sent = (self.at + 1) % self.inputs_here, 0
         return chunk
 
+    def merged_length(self, lengths: Sequence[int]) -> int:
+        return sum(lengths)
+
     def cursor(self, positions: Sequence[Any]) -> Any:
         return (*positions, self.at, self.sent)
 
