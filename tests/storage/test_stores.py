@@ -105,7 +105,7 @@ def given_up_at_once(store: StoreClient, monkeypatch: pytest.MonkeyPatch) -> Non
 
     async def in_its_time(wait: Any) -> Any:
         # It waits for the answer, then for a part of the half that comes, and then for what never comes.
-        requests._grace = 0.1 if next(waits) == 2 else 600
+        requests._grace = 0.1 if next(waits) >= 2 and not store.stats.stalled else 600
         return await in_time(wait)
 
     monkeypatch.setattr(requests, "_in_time", in_its_time)
