@@ -16,8 +16,13 @@ import programs as programs_of_tests
 import pytest
 
 from pipegraph.engine.process import zygote
+from pipegraph.engine.runtime import Runtime
 from pipegraph.storage import formats
 from pipegraph.testing import no_leaks as no_leaks
+
+# Where many tests share the machine, a thread may stand for longer than a close waits for it: its warning would be an
+# error of a test that says nothing of it.
+Runtime.close.__defaults__ = (30.0,)
 
 pytest_plugins = ["object_store", "accelerators"]
 

@@ -578,7 +578,7 @@ def test_children_that_had_to_wait_for_their_turn_are_overtaken_by_none_and_wait
         else:
             yield "b0"
             made.set()
-            in_time.append(came.wait(5))
+            in_time.append(came.wait(60))
             yield "b1"
             yield "b2"
 
@@ -621,7 +621,7 @@ class Drawing(pg.Source, Sampled):
 
     def read(self, position, epoch):
         if position.position == 2:
-            assert self.asked.wait(10)
+            assert self.asked.wait(60)
         return position.index
 
 

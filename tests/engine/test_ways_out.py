@@ -184,7 +184,14 @@ def test_a_close_that_is_interrupted_while_a_worker_runs_leaves_that_worker_to_t
 
 def test_a_pass_that_waits_for_a_function_of_the_one_before_says_so(caplog, monkeypatch):
     monkeypatch.setattr(runtime, "GRACE_S", 0.0)
-    inside, resume = threading.Event(), threading.Event()
+    inside = threading.Event()
+
+    class Resume(threading.Event):
+        def wait(self, timeout=None):
+            inside.set()  # from here on the worker's stack has the line that waits
+            return super().wait(timeout)
+
+    resume = Resume()
 
     class Says(logging.Handler):
         def emit(self, record):
@@ -193,7 +200,6 @@ def test_a_pass_that_waits_for_a_function_of_the_one_before_says_so(caplog, monk
 
     def work(x):
         if x == 1 and not inside.is_set():
-            inside.set()
             resume.wait()
         return x
 

@@ -513,7 +513,7 @@ def test_close_from_another_thread_wakes_the_consumer():
 def test_states_may_be_taken_by_another_thread_while_the_loop_runs():
     graph = pg.Graph("g")
     graph.add(ops.FromIterable(range(3000))).then(lambda x: x, name="loose", workers=3, ordered=False)
-    states, stop = [], threading.Event()
+    states, saving, stop = [], threading.Event(), threading.Event()
     with graph.loader() as loader:
         loop = iter(loader)
         next(loop)
@@ -521,9 +521,11 @@ def test_states_may_be_taken_by_another_thread_while_the_loop_runs():
         def save():
             while not stop.is_set():
                 states.append(json.dumps(loader.state_dict()))
+                saving.set()
 
         saver = threading.Thread(target=save)
         saver.start()
+        assert saving.wait(60)
         rest = sum(1 for _ in loop)
         stop.set()
         saver.join()

@@ -24,20 +24,25 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 @pytest.fixture
 def seen(monkeypatch):
     """Counts calls sent ahead, those that were the right ones, and those answered before another."""
-    counts = {"sent": 0, "right": 0, "early": 0}
+    counts, lock = {"sent": 0, "right": 0, "early": 0}, threading.Lock()
     look, same, early = Host._look_ahead, remote_host.same_call, Host._answer_early
+
+    def count(name, more):
+        with lock:  # each worker's thread counts here
+            counts[name] += more
 
     def looking(host):
         before = host._next
         look(host)
-        counts["sent"] += host._next is not before
+        count("sent", host._next is not before)
 
     def compared(sent, called):
-        counts["right"] += same(sent, called)
-        return same(sent, called)
+        right = same(sent, called)
+        count("right", right)
+        return right
 
     def answered(host):
-        counts["early"] += 1
+        count("early", 1)
         early(host)
 
     monkeypatch.setattr(Host, "_look_ahead", looking)

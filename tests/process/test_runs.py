@@ -72,7 +72,7 @@ def test_a_run_works_in_one_process_and_delivers_the_same(source):
         ({}, {"ordered": False}),
         ({"on_error": pg.Skip(1)}, {"on_error": pg.Skip(1)}),
         ({"on_error": pg.Retry(1)}, {}),
-        ({}, {"timeout": 5.0}),
+        ({}, {"timeout": 600.0}),
     ],
     ids=["unordered", "two policies", "retry", "timeouts"],
 )

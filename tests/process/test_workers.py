@@ -329,11 +329,13 @@ def test_a_death_takes_what_an_operator_held_and_ends_the_run():
 # -- deadlines -------------------------------------------------------------------------------------
 
 
-def hangs():
+def hangs(tell=lambda: None):
+    tell()  # in here: who is told may look at the stack at once
     threading.Event().wait()
 
 
-def hangs_in_c():
+def hangs_in_c(tell):
+    tell()
     ctypes.PyDLL(None).pause()  # with the GIL
 
 
@@ -344,8 +346,7 @@ def test_a_sample_that_takes_too_long_is_named_with_its_stack_and_can_be_skipped
 ):
     def work(x):
         if x == 5:
-            tell_that_it_hangs()
-            hang()
+            hang(tell_that_it_hangs)
         return x
 
     def make(policy):

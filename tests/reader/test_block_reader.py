@@ -51,7 +51,7 @@ class Blocks(BlockSource):
         if number in self.failing:
             raise self.failing[number]
         file = BytesFile(b"0123456789", str(number))
-        file.close = lambda: self.closed.append(number)  # type: ignore[method-assign]
+        file.close = lambda: self._has_closed(number)  # type: ignore[method-assign]
         return file, f"block {number}"
 
     def allow(self, number: int) -> None:
@@ -62,6 +62,16 @@ class Blocks(BlockSource):
     def wait_until_opened(self, *numbers: int) -> None:
         with self.changed:
             assert self.changed.wait_for(lambda: set(numbers) <= set(self.opened), 20)
+
+    def wait_until_closed(self, *numbers: int) -> None:
+        """By whichever thread comes to it: what a worker's load pushes out may be closed by one of the reader's."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: set(numbers) <= set(self.closed), 20)
+
+    def _has_closed(self, number: int) -> None:
+        with self.changed:
+            self.closed.append(number)
+            self.changed.notify_all()
 
     def name(self, number: int) -> str:
         return f"block {number}"
@@ -237,6 +247,8 @@ def test_what_is_held_stays_within_the_budget_and_blocks_in_use_stay(make_reader
     for number in range(1, 8):
         reader.release(reader.acquire(number, 0, None))
         assert len(reader._table) <= 3
+        if number > 2:
+            source.wait_until_closed(number - 2)
     assert 0 not in source.closed
     assert source.closed == [1, 2, 3, 4, 5]
     reader.release(kept)
@@ -483,6 +495,7 @@ def test_blocks_read_ahead_make_room_for_what_others_hold_and_those_in_use_stay(
     for number in (1, 2):
         reader.release(reader.acquire(number, 0, number))
     assert reader.leave_room(15) == 10
+    source.wait_until_closed(1, 2)
     assert sorted(source.closed) == [1, 2]
     reader.release(used)
     assert reader.leave_room(0) == 0
