@@ -53,10 +53,10 @@ def test_a_worker_counts_how_often_it_was_woken_and_how_late_it_continued():
     activity.attach()
     worker = threading.Thread(target=work)
     worker.start()
-    assert idle.wait(10)
+    assert idle.wait(60)
     assert meter.wakes == 0
     waiter.wake(activity)
-    worker.join(10)
+    worker.join(60)
     assert meter.wakes == 1 and meter.late_ns > 0
     counts = {name: getattr(meter, name) for name in COUNTERS}
     shown = Meter.of(counts, Durations())

@@ -107,7 +107,7 @@ def test_the_memo_gives_all_threads_the_first_result():
 
     def draw():
         def compute():
-            ready.wait(10)  # all eight miss before the first one is kept
+            ready.wait(60)  # all eight miss before the first one is kept
             return object()
 
         got.append(memo.get("key", compute))
@@ -116,6 +116,6 @@ def test_the_memo_gives_all_threads_the_first_result():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert len(got) == 8
     assert len(set(map(id, got))) == 1

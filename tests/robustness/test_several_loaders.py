@@ -187,7 +187,7 @@ def test_one_iterator_serves_one_of_two_loaders_that_begin_at_once() -> None:
 
     def run() -> None:
         with graph.loader() as loader:
-            began.wait(10)
+            began.wait(60)
             try:
                 came.append(list(loader))
             except pg.PipegraphError as error:
