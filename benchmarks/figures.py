@@ -22,7 +22,10 @@ from plot import races
 from report import peers
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / name for name in ("README.md", "docs/images.md", "docs/scale.md", "docs/schedules.md")]
+DOCUMENTS = [
+    ROOT / name
+    for name in ("README.md", "docs/images.md", "docs/reader.md", "docs/scale.md", "docs/schedules.md")
+]
 MARKED = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.S)
 CLOSE = 0.99
 """A ratio to the best peer from which on nobody is called ahead: the spread of one run is wider."""
@@ -265,11 +268,25 @@ def schedules() -> str:
     return markdown(["model", *keys, *(f"{key}, at lines" for key in keys)], rows)
 
 
+def idle() -> str:
+    """How long two ranks waited for shards, as a share of the time; and how long a step did."""
+    rows = [
+        [
+            name,
+            f"{100 * found['idle']['median']:.2f} %",
+            *(f"{found[key] / 1e3:,.2f}" for key in ("median_us", "p99_us", "most_us")),
+        ]
+        for name, found in results_of("reader_idle")["idle"].items()
+    ]
+    return markdown(["two ranks", "idle", "wait of a step, ms: median", "99 %", "longest"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "first": lambda: against_peers(FIRST),
     "losses": losses,
     "decode": lambda: ranking("image_decode", "Photographs decoded and resized", "ms", 1e3),
     "large": lambda: against_peers(LARGE),
+    "idle": idle,
     "jobs": jobs,
     "schedules": schedules,
     "interpolations": interpolations,
