@@ -230,16 +230,15 @@ class AcceleratorBackend(Backend):
             if not self.offers.events:
                 yield
                 return
-            previous = self.raw_current()
+            previous = torch.accelerator.current_stream(self.index)
             torch.accelerator.set_stream(raw_of(stream))
             try:
                 yield
             finally:
                 torch.accelerator.set_stream(previous)
 
-    def copy_async(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
-        with torch.no_grad(), self.use(stream):
-            dst.copy_(src, non_blocking=late(src))
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        dst.copy_(src, non_blocking=late(src))
 
     def read_on(self, buffer: torch.Tensor, stream: Stream) -> None:
         storage: Any = buffer.untyped_storage()

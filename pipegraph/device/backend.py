@@ -212,13 +212,18 @@ class Backend(Closing, ABC):
         """Make `stream` the calling thread's current one inside a ``with``."""
         return nullcontext()
 
-    @abstractmethod
     def copy_async(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
         """``dst.copy_(src)`` on `stream`, without autograd.
 
         The bytes of `src` must stay as they are, and those of `dst` unread,
         until an event recorded after this call is reached.
         """
+        with torch.no_grad(), self.use(stream):
+            self.copy(dst, src)
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        """The same on the current stream, for who has entered it, and ``torch.no_grad()``, for several copies."""
+        dst.copy_(src)
 
     def read_on(self, buffer: torch.Tensor, stream: Stream) -> None:
         """Say that `stream` reads `buffer`, in device memory: freed, it is not given away before that work is done."""
@@ -268,10 +273,6 @@ class CpuBackend(Backend):
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
-
-    def copy_async(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
-        with torch.no_grad():
-            dst.copy_(src)
 
     def random_state(self) -> torch.Tensor:
         return torch.get_rng_state()

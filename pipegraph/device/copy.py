@@ -122,8 +122,9 @@ def copy_tree(tree: Any, backend: Backend, stream: Stream) -> tuple[Any, Arrival
         copied = map_leaves(allocated, tree)
         # The new memory may be a block that earlier work of the consumer still uses.
         stream.wait_event(consumer.record_event())
-    for copy, leaf in pairs:
-        backend.copy_async(copy, leaf, stream)
+    with torch.no_grad(), backend.use(stream):
+        for copy, leaf in pairs:
+            backend.copy(copy, leaf)
     parts = [part for part in made if part.device == backend.device]
     arrival = Arrival(stream.record_event(), backend, [], parts)
     arrival.read_on(stream)

@@ -56,18 +56,20 @@ class Landing:
             the tensors, small ones in memory of their own, and the event after which they may be read.
         """
         slab = self._ring.take(nbytes, self.stream)
-        for memory, offset in spans:
-            self.backend.copy_async(slab[offset : offset + memory.numel()], memory, self.stream)
         lease = self._ring.lend(slab)
-        tensors = [lease.tensor(place.dtype, place.shape, place.offset, place.strides) for place in places]
-        copied_out = []
-        for index, place in enumerate(places):
-            if place.nbytes and place.small_in(nbytes) and self.backend.records:
-                with self.backend.use(self.stream):
-                    own = torch.empty_like(tensors[index])
-                self.backend.copy_async(own, tensors[index], self.stream)
-                tensors[index] = own
-                copied_out.append(own)
+        tensors, copied_out = [], []
+        # Where other threads wait for the interpreter, each call of torch's may cost a change of thread: few are made.
+        with torch.no_grad(), self.backend.use(self.stream):
+            for memory, offset in spans:
+                self.backend.copy(slab[offset : offset + memory.numel()], memory)
+            for place in places:
+                if place.nbytes and place.small_in(nbytes) and self.backend.records:
+                    laid = place.within(slab)
+                    tensors.append(torch.empty_like(laid))
+                    self.backend.copy(tensors[-1], laid)
+                    copied_out.append(tensors[-1])
+                else:
+                    tensors.append(lease.tensor(place.dtype, place.shape, place.offset, place.strides))
         copied = self.stream.record_event()
         self.hold(copied, (source, slab, copied_out))
         return tensors, Arrival(copied, self.backend, lease.readers, (slab, *copied_out))

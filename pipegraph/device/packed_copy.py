@@ -24,13 +24,17 @@ class FieldPlace:
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
 
-    def write(self, tensor: torch.Tensor, slab: torch.Tensor) -> None:
-        """Write a tensor of this dtype and shape to its place in ``slab`` (uint8, one dimension)."""
+    def within(self, slab: torch.Tensor) -> torch.Tensor:
+        """A view of the place in ``slab`` (uint8, one dimension)."""
         flat = slab[self.offset : self.offset + self.nbytes].view(self.dtype)
-        strides = self.strides
-        target = flat.view(self.shape) if strides is None else flat.as_strided(self.shape, strides)
+        if self.strides is not None:
+            return flat.as_strided(self.shape, self.strides, flat.storage_offset())
+        return flat if len(self.shape) == 1 else flat.view(self.shape)
+
+    def write(self, tensor: torch.Tensor, slab: torch.Tensor) -> None:
+        """Write a tensor of this dtype and shape there."""
         with torch.no_grad():
-            target.copy_(tensor)
+            self.within(slab).copy_(tensor)
 
     def moved(self, by: int) -> FieldPlace:
         """The same place, a number of bytes further."""

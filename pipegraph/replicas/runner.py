@@ -26,7 +26,7 @@ MIN_RATIO = 0.75
 
 
 class ReplicaRunner:
-    """One replica runs in the calling thread; several in a thread each, the CPU's cores dealt among them.
+    """One replica runs in the calling thread; several in threads of their own, the CPU's cores dealt among them.
 
     The first slot of a device works on the caller's own current stream there, so one slot per device needs no events
     at all. Further slots of an accelerator have streams of their own, where its allocator can be notified of what these
@@ -193,10 +193,11 @@ def parallel_apply(
     kwargs: Sequence[Mapping[str, Any]] | None = None,
     devices: Sequence[torch.device | str | int] | None = None,
 ) -> list[Any]:
-    """Call ``modules[i](*inputs[i], **kwargs[i])`` at the same time, one thread each, and return the outputs.
+    """Call ``modules[i](*inputs[i], **kwargs[i])`` at the same time and return the outputs.
 
-    Every thread sees the caller's grad and inference mode, autocast, default device and context variables. An
-    input that is no tuple is the only argument. One module runs in the calling thread.
+    Modules on the CPU have a thread each; those of one accelerator share a thread, which gives the device their work
+    in turn. Every thread sees the caller's grad and inference mode, autocast, default device and context variables.
+    An input that is no tuple is the only argument. One module runs in the calling thread.
 
     Raises:
         ValueError: the sequences differ in length.

@@ -126,7 +126,7 @@ def test_delayed_streams_leave_every_step_right(
 
     def delayed(self: ReduceStreams, live: Any, work: Any) -> Any:
         def late() -> None:
-            delay(2_000_000)
+            delay()
             work()
 
         return inner(self, live, late)

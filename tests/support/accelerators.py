@@ -15,8 +15,9 @@ from simulated_device import races as races_of_streams
 from pipegraph.device import accelerator as device_accelerator
 
 
-def delay(cycles: int = 2_000_000) -> None:
-    """Make the current stream late on a GPU, by some clock cycles; the simulated device's are as late as they may be."""
+def delay(cycles: int = 20_000_000) -> None:
+    """Make the current stream late on a GPU, by some clock cycles (the default: about 10 ms, more than the host takes for
+    a batch); the simulated device's are as late as they may be."""
     if torch.accelerator.current_accelerator() == torch.device("cuda"):
         torch.cuda._sleep(cycles)
 
