@@ -58,7 +58,9 @@ def test_slots_are_numbered_on_their_device() -> None:
 
 
 def test_a_device_that_is_not_there_is_refused_by_name() -> None:
-    with pytest.raises(DeviceError, match="'meta:0' is not on this machine, which has no accelerator"):
+    with pytest.raises(
+        DeviceError, match="'meta:0' is not on this machine, which (has no accelerator|offers .*:0)"
+    ):
         backend_for("meta")
     with backend_for("cpu") as backend, pytest.raises(DeviceError, match="cuda:0#0"):
         backend.stream(Slot(torch.device("cuda:0")), "wrong")

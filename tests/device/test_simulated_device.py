@@ -204,6 +204,20 @@ def test_random_numbers_are_the_devices_own() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_a_generator_of_the_cpu_is_refused_as_cuda_refuses_it() -> None:
+    own = torch.Generator(FIRST).manual_seed(1)
+    drawn = torch.rand(3, generator=own, device=FIRST)
+    assert torch.equal(drawn, torch.rand(3, generator=own.manual_seed(1), device=FIRST))
+    for draw in (torch.rand, torch.randperm):
+        with pytest.raises(RuntimeError, match="Expected a 'simulated' device type for generator"):
+            draw(3, generator=torch.Generator(), device=FIRST)
+
+
+def test_memory_of_no_bytes_is_not_pinned() -> None:
+    assert torch.ones(2, 3).pin_memory().is_pinned()
+    assert not torch.ones(2, 0).pin_memory().is_pinned()
+
+
 def test_memory_is_counted() -> None:
     torch.accelerator.reset_peak_memory_stats()
     before = torch.accelerator.memory_allocated()

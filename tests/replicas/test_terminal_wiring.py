@@ -22,7 +22,7 @@ ROWS = 50
 
 def sample(index: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(index)
-    return {"x": torch.randn(4, generator=generator, dtype=torch.double), "y": index % 3}
+    return {"x": torch.randn(4, generator=generator, dtype=torch.double, device="cpu"), "y": index % 3}
 
 
 def model() -> nn.Module:
@@ -49,7 +49,8 @@ def test_training_from_a_graph_equals_a_plain_loop(
         for start in range(0, ROWS, 16):
             rows = [sample(index) for index in range(start, min(start + 16, ROWS))]
             optimizer.zero_grad()
-            x, y = torch.stack([row["x"] for row in rows]), torch.tensor([row["y"] for row in rows])
+            x = torch.stack([row["x"] for row in rows]).to(torch.get_default_device())
+            y = torch.tensor([row["y"] for row in rows])
             cross_entropy(alone(x), y).backward()
             optimizer.step()
     executor = make_executor(model(), devices, optimizer=sgd)

@@ -287,7 +287,7 @@ def test_an_isolated_cache_has_the_entries_of_one_that_is_not(tmp_path: Path) ->
     def values(function: Callable[[Any], Any], isolate: bool) -> list[Any]:
         graph = pg.Graph("cached")
         made = graph.add(ops.FromSequence(range(3))).then(function, name="made")
-        made.then(ops.Pin()).then(ops.Repeat(2)).then(ops.Cache(tmp_path, "1 MB"))
+        made.then(ops.CopyToDevice("cpu")).then(ops.Repeat(2)).then(ops.Cache(tmp_path, "1 MB"))
         with graph.loader(isolate=isolate) as loader:
             return list(loader)
 

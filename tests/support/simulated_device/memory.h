@@ -138,6 +138,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
 inline DeviceMemory device_memory;
 
 inline void free_pinned(void* pointer) {
+  if (!pointer) return;
   Locked locked(mutex);
   auto found = pinned_blocks.find(static_cast<char*>(pointer));
   pinned_pool.push_back(found->second);
@@ -147,6 +148,8 @@ inline void free_pinned(void* pointer) {
 // Used again when the copies that were given before it was freed are done, and not waited for.
 struct PinnedMemory final : c10::Allocator {
   c10::DataPtr allocate(size_t nbytes) override {
+    // As CUDA: nothing has no address, and is not pinned.
+    if (nbytes == 0) return {nullptr, nullptr, &free_pinned, c10::Device(c10::DeviceType::CPU)};
     Block block;
     uint64_t number;
     {

@@ -408,6 +408,7 @@ inline void run_operator(const c10::OperatorHandle& op, Stack* stack) {
     synchronize_stream(device, stream);
     std::optional<Drawing> drawing;
     if (op.hasTag(at::Tag::nondeterministic_seeded)) {
+      for (auto& value : values) if (value.isGenerator()) check_generator(value.toGenerator());
       drawing.emplace(device);
     }
     OnTheHost host;

@@ -125,6 +125,14 @@ inline std::vector<at::Generator>& generators() {
   return made;
 }
 
+inline std::vector<at::Generator> users_generators;  // kept, so that no other gets the place of one
+
+inline void check_generator(const at::Generator& given) {  // locked
+  for (auto* known : {&generators(), &users_generators})
+    for (auto& each : *known) if (each == given) return;
+  TORCH_CHECK(false, "Expected a 'simulated' device type for generator but found 'cpu'");
+}
+
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return available; }
@@ -157,7 +165,10 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override {
     return generators()[device < 0 ? current_device : device];
   }
-  at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::detail::createCPUGenerator(); }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override {
+    Locked locked(mutex);
+    return users_generators.emplace_back(at::detail::createCPUGenerator());
+  }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t nbytes) const override;
 };
 
