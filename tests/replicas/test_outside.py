@@ -299,8 +299,8 @@ executor.close()
 
 @on_the_cpu
 def test_a_forked_child_is_refused_and_its_model_is_a_plain_one(programs: Any) -> None:
-    """In a process of its own: with an accelerator torch refuses a backward in a forked child."""
-    ended = programs.run(FORKED)
+    """In a process that sees no GPU: with an accelerator torch refuses a backward in a forked child."""
+    ended = programs.run(FORKED, env={"CUDA_VISIBLE_DEVICES": ""})
     assert ended.returncode == 0, ended.stderr
 
 
