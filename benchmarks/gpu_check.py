@@ -56,8 +56,19 @@ NEEDED = {
 
 PYTEST = {"pytest", "pluggy", "iniconfig", "packaging", "pygments"}
 
-LARGE = {"tests/images": ("cv2", "PIL")}
-"""What the tests of a folder need besides, where a machine has it."""
+LARGE = {
+    "tests/images": ("cv2", "PIL"),
+    "tests/device/test_bytes_written.py": ("PIL",),
+    "tests/replicas/test_reducer.py": ("hypothesis",),
+}
+"""What the tests of a folder or file need besides, where a machine has it."""
+
+ON_DEVICES = re.compile(
+    r"mark\.(cuda|accelerator)"
+    r'|usefixtures\([^)]*"(accelerator|place|races|simulated)"'
+    r"|(def test_|fixture[^\n]*\n *def )\w+\([^)]*\b(accelerator|place: torch\.device|races|simulated)\b"
+)
+"""What makes a test one of those marked: the mark, or a fixture of tests/support/accelerators.py."""
 
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
@@ -141,13 +152,13 @@ def device() -> dict[str, Any]:
 def cuda_tests() -> list[str]:
     """The files that have tests marked ``cuda`` or ``accelerator``: others import what is not needed here."""
     files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py"))]
-    return [name for name in files if re.search(r"mark\.(cuda|accelerator)", (ROOT / name).read_text())]
+    return [name for name in files if ON_DEVICES.search((ROOT / name).read_text())]
 
 
 def left_out(name: str) -> list[str]:
     """Modules for want of which a file of tests cannot be run here; they are too large to carry along."""
-    folder = str(Path(name).parent)
-    return [each for each in LARGE.get(folder, ()) if importlib.util.find_spec(each) is None]
+    needed = [each for place, those in LARGE.items() if Path(name).is_relative_to(place) for each in those]
+    return [each for each in needed if importlib.util.find_spec(each) is None]
 
 
 def commands(results: Path, cuda: bool, slow: bool) -> list[tuple[str, list[str]]]:

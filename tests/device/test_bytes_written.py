@@ -50,7 +50,7 @@ def counted(steps: int, *last: ops.Pin | ops.CopyToDevice | ops.Normalize) -> tu
     return delivered, {name: stage.counters for name, stage in stages.items()}
 
 
-def test_from_decode_to_the_copy_every_delivered_byte_is_written_once(place):
+def test_from_decode_to_the_copy_every_delivered_byte_is_written_once(place: torch.device) -> None:
     # Nothing gains from a Pin before a copy to the CPU; before one to an accelerator the plan leaves it out.
     pins = [] if place.type == "cpu" else [ops.Pin()]
     delivered, found = counted(100, *pins, ops.CopyToDevice(place, copy=True))

@@ -37,8 +37,20 @@ def test_it_runs_the_files_that_have_tests_for_a_gpu_and_both_benchmarks(load: A
     files = [argument for argument in found["tests"] if argument.endswith(".py")]
     assert "tests/device/test_accelerator_copies.py" in files
     assert "tests/replicas/test_accelerator_replicas.py" in files
-    assert "tests/replicas/test_reducer.py" not in files
+    assert "tests/replicas/test_executor_step.py" in files  # whose tests only use the fixture ``place``
+    assert "tests/engine/test_tree.py" not in files
     assert all((FOLDER.parent / name).exists() for name in files)
+
+
+def test_it_finds_the_file_of_every_marked_test_of_this_run(
+    load: Any, request: pytest.FixtureRequest
+) -> None:
+    marked = {
+        item.path.relative_to(FOLDER.parent).as_posix()
+        for item in request.session.items
+        if item.get_closest_marker("cuda") or item.get_closest_marker("accelerator")
+    }
+    assert marked <= set(load("gpu_check").cuda_tests())
 
 
 def test_files_that_need_what_is_not_there_are_left_out_by_name(

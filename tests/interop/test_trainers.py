@@ -112,16 +112,16 @@ def test_a_stream_in_hugging_faces_trainer_resumes_where_it_stopped(tmp_path: Pa
 
 
 @pytest.fixture
-def accelerator(monkeypatch: pytest.MonkeyPatch) -> Any:
+def hugging_face(monkeypatch: pytest.MonkeyPatch) -> Any:
     accelerate = pytest.importorskip("accelerate")
     monkeypatch.setattr("accelerate.data_loader.DataLoader", pg.DataLoader)
     return accelerate.Accelerator(cpu=True)
 
 
-def test_prepare_and_skip_first_batches_keep_threads(accelerator: Any) -> None:
+def test_prepare_and_skip_first_batches_keep_threads(hugging_face: Any) -> None:
     import accelerate
 
-    prepared = accelerator.prepare(pg.DataLoader(range(8), 4, num_workers=1, workers="thread"))
+    prepared = hugging_face.prepare(pg.DataLoader(range(8), 4, num_workers=1, workers="thread"))
     for loader in (prepared, accelerate.skip_first_batches(prepared, 1)):
         assert type(loader.base_dataloader) is pg.DataLoader
         assert loader.base_dataloader.workers == "thread"
@@ -129,7 +129,7 @@ def test_prepare_and_skip_first_batches_keep_threads(accelerator: Any) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_that_accelerate_replaces_says_so(
-    accelerator: Any, monkeypatch: pytest.MonkeyPatch, workers: int
+    hugging_face: Any, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     import accelerate.data_loader
 
@@ -137,15 +137,15 @@ def test_a_loader_that_accelerate_replaces_says_so(
     with pytest.warns(
         pg.errors.PipegraphWarning, match=r"set accelerate\.data_loader\.DataLoader = pg\.Data"
     ):
-        accelerator.prepare(pg.DataLoader(range(8), 4, num_workers=workers))
+        hugging_face.prepare(pg.DataLoader(range(8), 4, num_workers=workers))
     with (
         pytest.warns(pg.errors.PipegraphWarning, match="without pipegraph's workers"),
         pytest.raises(ValueError, match="thread"),
     ):
-        accelerator.prepare(pg.DataLoader(range(8), 4, num_workers=1, workers="thread"))
+        hugging_face.prepare(pg.DataLoader(range(8), 4, num_workers=1, workers="thread"))
 
 
-def test_torchdatas_loader_in_place_of_ours_says_so(accelerator: Any) -> None:
+def test_torchdatas_loader_in_place_of_ours_says_so(hugging_face: Any) -> None:
     from accelerate.data_loader import prepare_data_loader
 
     with (
@@ -156,10 +156,10 @@ def test_torchdatas_loader_in_place_of_ours_says_so(accelerator: Any) -> None:
 
 
 def test_a_prepared_loader_has_its_state_from_the_load_on_and_not_only_from_the_first_batch(
-    accelerator: Any,
+    hugging_face: Any,
 ) -> None:
     def prepared() -> Any:
-        return accelerator.prepare(pg.DataLoader(range(20), 4))
+        return hugging_face.prepare(pg.DataLoader(range(20), 4))
 
     loader = prepared()
     batches = iter(loader)
@@ -172,7 +172,7 @@ def test_a_prepared_loader_has_its_state_from_the_load_on_and_not_only_from_the_
 
 
 def test_a_stream_that_one_rank_reads_for_all_is_not_resumed_with_a_state_that_is_ahead(
-    accelerator: Any, monkeypatch: pytest.MonkeyPatch
+    hugging_face: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from accelerate.data_loader import prepare_data_loader
 
@@ -242,8 +242,8 @@ def test_a_checkpoint_without_a_loaders_state_is_refused(tmp_path: Path) -> None
             resumed.train(resume_from_checkpoint=True)
 
 
-def test_a_trainer_takes_no_other_loader(tmp_path: Path, accelerator: Any) -> None:
-    prepared = accelerator.prepare(pg.DataLoader(range(4)))
+def test_a_trainer_takes_no_other_loader(tmp_path: Path, hugging_face: Any) -> None:
+    prepared = hugging_face.prepare(pg.DataLoader(range(4)))
     for other in (torch.utils.data.DataLoader(range(4)), prepared):
         with pytest.raises(TypeError, match="not prepared by Accelerate, got <class"):
             trainer(tmp_path, other)
