@@ -156,7 +156,13 @@ def _takable(table: Any) -> Any:
         column, views = table.column(place), str(field.type)
         if views in ("string_view", "binary_view"):
             large = arrow.large_string() if views == "string_view" else arrow.large_binary()
-            table = table.set_column(place, field.with_type(large), column.cast(large))
+            try:
+                table = table.set_column(place, field.with_type(large), column.cast(large))
+            except arrow.ArrowNotImplementedError as error:
+                raise GraphError(
+                    f"FromTable: column {field.name!r} ({field.type}): this pyarrow turns no views to what it can pick "
+                    'rows of: pip install "pyarrow>=18", or leave it out with columns='
+                ) from error
             continue
         row = column.slice(0, 1)
         try:

@@ -12,7 +12,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import DataError, GraphError, ShardError
 from pipegraph.testing import fingerprint
 
 pa = pytest.importorskip("pyarrow")
@@ -81,6 +81,8 @@ def test_every_row_comes_once_from_any_batch_of_the_table(shuffle: bool) -> None
 
 @pytest.mark.parametrize("nulls", [False, True])
 def test_texts_and_bytes_that_are_views_are_shuffled_as_others_are(nulls: bool) -> None:
+    if not hasattr(pa, "string_view"):
+        pytest.skip("this pyarrow has no views")
     texts = [f"row {i}" * (i % 5) if i % 3 or not nulls else None for i in range(40)]
     columns = {"text": texts, "data": [text and text.encode() for text in texts]}
     kinds = {"text": pa.string_view(), "data": pa.binary_view()}
@@ -88,6 +90,12 @@ def test_texts_and_bytes_that_are_views_are_shuffled_as_others_are(nulls: bool) 
         pa.table({n: pa.array(v[at : at + 8], kinds[n]) for n, v in columns.items()}) for at in (0, 8, 16)
     ]
     given = pa.concat_tables(parts)
+    if int(pa.__version__.partition(".")[0]) < 18:
+        with pytest.raises(
+            GraphError, match=r"column 'text' \(string_view\): .* pip install \"pyarrow>=18\""
+        ):
+            ops.FromTable(given)
+        return
     source = ops.FromTable(given, fill={"text": "none", "data": b"none"}, shuffle=True)
     found = [text for batch in batches(source, 7) for text in batch["text"]]
     assert sorted(found) == sorted(text if text is not None else "none" for text in texts[:24])
@@ -410,6 +418,10 @@ def test_missing_lists_and_nulls_inside_lists_are_filled_in_one_go(
     read: Any, kind: str, fill: Any, expected: Any, tmp_path: Path
 ) -> None:
     made = pa.table({"x": LISTS[kind]})
+    if read is read_shard and kind == "fixed" and int(pa.__version__.partition(".")[0]) < 26:
+        with pytest.raises(DataError, match='cannot read: pip install "pyarrow>=26"'):
+            read(made, {"x": fill}, tmp_path)
+        return
     found = read(made, {"x": fill}, tmp_path)
     assert [row.tolist() for row in found] == expected
     assert {str(row.dtype) for row in found} == {
@@ -417,6 +429,26 @@ def test_missing_lists_and_nulls_inside_lists_are_filled_in_one_go(
     }
     with pytest.raises(GraphError, match=r"fill={'x': '\?'} is no value of type"):
         read(made, {"x": (-1, "?")}, tmp_path)
+
+
+def test_a_pyarrow_too_old_for_missing_lists_of_a_fixed_size_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise pa.ArrowInvalid(
+            "Expected all lists to be of size=2 but index 2 had size=0"
+        )  # as pyarrow 25 says
+
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", refuse)
+    made = pa.table({"x": LISTS["lists"]})
+    monkeypatch.setattr(pa, "__version__", "25.0.1")
+    with pytest.raises(DataError, match=r'a\.parquet: .* cannot read: pip install "pyarrow>=26"'):
+        read_shard(made, {"x": (-1, [])}, tmp_path)
+    monkeypatch.setattr(pa, "__version__", "26.0.0")  # which says so of a broken file only
+    with pytest.raises(ShardError, match="are broken: Expected all lists"):
+        read_shard(made, {"x": (-1, [])}, tmp_path)
 
 
 def test_a_table_with_both_kinds_of_nulls_names_both_fillings() -> None:
