@@ -9,6 +9,7 @@ along the other diagonal, 8 to be turned counter-clockwise.
 from __future__ import annotations
 
 import re
+import struct
 from contextlib import suppress
 from typing import Any
 
@@ -58,15 +59,51 @@ def oriented(image_HWC: npt.NDArray[Any], orientation: int, flip: bool = False) 
 
 _TAG = 0x0112
 _XMP = re.compile(rb'tiff:Orientation(="|>)([0-9])')
+_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
+_UNITS = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8)
+"""Bytes of one value of TIFF's types, which begin at 1."""
+
+
+def _plain(block: bytes) -> int | None:
+    """The orientation that a plain EXIF block states, None where it states none; 0 where that is Pillow's to say.
+
+    Plain is a first directory that is whole, as are all its values, and in which the tag is as it should be, and the
+    same if it stands there twice. The rest is left to Pillow, whose import would be a large part of the time to a
+    first batch.
+    """
+    order = _ORDERS.get(block[:4])
+    if order is None or len(block) < 8:
+        return 0
+    (start,) = struct.unpack_from(order + "L", block, 4)
+    entries = start + 2
+    count = int.from_bytes(block[start:entries], "little" if order == "<" else "big")
+    end = entries + 12 * count
+    if end + 4 > len(block):  # the next directory's place comes last
+        return 0
+    found, total = None, 0
+    for tag, kind, values, word in struct.iter_unpack(order + "HHLL", block[entries:end]):
+        if not 1 <= kind < len(_UNITS):
+            return 0
+        size = values * _UNITS[kind]
+        if size > 4:  # they stand elsewhere, at `word`
+            total += size
+            if max(word + size, total) > len(block):
+                return 0
+        if tag == _TAG:
+            value = word & 0xFFFF if order == "<" else word >> 16
+            if (kind, values) != (3, 1) or not 1 <= value <= 8 or found not in (None, value):
+                return 0
+            found = value
+    return found
 
 
 def orientation_of(exif_block: bytes, xmp: bytes) -> int:
     """The EXIF orientation 1 to 8; XMP's where EXIF has none; 1 where neither says one of these."""
-    value = None
-    if exif_block:
+    value = _plain(exif_block) if exif_block else None
+    if value == 0:
         from PIL.Image import Exif
 
-        exif = Exif()
+        exif, value = Exif(), None
         with suppress(Exception):  # a broken block counts as none
             exif.load(exif_block)
             value = exif.get(_TAG)

@@ -123,6 +123,22 @@ def test_a_broken_exif_block_counts_as_none(odd_files):
     assert probe(data[: start + 4] + b"\xff\xff\xff\xff" + data[start + 8 :]).orientation == 1
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_blocks_in_several_segments_are_read_as_pillow_reads_them(encode, make_scene, odd_files):
+    plain = encode(make_scene(16, 16), "JPEG")
+    six, three = (odd_files[f"orientation-{value}.jpg"] for value in (6, 3))
+    six, three = (data[(at := data.index(b"Exif\0\0")) : at + 32] for data in (six, three))
+    xmp = b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="8"/>'
+    first, second = six[:19], six[:6] + six[19:]
+    for parts in (
+        [six, three], [three, six], [six, xmp], [xmp, three], [six[:6], six], [first, second], [first, xmp],
+        [first, xmp, second], [xmp, first, second], [first, three], [xmp],
+    ):  # fmt: skip
+        segments = b"".join(b"\xff\xe1" + struct.pack(">H", len(part) + 2) + part for part in parts)
+        data = plain[:2] + segments + plain[2:]
+        assert probe(data).orientation == orientation_by_pillow(data), parts
+
+
 @settings(max_examples=300)
 @given(data=st.data())
 def test_broken_headers_are_read_or_refused_and_nothing_else(odd_files, data):
