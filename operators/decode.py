@@ -149,7 +149,7 @@ class DecodeImage(RowOperator, Fuses, Planned):
         dtype, _, shape = self._output()
         size = "x".join(map(str, shape))
         slabs = f"writes each pixel once, into slabs of {size} {str(dtype).removeprefix('torch.')} per sample"
-        return [slabs, note_of(self.backend)]
+        return [slabs, note_of(self.backend, self.crop is None)]
 
     def take_in_reading(self, reader: Operator | Source, name: str) -> Operator | None:
         if not isinstance(reader, Load) or not reader.reads_files or self.field not in (None, "bytes"):
@@ -169,7 +169,7 @@ class DecodeImage(RowOperator, Fuses, Planned):
 
     def open(self, context: Context) -> None:
         self._context = context
-        self._decoder = open_backend(self.backend)
+        self._decoder = open_backend(self.backend, self.crop is None)
         self._slabs = StageSlabs(context)
         if self._normalize is not None:
             ours = self._normalize

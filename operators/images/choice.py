@@ -84,15 +84,15 @@ _DECODERS: dict[str, tuple[str, Callable[[], RegionDecoder]]] = {
 }
 
 
-def open_backend(name: str) -> ImageBackend:
-    """Open a backend by its name; ``"auto"`` is the fastest that is installed."""
+def open_backend(name: str, whole: bool = False) -> ImageBackend:
+    """Open a backend by its name; ``"auto"`` is the fastest that is installed, of ``whole`` images or of crops."""
     if name not in BACKENDS:
         raise GraphError(f"DecodeImage: backend must be one of {', '.join(BACKENDS)}, got {name!r}")
     if family_of(name) == "pillow":
         return PillowBackend()
     last = OpencvRegions()
     decoders: list[RegionDecoder] = []
-    for each in (name,) if name in _DECODERS else _fast() if name == "auto" else ():
+    for each in (name,) if name in _DECODERS else _fast(whole) if name == "auto" else ():
         try:
             decoders.append(_DECODERS[each][1]())
         except MissingExtraError as error:
@@ -121,16 +121,20 @@ def installed(module: str) -> bool:
         return True
 
 
-def _fast() -> list[str]:
-    """The decoders that are installed, OpenCV aside."""
-    return [name for name, (module, _) in _DECODERS.items() if installed(module)]
+def _fast(whole: bool) -> list[str]:
+    """The decoders that are installed, OpenCV aside.
+
+    Of whole images nvImageCodec decodes no more than the others: not worth its import, 10 ms of the first batch.
+    """
+    names = [name for name, (module, _) in _DECODERS.items() if installed(module)]
+    return [name for name in names if not (whole and name == "nvimgcodec")]
 
 
-def note_of(name: str) -> str:
+def note_of(name: str, whole: bool = False) -> str:
     """One line for ``plan()``: which decoder it is; opens nothing."""
     if name != "auto":
         return f"decodes with {name}, as asked"
     if family_of(name) == "pillow":
         return "auto: pillow, because OpenCV is not installed"
-    first, *others = [*_fast(), "opencv"]
+    first, *others = [*_fast(whole), "opencv"]
     return f"auto: {first}" + (f", and {others[0]} at reduced scale" if first == "nvimgcodec" else "")
