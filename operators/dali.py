@@ -71,10 +71,10 @@ class Dali(Operator):
     ) -> None:
         if not callable(pipeline_def):
             raise GraphError(
-                f"Dali: a @pipeline_def function or a function on ndd batches is needed, got {pipeline_def!r}"
+                f"Dali: a @pipeline_def function or a function on ndd batches is needed, got {shown(pipeline_def)}"
             )
         if isinstance(outputs, str) or not outputs:
-            raise GraphError(f"Dali: outputs must be a sequence of names, got {outputs!r}")
+            raise GraphError(f"Dali: outputs must be a sequence of names, got {shown(outputs)}")
         self.definition = pipeline_def
         self.outputs_named = tuple(outputs)
         self.num_threads = integer(num_threads, "Dali: num_threads")

@@ -14,7 +14,7 @@ from pipegraph.batches import resolved, select_rows, with_row
 from pipegraph.capabilities import Fuses, Planned, RowOperator
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact, Operator, Source
-from pipegraph.errors import DataError, GraphError, note
+from pipegraph.errors import DataError, GraphError, note, shown
 from pipegraph.integers import integer
 from pipegraph.operators.batch_slabs import StageSlabs
 from pipegraph.operators.collate import collate
@@ -92,10 +92,10 @@ class DecodeImage(RowOperator, Fuses, Planned):
         rule = "must be an int or (height, width) >= {}"
         given = tuple(size) if isinstance(size, tuple | list) else (size, size)
         if len(given) != 2:
-            raise GraphError(f"DecodeImage: size {rule.format(1)}, got {size!r}")
+            raise GraphError(f"DecodeImage: size {rule.format(1)}, got {shown(size)}")
         pair = tuple(integer(each, "DecodeImage: size", 1, rule) for each in given)
         if isinstance(flip, bool) or not isinstance(flip, int | float) or not 0 <= flip <= 1:
-            raise GraphError(f"DecodeImage: flip is a probability in 0..1, got {flip!r}")
+            raise GraphError(f"DecodeImage: flip is a probability in 0..1, got {shown(flip)}")
         if backend not in BACKENDS:
             raise GraphError(f"DecodeImage: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
         if mode not in ("RGB", "L"):
@@ -114,7 +114,7 @@ class DecodeImage(RowOperator, Fuses, Planned):
             raise GraphError(f"DecodeImage: field {twice!r} is named for two things")
         self.size = (pair[0], pair[1])
         if field is not None and not isinstance(field, str):
-            raise GraphError(f"DecodeImage: field must be a field's name or None, got {field!r}")
+            raise GraphError(f"DecodeImage: field must be a field's name or None, got {shown(field)}")
         self.field = field
         self.crop = crop
         self.flip = float(flip)

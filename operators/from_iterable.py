@@ -13,7 +13,7 @@ import numpy as np
 
 from pipegraph.capabilities import BundleItems, Resumable, UserData, UserFunctions
 from pipegraph.contracts import Context, Fact, History, Source
-from pipegraph.errors import GraphError, PipegraphError, StateError
+from pipegraph.errors import GraphError, PipegraphError, StateError, shown
 from pipegraph.fingerprints import length_of
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
@@ -64,14 +64,14 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
         function = getattr(iterable, "func", iterable)  # of a partial
         if hasattr(iterable, "__aiter__") or inspect.isasyncgenfunction(function):
             raise GraphError(
-                f"FromIterable: {iterable!r} is iterated with `async for`, which a source cannot; give it the plain "
-                "items to fetch, and fetch each in an async function behind it: .then(fetch, workers=16)"
+                f"FromIterable: {shown(iterable)} is iterated with `async for`, which a source cannot; give it the "
+                "plain items to fetch, and fetch each in an async function behind it: .then(fetch, workers=16)"
             )
         # Of the type: a class has the __iter__ of its instances and is called to make one.
         self._callable = callable(iterable) and not hasattr(type(iterable), "__iter__")
         if not self._callable and not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
             raise GraphError(
-                f"FromIterable: an iterable or a callable that returns one is needed, got {iterable!r}"
+                f"FromIterable: an iterable or a callable that returns one is needed, got {shown(iterable)}"
             )
         self.iterable: Any = iterable
         self.shard = flag(shard, "FromIterable: shard")

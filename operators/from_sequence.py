@@ -14,7 +14,7 @@ import torch
 from pipegraph.capabilities import BundleSource, Grouped, Resumable, Sampled, UserFunctions
 from pipegraph.chunk import Lineages
 from pipegraph.contracts import Context, Drawn, DrawnRows, Fact
-from pipegraph.errors import GraphError, StateError
+from pipegraph.errors import GraphError, StateError, shown
 from pipegraph.fingerprints import length_of
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
@@ -162,7 +162,7 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
             )
         if order is not None and not isinstance(order, Order):
             raise GraphError(
-                f"FromSequence: order must be one of pg.order, got {order!r}; a torch Sampler goes to sampler="
+                f"FromSequence: order must be one of pg.order, got {shown(order)}; a torch Sampler goes to sampler="
             )
         super().__init__(order_of(order, shuffle, StridedOrder(shuffle=False), "FromSequence"))
         self.dataset = dataset

@@ -17,7 +17,7 @@ from pipegraph.capabilities import BundleMap, UserFunctions
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact, Operator
 from pipegraph.engine.activity import Cancelled
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, shown
 from pipegraph.global_generators import Draws, enter_worker
 from pipegraph.handed_out import Results
 from pipegraph.parameters import function_name, iterator_of, not_awaited
@@ -154,7 +154,7 @@ class _Function(Operator, UserFunctions):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         if not callable(function):
-            raise GraphError(f"{type(self).__name__}: expected a function, got {function!r}")
+            raise GraphError(f"{type(self).__name__}: expected a function, got {shown(function)}")
         is_async_generator = any(map(inspect.isasyncgenfunction, _callables(function)))
         if type(self) is FlatMap and is_async_generator:
             raise GraphError(

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from pipegraph.capabilities import Resumable, UserData
 from pipegraph.contracts import Context, Fact, Source
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, shown
 from pipegraph.integers import integer
 from pipegraph.operators.ordered import order_of
 from pipegraph.order import Order, StridedOrder
@@ -64,9 +64,9 @@ class Interleave(Source, Resumable, UserData):
             or not hasattr(files, "__getitem__")
             or not hasattr(files, "__len__")
         ):
-            raise GraphError(f"Interleave: files must be a list of files, got {files!r}")
+            raise GraphError(f"Interleave: files must be a list of files, got {shown(files)}")
         if not callable(open):
-            raise GraphError(f"Interleave: open must be a function of a file, got {open!r}")
+            raise GraphError(f"Interleave: open must be a function of a file, got {shown(open)}")
         self.files = files
         self.function = open
         self.cycle = integer(cycle, "Interleave: cycle")

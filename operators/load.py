@@ -72,13 +72,13 @@ class ListFiles(OrderedSource):
     ) -> None:
         super().__init__(order_of(order, shuffle, StridedOrder(shuffle=False), "ListFiles"))
         if classes not in ("auto", True, False):
-            raise GraphError(f'ListFiles: classes must be "auto", True or False, got {classes!r}')
+            raise GraphError(f'ListFiles: classes must be "auto", True or False, got {shown(classes)}')
         texts = [pattern] if isinstance(pattern, str) else pattern
         if texts is not None and not (
             isinstance(texts, list | tuple) and texts and all(isinstance(text, str) for text in texts)
         ):
             raise GraphError(
-                f"ListFiles: pattern must be a glob such as '*.jpg', or several, got {pattern!r}"
+                f"ListFiles: pattern must be a glob such as '*.jpg', or several, got {shown(pattern)}"
             )
         self.root = path_of(root, "ListFiles: root")
         self.pattern = pattern
@@ -195,12 +195,12 @@ class Load(_Reads, BundleMap, Fuses, Planned):
         fill: Mapping[str, Any] | None = None,
     ) -> None:
         if fill is not None and not isinstance(fill, Mapping):
-            raise GraphError(f"Load: fill must be a mapping from column to value, got {fill!r}")
+            raise GraphError(f"Load: fill must be a mapping from column to value, got {shown(fill)}")
         if cache is not None:
             from pipegraph.storage import NodeCache
 
             if not isinstance(cache, NodeCache):
-                raise GraphError(f"Load: cache must be a pg.NodeCache(folder, limit), got {cache!r}")
+                raise GraphError(f"Load: cache must be a pg.NodeCache(folder, limit), got {shown(cache)}")
         super().__init__(
             cache, flag(preload, "Load: preload"), Choice(chosen_columns(columns, "Load"), filter, fill)
         )

@@ -12,7 +12,7 @@ import torch
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
-from pipegraph.errors import DataError, DecodeError, GraphError, PipegraphError, extra_module
+from pipegraph.errors import DataError, DecodeError, GraphError, PipegraphError, extra_module, shown
 from pipegraph.integers import integer
 from pipegraph.randomness import generator
 
@@ -45,7 +45,8 @@ def _check_seconds(seconds: Any, who: str) -> None:
         or not 0 <= seconds[0] < seconds[1]
     ):
         raise GraphError(
-            f"{who}: seconds must be (from, to) with 0 <= from < to, or the name of a field with these, got {seconds!r}"
+            f"{who}: seconds must be (from, to) with 0 <= from < to, or the name of a field with these, "
+            f"got {shown(seconds)}"
         )
 
 
@@ -65,7 +66,7 @@ class _Decode(Operator):
             raise GraphError(f'{who}: begin must be "first", "middle" or "random", got {begin!r}')
         for name, value in (("field", field), ("output", output)):
             if (value is not None or name == "output") and (not isinstance(value, str) or not value):
-                raise GraphError(f"{who}: {name} must be the name of a field, got {value!r}")
+                raise GraphError(f"{who}: {name} must be the name of a field, got {shown(value)}")
         self.field, self.output, self.seconds, self.begin = field, output, seconds, begin
         self.depends_on = "item|random" if begin == "random" else "item"
         self._context = Context("")

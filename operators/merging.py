@@ -10,7 +10,7 @@ from pipegraph.batches import AS_AT_THE_TOP, WHOLE
 from pipegraph.capabilities import FollowsRoute, Planned, Repeats, UserFunctions
 from pipegraph.chunk import Chunk, Cursor, Mark
 from pipegraph.contracts import Context, Fact, FanIn, FanOut, Operator, Source
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import DataError, GraphError, shown
 from pipegraph.hashed_keys import uniform
 from pipegraph.integers import flag, integer
 from pipegraph.operators.rounds import Rounds, round_of
@@ -147,9 +147,9 @@ class Mix(FanIn, Planned, Repeats):
         except (TypeError, ValueError):
             self.weights = ()
         if not self.weights or any(not 0 < weight < math.inf for weight in self.weights):
-            raise GraphError(f"Mix: weights must be positive numbers, one per input, got {weights!r}")
+            raise GraphError(f"Mix: weights must be positive numbers, one per input, got {shown(weights)}")
         if stop not in ("first", "all", "repeat"):
-            raise GraphError(f'Mix: stop must be "first", "all" or "repeat", got {stop!r}')
+            raise GraphError(f'Mix: stop must be "first", "all" or "repeat", got {shown(stop)}')
         self.stop = stop
         self.lacks = () if stop == "repeat" else (Repeats,)
         self._context = Context("")

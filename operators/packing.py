@@ -13,7 +13,7 @@ from pipegraph.bundle import Bundle
 from pipegraph.capabilities import BundleRegroup
 from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.contracts import Fact, Regroup
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import DataError, GraphError, shown
 from pipegraph.integers import flag, integer
 from pipegraph.operators.columns import SCALARS
 from pipegraph.operators.sequence_rows import BestFit, Document, DocumentSegment, EndToEnd, Filled
@@ -87,7 +87,7 @@ class Pack(Regroup, BundleRegroup):
         if self.fields is not None and (
             not self.fields or not all(isinstance(name, str) for name in self.fields)
         ):
-            raise GraphError(f"Pack: fields must be names of fields, got {fields!r}")
+            raise GraphError(f"Pack: fields must be names of fields, got {shown(fields)}")
         self.begin()
 
     def config(self) -> dict[str, Any]:

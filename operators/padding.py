@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import DataError, GraphError, shown
 from pipegraph.integers import integer
 
 
@@ -43,7 +43,7 @@ class Pad:
 
     def __post_init__(self) -> None:
         if isinstance(self.value, bool | str) or not isinstance(self.value, bool | int | float | complex):
-            raise GraphError(f"Pad: value must be a number, got {self.value!r}")
+            raise GraphError(f"Pad: value must be a number, got {shown(self.value)}")
         for name in ("mask", "lengths"):
             if not isinstance(getattr(self, name), bool | str):
                 raise GraphError(
@@ -108,7 +108,7 @@ def check_pad(pad: Any) -> None:
     for value in pad.values() if isinstance(pad, Mapping) else () if pad is None else (pad,):
         if not isinstance(value, Pad | Number):
             raise GraphError(
-                f"Batch: pad must be a number, an ops.Pad, or a mapping from field to one of these, got {value!r}"
+                f"Batch: pad must be a number, an ops.Pad, or a mapping from field to one of these, got {shown(value)}"
             )
 
 

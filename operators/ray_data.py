@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipegraph.contracts import Fact
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import DataError, GraphError, shown
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import LaneOrder, Order, StridedOrder
 
@@ -60,7 +60,9 @@ class FromRayData(OrderedSource):
         super().__init__(order_of(order, shuffle, default, "FromRayData"))
         if type(dataset).__name__ != "MaterializedDataset":
             what = (
-                "this dataset is not materialised" if hasattr(dataset, "materialize") else f"got {dataset!r}"
+                "this dataset is not materialised"
+                if hasattr(dataset, "materialize")
+                else f"got {shown(dataset)}"
             )
             raise GraphError(
                 f"FromRayData: {what}: give it dataset.materialize(), once for all ranks. What does not fit into the "

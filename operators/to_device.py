@@ -41,7 +41,7 @@ from pipegraph.device.split import (
     rows_of,
     rule_for,
 )
-from pipegraph.errors import DeviceError, GraphError
+from pipegraph.errors import DeviceError, GraphError, shown
 from pipegraph.integers import flag
 from pipegraph.operators.batch_slabs import exchanged, tensors_of
 from pipegraph.tree import bytes_of
@@ -317,7 +317,9 @@ class Scatter(_ToDevices):
 
     def __init__(self, devices: Sequence[torch.device | str | int], copy: bool = False) -> None:
         if isinstance(devices, str) or not devices:
-            raise GraphError(f"Scatter: devices must be a sequence of at least one device, got {devices!r}")
+            raise GraphError(
+                f"Scatter: devices must be a sequence of at least one device, got {shown(devices)}"
+            )
         self.devices = tuple(_device(device, "Scatter") for device in devices)
         self.copy = flag(copy, "Scatter: copy")
 

@@ -12,7 +12,7 @@ from typing import Any, final
 from pipegraph.capabilities import CarriesImages, Keyed, UserFunctions
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Fact, Regroup
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import DataError, GraphError, shown
 from pipegraph.integers import amount, integer
 from pipegraph.parameters import function_name, plain_function
 from pipegraph.randomness import generator
@@ -170,7 +170,7 @@ class Bucket(Regroup, Keyed, UserFunctions):
         limit: float | None = None,
     ) -> None:
         if not isinstance(boundaries, Iterable):
-            raise GraphError(f"Bucket: boundaries must be numbers that grow, got {boundaries!r}")
+            raise GraphError(f"Bucket: boundaries must be numbers that grow, got {shown(boundaries)}")
         bounds = [amount(each, "Bucket: each boundary", -inf, GraphError) for each in boundaries]
         plain_function(length, "Bucket: length", "a sample")
         if bounds != sorted(set(bounds)):
@@ -180,7 +180,7 @@ class Bucket(Regroup, Keyed, UserFunctions):
                 "Bucket: cost and limit go together: Bucket(len, [64, 256], cost=len, limit=4096)"
             )
         if cost is not None and not callable(cost):
-            raise GraphError(f"Bucket: cost must be a function of a sample, got {cost!r}")
+            raise GraphError(f"Bucket: cost must be a function of a sample, got {shown(cost)}")
         if cost is not None and size is not None:
             raise GraphError("Bucket: give size, or cost with limit, not both")
         if cost is not None:

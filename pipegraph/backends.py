@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, Literal
 
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, shown
 
 
 class StageBackend(str):
@@ -97,5 +97,5 @@ def backend_of(name: str, stage: str) -> StageBackend:
     """A backend by its name; raises GraphError if there is none of this name."""
     found = BACKENDS.get(name) if isinstance(name, str) else None
     if found is None:
-        raise GraphError(f"stage {stage!r}: backend must be one of {', '.join(BACKENDS)}, got {name!r}")
+        raise GraphError(f"stage {stage!r}: backend must be one of {', '.join(BACKENDS)}, got {shown(name)}")
     return found

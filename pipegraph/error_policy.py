@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar, Literal
 
 from pipegraph.chunk import Chunk
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, shown
 
 
 class ErrorPolicy:
@@ -93,7 +93,7 @@ def check_policy(given: Policy, stage: str) -> None:
     if given != "raise" and not isinstance(given, ErrorPolicy):
         raise GraphError(
             f'stage {stage!r}: on_error must be "raise", pg.Skip(budget), pg.Retry(times, backoff, then=...) '
-            f"or pg.Replace(), got {given!r}"
+            f"or pg.Replace(), got {shown(given)}"
         )
     if (said := policy(given).substitutes) not in ("", "input", "output"):
         raise GraphError(

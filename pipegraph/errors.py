@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Collection
 from errno import EMFILE, ENFILE
 from importlib import import_module
 from typing import Any, Self
@@ -43,6 +44,8 @@ from typing import Any, Self
 # a name or a pattern, and a name before an "@" that of a container.
 _QUERY = r"((?<![\w+.-])(?:https?://[^\s\"'<>?]*|[A-Za-z][\w+.-]*://[^\s\"'<>?]*(?=\?[^\s/]*=)))\?[^\s\"'<>]*"
 _USER = r"(https?://)[^/\s]*@|([\w+.-]+://)[^/\s:@]*:[^/\s]*@"
+
+_LONGEST = 200  # characters of a user's value in a message
 
 
 def without_secrets(text: str) -> str:
@@ -281,8 +284,14 @@ def described(error: BaseException) -> str:
 
 
 def shown(value: Any) -> str:
-    """The ``repr`` of a user's value, also of one that has none."""
+    """The ``repr`` of a user's value, also of one that has none; of a long one the beginning, and how long it is."""
     try:
-        return repr(value)
+        text = without_secrets(repr(value))  # before it is cut: half a URL would not be known for one
+        if len(text) <= _LONGEST:
+            return text
+        counted = isinstance(value, Collection)
+        length = f"{len(value) if counted else len(text):,}"
+        unit = "in all" if counted and not isinstance(value, str) else "characters"
     except Exception as failure:
         return f"<{type(value).__name__}: its __repr__ raised {type(failure).__name__}>"
+    return f"{text[:_LONGEST]}… ({length} {unit})"

@@ -12,7 +12,7 @@ from pipegraph.backends import BackendName, backend_of
 from pipegraph.capabilities import functions_of
 from pipegraph.contracts import Component, FanIn, Operator, Source
 from pipegraph.error_policy import Policy
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, shown
 from pipegraph.foreign_arguments import names_ours, placed
 from pipegraph.integers import integer
 from pipegraph.parameters import carried, plain_parameters
@@ -225,7 +225,7 @@ class Graph:
 
     def _check_name(self, name: str) -> str:
         if not isinstance(name, str) or not name:
-            raise GraphError(f"a stage's name must be a non-empty string, got {name!r}")
+            raise GraphError(f"a stage's name must be a non-empty string, got {shown(name)}")
         if name in RESERVED:
             raise GraphError(
                 f"a stage cannot be named {name!r}: profiles and states use this name; choose another name="
@@ -239,7 +239,7 @@ class Graph:
     def _check_arity(self, name: str, operator: Operator | Source, upstream: tuple[Node, ...]) -> None:
         for node in upstream:
             if not isinstance(node, Node):
-                raise GraphError(f"stage {name!r}: upstream must be nodes of this graph, got {node!r}")
+                raise GraphError(f"stage {name!r}: upstream must be nodes of this graph, got {shown(node)}")
             if node.graph is not self:
                 raise GraphError(
                     f"stage {name!r}: upstream node {node.name!r} belongs to graph {node.graph.name!r}"
@@ -298,7 +298,7 @@ class Graph:
         ):
             raise GraphError(
                 "resize: expected stage -> {'workers': n, 'capacity': n}, such as loader.tuning().settings, "
-                f"got {settings!r}"
+                f"got {shown(settings)}"
             )
         for name, given in settings.items():
             if name not in stages:

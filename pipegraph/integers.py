@@ -8,7 +8,7 @@ from numbers import Real
 
 import numpy as np
 
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import DataError, GraphError, shown
 
 
 def integer(value: object, what: str, least: int = 1, rule: str = "must be an int >= {}") -> int:
@@ -18,7 +18,7 @@ def integer(value: object, what: str, least: int = 1, rule: str = "must be an in
     except TypeError:
         found = least - 1
     if found < least:
-        raise GraphError(f"{what} {rule.format(least)}, got {value!r}")
+        raise GraphError(f"{what} {rule.format(least)}, got {shown(value)}")
     return found
 
 
@@ -27,7 +27,7 @@ def flag(
 ) -> bool:
     """``value`` as a bool; raises ``refusal``, with ``what`` and the ``rule``, if it is none: a text counts as True."""
     if not isinstance(value, bool | np.bool_):
-        raise refusal(f"{what} must be {rule}, got {value!r}")
+        raise refusal(f"{what} must be {rule}, got {shown(value)}")
     return bool(value)
 
 
@@ -47,5 +47,5 @@ def amount(value: object, what: str, least: float = 0, refusal: type[Exception] 
         found = float(found)
     if not isinstance(found, int | float) or not found >= least:
         floor = "" if least == -math.inf else f" >= {least}"
-        raise refusal(f"{what} must be a number{floor}, got {value!r}")
+        raise refusal(f"{what} must be a number{floor}, got {shown(value)}")
     return found

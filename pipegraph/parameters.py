@@ -14,7 +14,7 @@ from itertools import repeat
 from types import CoroutineType, FunctionType, MethodType
 from typing import Any
 
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, shown
 
 ENTRIES = 1000
 """Lists and mappings that are longer count by their length, as datasets do."""
@@ -33,7 +33,7 @@ def plain_function(function: Any, what: str, of: str) -> None:
         of: what the function is called with.
     """
     if not callable(function):
-        raise GraphError(f"{what} must be a function of {of}, got {function!r}")
+        raise GraphError(f"{what} must be a function of {of}, got {shown(function)}")
     for each in (function, getattr(function, "__call__", None)):  # noqa: B004
         if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
             raise GraphError(

@@ -25,7 +25,7 @@ def path_of(given: Any, what: str) -> str:
         raise GraphError(f"{what} must be a path (a str or a pathlib.Path), got {shown(given)}") from None
     if not path or "\0" in path:
         remedy = "the current folder is '.'" if not path else "no file's name has a null character"
-        raise GraphError(f"{what} must be a path, got {given!r}; {remedy}")
+        raise GraphError(f"{what} must be a path, got {shown(given)}; {remedy}")
     return path
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipegraph.chunk import Chunk
 from pipegraph.error_policy import ErrorPolicy as ErrorPolicy, Policy, policy
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, shown
 from pipegraph.integers import amount, integer
 
 
@@ -101,7 +101,7 @@ class Retry(ErrorPolicy):
         amount(self.backoff, "Retry: backoff (seconds)", refusal=GraphError)
         if self.then != "raise" and (not isinstance(self.then, ErrorPolicy) or isinstance(self.then, Retry)):
             raise GraphError(
-                f'Retry: then must be "raise", pg.Skip(...) or pg.Replace(...), got {self.then!r}'
+                f'Retry: then must be "raise", pg.Skip(...) or pg.Replace(...), got {shown(self.then)}'
             )
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 from pipegraph.backends import BACKENDS, THREAD, StageBackend, backend_of
 from pipegraph.contracts import FanOut, Operator, Source
 from pipegraph.error_policy import ErrorPolicy, Policy, check_policy, policy
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, shown
 from pipegraph.integers import flag, integer
 
 RESERVED = ("(output)", "consumer")
@@ -95,10 +95,10 @@ class StageSpec:
                 )
             if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
                 raise GraphError(
-                    f"stage {self.name!r}: {option} must be a dict with names as keys, got {given!r}"
+                    f"stage {self.name!r}: {option} must be a dict with names as keys, got {shown(given)}"
                 )
         for key, amount in (self.resources or {}).items():
             if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount >= 0:
                 raise GraphError(
-                    f"stage {self.name!r}: resources[{key!r}] must be a number >= 0, got {amount!r}"
+                    f"stage {self.name!r}: resources[{key!r}] must be a number >= 0, got {shown(amount)}"
                 )

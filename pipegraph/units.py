@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, shown
 from pipegraph.integers import integer
 
 NANOSECOND = 1e-9
@@ -24,16 +24,16 @@ def parse_bytes(size: int | float | str, what: str) -> int:
     if isinstance(size, str):
         match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", size)
         if match is None or match[2].lower() not in _UNITS:
-            raise GraphError(f"{what} must be bytes or a size such as '500 MB' or '2 GiB', got {size!r}")
+            raise GraphError(f"{what} must be bytes or a size such as '500 MB' or '2 GiB', got {shown(size)}")
         value = float(match[1]) * _UNITS[match[2].lower()]
     elif isinstance(size, float) and math.isfinite(size):
         value = size
     else:
         value = integer(size, what, 0, "must be bytes or a size such as '500 MB' or '2 GiB'")
     if isinstance(size, float) and not size.is_integer():
-        raise GraphError(f"{what} must be whole bytes or a size such as '1.5 GB', got {size!r}")
+        raise GraphError(f"{what} must be whole bytes or a size such as '1.5 GB', got {shown(size)}")
     if value < 1:
-        raise GraphError(f"{what} must be at least 1 byte, got {size!r}")
+        raise GraphError(f"{what} must be at least 1 byte, got {shown(size)}")
     return int(value)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from pipegraph.errors import DataError, DecodeError, GraphError
+from pipegraph.errors import DataError, DecodeError, GraphError, shown
 from pipegraph.operators.images.crop import CropWindow
 from pipegraph.operators.images.header import check_size, probe
 from pipegraph.operators.images.orientation import oriented
@@ -178,5 +178,5 @@ def names_of(value: str | Sequence[str], what: str) -> tuple[str, ...]:
     """Names of fields, one or several."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
-        raise GraphError(f"DecodeImage: {what} must be a field's name or a list of them, got {value!r}")
+        raise GraphError(f"DecodeImage: {what} must be a field's name or a list of them, got {shown(value)}")
     return tuple(names)

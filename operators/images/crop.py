@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, shown
 from pipegraph.integers import integer
 
 TRIES = 10
@@ -80,7 +80,7 @@ class RandomResizedCrop:
     def __post_init__(self) -> None:
         for name, pair in (("scale", self.scale), ("ratio", self.ratio)):
             if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(map(_is_number, pair)):
-                raise GraphError(f"RandomResizedCrop: {name} must be a pair of numbers, got {pair!r}")
+                raise GraphError(f"RandomResizedCrop: {name} must be a pair of numbers, got {shown(pair)}")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise GraphError(f"RandomResizedCrop: scale must satisfy 0 < low <= high <= 1, got {self.scale}")
         if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
@@ -174,7 +174,7 @@ def check_crop(crop: Crop, size: tuple[int, int]) -> None:
         meant = f": did you mean ops.{kinds[crop]}?" if isinstance(crop, type) and crop in kinds else ""
         raise GraphError(
             "DecodeImage: crop must be ops.RandomResizedCrop(...), ops.CenterCrop(resize) or None, "
-            f"got {crop!r}{meant}"
+            f"got {shown(crop)}{meant}"
         )
     if isinstance(crop, CenterCrop) and max(size) > crop.resize:
         raise GraphError(

@@ -6,7 +6,7 @@ import os
 import warnings
 from typing import Any
 
-from pipegraph.errors import GraphError, PipegraphWarning
+from pipegraph.errors import GraphError, PipegraphWarning, shown
 from pipegraph.integers import integer
 
 
@@ -28,7 +28,7 @@ def resolve(rank: int | None, world_size: int | None, mesh: Any = None) -> tuple
 
 def _from_mesh(mesh: Any) -> tuple[int, int]:
     if not hasattr(mesh, "get_local_rank"):
-        raise GraphError(f"mesh must be one dimension of a DeviceMesh, such as mesh['dp'], got {mesh!r}")
+        raise GraphError(f"mesh must be one dimension of a DeviceMesh, such as mesh['dp'], got {shown(mesh)}")
     if getattr(mesh, "ndim", 1) != 1:
         raise GraphError(
             f"mesh must be one dimension of a DeviceMesh, such as mesh['dp'], got {mesh.ndim} dimensions"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, final
 
 import numpy as np
 
-from pipegraph.errors import GraphError, StateError
+from pipegraph.errors import GraphError, StateError, shown
 from pipegraph.integers import flag
 from pipegraph.order._stream import Tail, stream_length, stream_positions
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, total_samples
@@ -275,7 +275,7 @@ def _described(drawn: Any) -> str:
 def _integers(values: Any, what: str) -> Int64Array:
     found = np.asarray(values)
     if found.dtype.kind not in "iu" and found.size:
-        raise GraphError(f"{what} must be whole numbers (an array, a list or one), got {values!r}")
+        raise GraphError(f"{what} must be whole numbers (an array, a list or one), got {shown(values)}")
     return found.astype(np.int64, copy=False)
 
 
@@ -290,7 +290,9 @@ def other_than(index: int, size: int, draw: int) -> int:
 def check_seed(seed: int, epoch: int) -> None:
     """Raise unless 0 <= seed < 2**64 and epoch >= 0."""
     if not 0 <= operator.index(seed) < 2**64:
-        raise GraphError(f"seed must be an integer of 0..2**64-1, got {seed!r}. Pass Graph(..., seed=7).")
+        raise GraphError(
+            f"seed must be an integer of 0..2**64-1, got {shown(seed)}. Pass Graph(..., seed=7)."
+        )
     if operator.index(epoch) < 0:
         raise GraphError(f"epoch must be >= 0, got {epoch!r}. The first pass is epoch 0.")
 
@@ -306,7 +308,7 @@ def check_rank(rank: int, world_size: int) -> None:
 def check_choice(name: str, value: V, choices: tuple[V, ...]) -> None:
     """Raise unless ``value`` is one of ``choices``."""
     if value not in choices:
-        raise GraphError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+        raise GraphError(f"{name} must be one of {', '.join(map(repr, choices))}, got {shown(value)}")
 
 
 def _steps(start: int, stop: int | None, length: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, shown
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -82,7 +82,7 @@ def _count(value: object) -> int:
     if not 0 <= count <= MAX_SAMPLES or isinstance(value, bool):
         raise GraphError(
             f"layout must be a number of samples in 0..{MAX_SAMPLES}, the samples per part, or a manifest, "
-            f"got {value!r}. Pass len(dataset), a list of counts, or the manifest that `pipegraph index` wrote."
+            f"got {shown(value)}. Pass len(dataset), a list of counts, or the manifest that `pipegraph index` wrote."
         )
     return count
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, shown
 from pipegraph.order.layout import Int64Array
 
 Taken: TypeAlias = tuple[int, str]
@@ -51,7 +51,7 @@ def _pair(entry: Any) -> Pair:
         fits = False
     if not fits or (isinstance(consumed, list | tuple) and len(each) != ranks):
         raise GraphError(
-            f"history must be pairs (world size >= 1, samples per rank >= 0), got {entry!r}. "
+            f"history must be pairs (world size >= 1, samples per rank >= 0), got {shown(entry)}. "
             "Pass the history of the state as it is."
         )
     if len(set(each)) == 1 and not each[0][1]:

@@ -8,7 +8,7 @@ from typing import final
 
 import numpy as np
 
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, shown
 from pipegraph.order._blocks import BlockPlaces
 from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._spans import Shares, Spans, runs_of
@@ -98,7 +98,7 @@ class PartOrder(Order):
         check_seed(seed, epoch)
         check_rank(rank, world_size)
         if parts < 0:
-            raise GraphError(f"PartOrder: parts must be a number of parts >= 0, got {parts!r}")
+            raise GraphError(f"PartOrder: parts must be a number of parts >= 0, got {shown(parts)}")
         return self._order(parts, int(seed), int(epoch))[rank::world_size]
 
     def within(

@@ -9,7 +9,7 @@ from typing import cast
 from pipegraph.backends import THREAD
 from pipegraph.capabilities import FollowsRoute, Planned, functions_of
 from pipegraph.contracts import Fact, FanIn, Operator
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, shown
 from pipegraph.global_generators import draws_from
 from pipegraph.graph import Graph, Node
 from pipegraph.planning.bundle_chains import bundle_rows
@@ -87,7 +87,7 @@ def _output_edge(graph: Graph, output: Node | str | None) -> Edge:
             raise GraphError(f"graph {graph.name!r} has no stage {output!r} to deliver from; it has: {known}")
         return Edge(output)
     if output is not None:
-        raise GraphError(f"output must be a node or a stage's name, got {output!r}")
+        raise GraphError(f"output must be a node or a stage's name, got {shown(output)}")
     sinks = graph.sinks()
     if not graph.stages:
         raise GraphError(

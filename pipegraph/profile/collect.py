@@ -10,7 +10,7 @@ from typing import Any
 from pipegraph.capabilities import ReadsStorage
 from pipegraph.durations import Durations
 from pipegraph.engine.stage.budgets import Quarantined
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, shown
 from pipegraph.measured import Edge, Measured
 from pipegraph.measurements import StageCounts, StageProfile, measurements
 from pipegraph.planning.plan import Plan, StagePlan
@@ -56,7 +56,7 @@ def profile_of(
         # One that was pickled has no counters any more.
         before = since.measured if same else None
         if not same or (since.items if before is None else before.identity not in (None, measured.identity)):
-            raise GraphError(f"since must be an earlier profile of this loader, got {since!r}")
+            raise GraphError(f"since must be an earlier profile of this loader, got {shown(since)}")
         count -= since.quarantined_count
         quarantined = quarantined[max(0, len(quarantined) - count) :]
         if before is not None:

@@ -8,7 +8,7 @@ from itertools import chain, cycle, islice
 from time import perf_counter
 from typing import Any
 
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import DataError, GraphError, shown
 from pipegraph.integers import integer
 
 
@@ -50,7 +50,7 @@ def measure_headspace(
         keep: batches to replay, after as many steps that are not timed.
     """
     if not callable(step):
-        raise GraphError(f"headspace: step must be a function of one batch, got {step!r}")
+        raise GraphError(f"headspace: step must be a function of one batch, got {shown(step)}")
     keep, steps = integer(keep, "headspace: batches"), integer(steps, "headspace: steps")
     kept = list(islice(batches, keep))
     if not kept:

@@ -13,7 +13,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pipegraph.errors import GraphError, extra_module
+from pipegraph.errors import GraphError, extra_module, shown
 from pipegraph.measurements import StageProfile, in_view
 from pipegraph.units import format_share, shorten
 
@@ -59,7 +59,7 @@ class Live:
     def __init__(self, loader: Watched, console: Console | None = None) -> None:
         rich = extra_module("rich.console", "cli", "the live view", "rich")
         if not hasattr(loader, "profile"):
-            raise GraphError(f"live: expected a loader, as graph.loader() makes it, got {loader!r}")
+            raise GraphError(f"live: expected a loader, as graph.loader() makes it, got {shown(loader)}")
         self._loader = loader
         self._console = console or rich.Console(stderr=True, highlight=False)
         self._over = threading.Event()

@@ -12,7 +12,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Self
 
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, shown
 from pipegraph.integers import amount, flag
 from pipegraph.paths import path_of, write_text
 
@@ -64,12 +64,12 @@ class Recording:
         every: float = 1.0,
     ) -> None:
         if not hasattr(loader, "profile"):
-            raise GraphError(f"record: expected a loader, as graph.loader() makes it, got {loader!r}")
+            raise GraphError(f"record: expected a loader, as graph.loader() makes it, got {shown(loader)}")
         every = amount(every, "record: every (seconds)", 0.05, GraphError)
         if every > threading.TIMEOUT_MAX:
             raise GraphError(f"record: every (seconds) is longer than a thread can wait, got {every!r}")
         if log is not None and not callable(log):
-            raise GraphError(f"record: log must be a function of numbers and a step, got {log!r}")
+            raise GraphError(f"record: log must be a function of numbers and a step, got {shown(log)}")
         if report is not None:
             from .report import require_jinja
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency
-from pipegraph.errors import DataError, GraphError, ShardError
+from pipegraph.errors import DataError, GraphError, ShardError, shown
 
 if TYPE_CHECKING:
     from pipegraph.storage import Part, ShardFile
@@ -21,13 +21,13 @@ def chosen_columns(columns: Any, operator: str) -> tuple[str, ...] | None:
         return None
     if isinstance(columns, str):
         raise GraphError(
-            f"{operator}: columns must be a list of names, got {columns!r}: write columns=[{columns!r}]"
+            f"{operator}: columns must be a list of names, got {shown(columns)}: write columns=[{columns!r}]"
         )
     # A set of texts has another order in each process, and the order is a part of states.
     given = sorted(columns) if isinstance(columns, Set) else columns
     names = tuple(given) if isinstance(given, Iterable) else ()
     if not names or not all(isinstance(name, str) for name in names):
-        raise GraphError(f"{operator}: columns must be a list of at least one name, got {columns!r}")
+        raise GraphError(f"{operator}: columns must be a list of at least one name, got {shown(columns)}")
     return names
 
 

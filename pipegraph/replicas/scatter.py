@@ -12,7 +12,7 @@ import torch
 from pipegraph.device.backend import normalised
 from pipegraph.device.copy import sent
 from pipegraph.device.split import chunk_sizes_for, cut, moved, refuse_packed, rows_of
-from pipegraph.errors import PipegraphWarning
+from pipegraph.errors import PipegraphWarning, shown
 from pipegraph.tree import is_dataclass_value, rebuilt, with_fields
 
 
@@ -100,7 +100,7 @@ def _gather(outputs: list[Any], device: torch.device, dim: int) -> Any:
         return first
     if not isinstance(first, Iterable) or isinstance(first, (str, bytes)):
         raise TypeError(
-            f"gather: cannot join {', '.join(map(repr, outputs))} of type {type(first).__name__}: return tensors, or "
+            f"gather: cannot join {', '.join(map(shown, outputs))} of type {type(first).__name__}: return tensors, or "
             "nests of them; numbers and strings only where all replicas return the same"
         )
     sequences = isinstance(first, (tuple, list))

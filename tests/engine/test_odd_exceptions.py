@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -184,6 +185,23 @@ def test_a_key_that_cannot_be_shown_does_not_hide_the_error():
             loader.state_dict()
         else:
             assert isinstance(caught, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("value", "start", "end"),
+    [
+        ([f"/data/{n}.jpg" for n in range(200)], "['/data/0.jpg', '/data/1.jpg', ", "… (200 in all)"),
+        ("x" * 12_345, "'xxx", "x… (12,345 characters)"),
+        (torch.nn.Sequential(*map(torch.nn.Identity, range(20))), "Sequential(", " characters)"),
+        (["s3://key:" + "s" * 300 + "@host"], "['s3://host']", ""),
+    ],
+)
+def test_of_a_long_value_an_error_shows_the_beginning_and_the_length(value, start, end):
+    with pytest.raises(pg.errors.GraphError, match="ListFiles: classes must be .*, got ") as raised:
+        ops.ListFiles("folder", classes=value)
+    text = str(raised.value).partition(", got ")[2]
+    assert text.startswith(start) and text.endswith(end)
+    assert len(text) < 240
 
 
 def test_the_error_for_a_missing_part_can_be_copied_and_pickled():

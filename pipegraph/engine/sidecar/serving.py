@@ -36,6 +36,7 @@ from pipegraph.engine.stage.budgets import Quarantined
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.restore import Resume
 from pipegraph.engine.stage.snapshots import Snapshots
+from pipegraph.errors import shown
 from pipegraph.measured import Measured
 from pipegraph.planning.plan import Plan
 from pipegraph.totals import Totals
@@ -204,7 +205,7 @@ class Serving:
                 try:
                     TreePickler(io.BytesIO(), lambda buffer: False).dump(one)
                 except Exception as why:
-                    why.add_note(f"pipegraph: {one!r} cannot be sent from the process of isolate=True")
+                    why.add_note(f"pipegraph: {shown(one)} cannot be sent from the process of isolate=True")
                     failed: Any = Carried(why)
                     one = Failure(failed, one.epoch)
                 sent.append(one)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from numbers import Number
 from typing import Any, NamedTuple
 
-from pipegraph.errors import GraphError, ShardError
+from pipegraph.errors import GraphError, ShardError, shown
 
 Convert = Callable[[Any], list[Any]]
 """A column to its values.
@@ -89,7 +89,7 @@ def _as_read(value: Any, plain: Any, name: str, operator: str) -> Any:
             raise ValueError("a fraction is cut off")
     except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise GraphError(
-            f"{operator}: fill={{{name!r}: {value!r}}} is no value of type {plain}, which the column has"
+            f"{operator}: fill={{{name!r}: {shown(value)}}} is no value of type {plain}, which the column has"
         ) from error
     return found
 

@@ -9,7 +9,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from pipegraph.errors import DataError, GraphError, PipegraphError, ShardError, extra_module
+from pipegraph.errors import DataError, GraphError, PipegraphError, ShardError, extra_module, shown
 from pipegraph.storage.shard_files import ShardFile
 
 from .arrowvalues import arrow_errors, converter, filling, kind_of
@@ -222,8 +222,8 @@ def _columns_of(conditions: Any) -> tuple[str, ...]:
             found += _columns_of(condition)
         else:
             raise GraphError(
-                f"Load: filter must be a list of (column, operator, value), or of such lists, got {condition!r} in it. "
-                "What cannot be said so is a Filter behind Load"
+                f"Load: filter must be a list of (column, operator, value), or of such lists, got {shown(condition)} "
+                "in it. What cannot be said so is a Filter behind Load"
             )
     return tuple(dict.fromkeys(found))
 

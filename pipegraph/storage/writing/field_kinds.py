@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from pipegraph.errors import DataError
+from pipegraph.errors import DataError, shown
 
 Kinds = dict[str, str]
 """Field -> ``"bytes"``, ``"text"``, ``"bool"``, ``"int"``, ``"float"``, ``"array:DTYPE"`` or ``"json"``; ``"null"`` or
@@ -177,7 +177,9 @@ def _check_numbers(values: Sequence[Any], dtype: np.dtype[Any]) -> None:
             array = array_of(number)
             fits = isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") == dtype
         if not fits:
-            raise TypeError(f"{value!r} would change as {dtype}; write all values of the field as one type")
+            raise TypeError(
+                f"{shown(value)} would change as {dtype}; write all values of the field as one type"
+            )
 
 
 def fitted_fields(sample: Mapping[str, Any], kinds: Kinds, number: int) -> Iterator[tuple[str, str, Any]]:
