@@ -22,7 +22,7 @@ def bind_thread(device: torch.device) -> None:
     """Make a device the calling thread's current one, for a thread that works for it alone."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
-    if device.type == "cuda":  # else a thread's first call of cuBLAS finds no context of the thread, and warns
+    if device.type == "cuda":  # else cuBLAS finds no context in a new thread, and warns
         torch.accelerator.current_stream(device).query()
 
 

@@ -1,10 +1,5 @@
 """Persistent threads for replicas, of their own intra-op width, under the calling thread's local state.
 
-A replica on the CPU has a thread of its own. The replicas of one accelerator share one: it gives the device their work
-in turn, each on its stream. Threads of their own would change places at every operation of torch's, which lets the
-interpreter go (on an H100 two forwards of a ResNet-18 took 38 ms in two threads, 5 ms in one: the records of
-2026-11-23).
-
 ``torch.set_num_threads`` sets the calling thread's width, which is wanted here, *and* the width with which threads
 started later begin, which is not. Running threads keep theirs. (Observed with torch 2.13 and OpenMP;
 ``at::set_num_threads``.)
@@ -88,6 +83,14 @@ def _serve(orders: concurrency.SimpleQueue[_Order | None], device: torch.device)
         del order  # an idle thread holds no tensors
 
 
+def lines_of(devices: Sequence[torch.device]) -> list[object]:
+    """Whose work goes one after another: replicas on the CPU have a line each, those of one accelerator share one.
+
+    In threads of their own these would change places at every operation of torch's, which lets the interpreter go.
+    """
+    return [index if device.type == "cpu" else device for index, device in enumerate(devices)]
+
+
 class ReplicaThreads:
     """The threads of replicas, started once; ended by :meth:`close` or when the object is collected.
 
@@ -102,8 +105,7 @@ class ReplicaThreads:
         lines: dict[object, concurrency.SimpleQueue[_Order | None]] = {}
         self._threads: list[concurrency.Thread] = []
         self._orders: list[concurrency.SimpleQueue[_Order | None]] = []
-        for index, device in enumerate(devices):
-            line = index if device.type == "cpu" else device
+        for index, (device, line) in enumerate(zip(devices, lines_of(devices), strict=True)):
             if line not in lines:
                 lines[line] = concurrency.SimpleQueue()
                 # The thread knows the queue, not its owner, so that this can be collected.

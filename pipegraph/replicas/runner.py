@@ -15,9 +15,17 @@ from torch.nn import Module
 from pipegraph.device.backend import Backend, Slot, Stream, normalised
 from pipegraph.device.opening import backend_for
 from pipegraph.device.own_moves import tensors_within
+from pipegraph.device.slabs import on_device
 from pipegraph.device.split import leaves
 from pipegraph.errors import PipegraphWarning
-from pipegraph.replicas.replica_threads import Abandoned, CallerState, Job, ReplicaThreads, note_once
+from pipegraph.replicas.replica_threads import (
+    Abandoned,
+    CallerState,
+    Job,
+    ReplicaThreads,
+    lines_of,
+    note_once,
+)
 
 T = TypeVar("T")
 
@@ -26,7 +34,8 @@ MIN_RATIO = 0.75
 
 
 class ReplicaRunner:
-    """One replica runs in the calling thread; several in threads of their own, the CPU's cores dealt among them.
+    """One replica runs in the calling thread. Several run in threads: on the CPU one each, among which its cores are
+    dealt, and one for each accelerator, which is given the work of its replicas in turn.
 
     The first slot of a device works on the caller's own current stream there, so one slot per device needs no events
     at all. Further slots of an accelerator have streams of their own, where its allocator can be notified of what these
@@ -47,7 +56,7 @@ class ReplicaRunner:
         self.threads = (
             ReplicaThreads(self._names, width, [slot.device for slot in slots]) if len(slots) != 1 else None
         )
-        self._watched = sorted({slot.device for slot in slots if slot.index > 0}, key=str)
+        self._watched = sorted({s.device for s in slots if s.index > 0 and s.device.type == "cpu"}, key=str)
 
     def seed_devices(self, seed: int) -> None:
         """Distinct devices draw different numbers; the first keeps the caller's own state."""
@@ -62,11 +71,7 @@ class ReplicaRunner:
             The lowest failing replica's exception, noted with the replica and its slot.
         """
         if self.threads is None:
-            try:
-                return {0: jobs[0]()}
-            except BaseException as failure:
-                note_once(failure, f"in {self._names[0]}")
-                raise
+            return {0: _noted(jobs[0], self._names[0])}
         state = CallerState.capture(frozenset(device.type for device in self.backends))
         orders = {r: partial(state.run, self._bound(r, job)) for r, job in jobs.items()}
         results: dict[int, Any] = {}
@@ -134,6 +139,15 @@ class ReplicaRunner:
                 backend.close()
 
 
+def _noted(job: Job, name: str) -> Any:
+    """What a job returns; what it raises is noted with its replica's name."""
+    try:
+        return job()
+    except BaseException as failure:
+        note_once(failure, f"in {name}")
+        raise
+
+
 def replica_seed(seed: int, call: int, replica: int) -> int:
     """The seed of a replica in the executor's `call`-th call (counted from 0), for ``deterministic=True``.
 
@@ -195,9 +209,9 @@ def parallel_apply(
 ) -> list[Any]:
     """Call ``modules[i](*inputs[i], **kwargs[i])`` at the same time and return the outputs.
 
-    Modules on the CPU have a thread each; those of one accelerator share a thread, which gives the device their work
-    in turn. Every thread sees the caller's grad and inference mode, autocast, default device and context variables.
-    An input that is no tuple is the only argument. One module runs in the calling thread.
+    Modules on the CPU have a thread each, and so has each accelerator, which is given the work of its modules in turn.
+    Every thread sees the caller's grad and inference mode, autocast, default device and context variables. One module,
+    and those of one accelerator, run in the calling thread. An input that is no tuple is the only argument.
 
     Raises:
         ValueError: the sequences differ in length.
@@ -217,12 +231,15 @@ def parallel_apply(
     else:
         places = [normalised(device) for device in devices]
     names = [f"replica {index} on {place}" for index, place in enumerate(places)]
+    calls = [partial(modules[i], *arguments[i], **given[i]) for i in range(count)]
+    if len(set(lines_of(places))) == 1:  # new threads would also begin with empty caches of cuDNN's
+        with on_device(places[0] if count > 1 else None):
+            return [_noted(call, name) for call, name in zip(calls, names, strict=True)]
     # All are first slots: on the caller's own streams.
     runner = ReplicaRunner([Slot(place) for place in places], names)
-    jobs = {i: partial(modules[i], *arguments[i], **given[i]) for i in range(count)}
     all_ended = True
     try:
-        return list(runner.run(jobs).values())
+        return list(runner.run(dict(enumerate(calls))).values())
     except Abandoned:
         all_ended = False
         raise

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerators import drawn, places
+from accelerators import drawn, on_the_accelerator, on_the_cpu, places
 from torch import nn
 
 from pipegraph.device.scattered import Scattered
@@ -278,6 +278,7 @@ def test_unequal_devices_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     warn_if_unequal([large, other])
 
 
+@on_the_cpu
 def test_random_numbers_from_a_shared_generator_are_warned_of_once(make_executor: MakeExecutor) -> None:
     executor = make_executor(nn.Dropout(0.5), 2)
     with pytest.warns(PipegraphWarning, match="one generator"):
@@ -285,6 +286,17 @@ def test_random_numbers_from_a_shared_generator_are_warned_of_once(make_executor
     executor(torch.ones(4, 4))
     deterministic = make_executor(nn.Dropout(0.5), 2, deterministic=True)
     deterministic(torch.ones(4, 4))
+
+
+@on_the_accelerator
+def test_replicas_of_one_accelerator_draw_the_same_numbers_every_time(make_executor: MakeExecutor) -> None:
+    """One after another."""
+    runs = []
+    for _ in range(2):
+        executor = make_executor(nn.Dropout(0.5), 2)
+        torch.manual_seed(5)
+        runs.append(executor(torch.ones(4, 64)))
+    assert torch.equal(*runs)
 
 
 def test_an_executor_is_used_by_one_caller_at_a_time(make_executor: MakeExecutor) -> None:

@@ -290,7 +290,8 @@ def test_train_and_eval_reach_every_replica(make_executor: MakeExecutor) -> None
     x = data()
     torch.testing.assert_close(executor(x), executor.module(x), rtol=1e-12, atol=1e-12)
     executor.module.train()  # directly on the module works too
-    with pytest.warns(PipegraphWarning, match="one generator"):
+    warned = pytest.warns(PipegraphWarning, match="one generator")
+    with warned if torch.get_default_device().type == "cpu" else nullcontext():
         assert not torch.equal(executor(x), executor.eval().module(x))
 
 
