@@ -8,6 +8,8 @@ There, with the wheels in the same folder of the checkout:
 
     python3 benchmarks/gpu_check.py --wheels build/gpu-wheels --results out/gpu
 
+Where ``PIPEGRAPH_TEST_IMAGES`` names a folder of photographs (and there is OpenCV), also ``gpu_training.py`` runs.
+
 It writes to the folder of results: ``<date>-gpu_check.jsonl`` (one row: the machine, what ran, what came of it), the
 tests' report (``tests.xml``, ``tests.log``), each benchmark's own dated rows and output, and the profiler's trace.
 Packages that the machine has are used as they are; from the wheels comes only what it lacks.
@@ -186,6 +188,8 @@ def commands(results: Path, cuda: bool, slow: bool) -> list[tuple[str, list[str]
                 ["benchmarks/replica_parts.py", *rounds, *model, "--devices", *pair],
             )
         )
+    if cuda and os.environ.get("PIPEGRAPH_TEST_IMAGES") and importlib.util.find_spec("cv2"):
+        found.append(("gpu_training", ["benchmarks/gpu_training.py", "--rounds", "3"]))
     return found
 
 
@@ -292,7 +296,9 @@ def main() -> None:
     parser.add_argument("--slow", action="store_true", help="also the tests marked slow (10,000 steps)")
     parser.add_argument("--allow-cpu", action="store_true", help="rehearse without a GPU")
     parser.add_argument(
-        "--only", default="", help="a part of a command's name: tests, host_to_device, replica_parts"
+        "--only",
+        default="",
+        help="a part of a command's name: tests, host_to_device, replica_parts, gpu_training",
     )
     parser.add_argument("--limit", type=float, default=540.0, help="seconds for each command (default 540)")
     options = parser.parse_args()

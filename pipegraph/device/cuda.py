@@ -34,8 +34,16 @@ class CudaBackend(AcceleratorBackend):
     def raw_stream(self) -> torch.Stream:
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
+    def __init__(self, device: torch.device | str | int) -> None:
+        super().__init__(device)
+        self._seen: dict[int, torch.Stream] = {}
+
     def raw_current(self) -> torch.Stream:
-        return torch.cuda.current_stream(self.device)
+        # torch.cuda.current_stream makes an object each time, which is most of its cost.
+        known = torch._C._cuda_getCurrentStream(self.index)
+        if (stream := self._seen.get(known[0])) is None:
+            stream = self._seen[known[0]] = torch.cuda.current_stream(self.device)
+        return stream
 
     def raw_event(self) -> torch.Event:
         return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
