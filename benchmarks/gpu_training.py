@@ -7,8 +7,8 @@ are cores to spare; with fewer workers, faster than DataLoader.
     python benchmarks/gpu_training.py --images FOLDER --device cpu --steps 2      # a rehearsal
 
 ResNet-18 in bfloat16, channels last, batches of 128 crops of 224, normalised on the device. All decode with OpenCV:
-pipegraph by ``DecodeImage`` in threads, DataLoader in worker processes with ``pin_memory=True`` and copies that do not
-wait. Nobody waits for the device but every eighth step, as a loop that shows its loss does.
+pipegraph by ``DecodeImage`` in threads and in processes, DataLoader in worker processes with ``pin_memory=True`` and
+copies that do not wait. Nobody waits for the device but every eighth step, as a loop that shows its loss does.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def resident(paths: Sequence[str], device: str) -> Iterator[Any]:
 
 
 @contextmanager
-def pipegraph(paths: Sequence[str], device: str, workers: int, isolate: bool = False) -> Iterator[Any]:
+def pipegraph(paths: Sequence[str], device: str, workers: int, place: str) -> Iterator[Any]:
     import pipegraph as pg
     from pipegraph import operators as ops
 
@@ -83,11 +83,13 @@ def pipegraph(paths: Sequence[str], device: str, workers: int, isolate: bool = F
 
     files = pg.Graph("training", seed=7).add(ops.FromIterable(samples)).then(ops.Load(), backend="inline")
     images = files.then(ops.Batch(BATCH), capacity=1).then(
-        ops.DecodeImage(SIZE, crop=ops.RandomResizedCrop(), flip=0.5, backend="opencv"), workers=workers
+        ops.DecodeImage(SIZE, crop=ops.RandomResizedCrop(), flip=0.5, backend="opencv"),
+        workers=workers,
+        backend=place,
     )
     there = images.then(ops.CopyToDevice(device))
     last = there.then(ops.Normalize(recipe.MEAN, recipe.STD, dtype=torch.float32, layout="NHWC"))
-    with last.graph.loader(isolate=isolate) as loader:
+    with last.graph.loader() as loader:
         yield Training(device).over(batch["image"].permute(0, 3, 1, 2) for batch in loader)
 
 
@@ -133,9 +135,9 @@ def main() -> None:
     workers = options.workers or [max(1, len(os.sched_getaffinity(0)) - 2), 4]
     ways: dict[str, Callable[[], Any]] = {"resident": partial(resident, paths, device)}
     for count in workers:
-        ways[f"pipegraph, {count} workers"] = partial(pipegraph, paths, device, count)
-        ways[f"DataLoader, {count} workers"] = partial(dataloader, paths, device, count)
-    ways[f"pipegraph, {workers[0]} workers, isolate"] = partial(pipegraph, paths, device, workers[0], True)
+        for place, name in (("thread", "threads"), ("process", "processes")):
+            ways[f"pipegraph, {count} {name}"] = partial(pipegraph, paths, device, count, place)
+        ways[f"DataLoader, {count} processes"] = partial(dataloader, paths, device, count)
     what = torch.cuda.get_device_name(device) if device != "cpu" else "CPU"
     harness.compare(
         "gpu_training",
