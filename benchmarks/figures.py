@@ -24,7 +24,14 @@ from report import peers
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     ROOT / name
-    for name in ("README.md", "docs/images.md", "docs/reader.md", "docs/scale.md", "docs/schedules.md")
+    for name in (
+        "README.md",
+        "docs/devices.md",
+        "docs/images.md",
+        "docs/reader.md",
+        "docs/scale.md",
+        "docs/schedules.md",
+    )
 ]
 MARKED = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.S)
 CLOSE = 0.99
@@ -281,12 +288,72 @@ def idle() -> str:
     return markdown(["two ranks", "idle", "wait of a step, ms: median", "99 %", "longest"], rows)
 
 
+def spread(found: dict[str, float]) -> str:
+    """A ratio with its lowest and highest round."""
+    return f"{found['median']:.2f} ({found['low']:.2f}-{found['high']:.2f})"
+
+
+def gpu() -> str:
+    """What ran on a real GPU: tests, copies, replicas."""
+    check, tests = results_of("gpu_check"), results_of("gpu_check")["tests"]
+    copies = newest("host_to_device").entries[""]
+    traced = results_of("host_to_device_trace")
+    slots = newest("replica_parts").entries[""]
+    fed, resident = traced["trace"]["fed"], traced["trace"]["resident"]
+    two = next(name for name in slots if name.endswith("2 slots"))
+    rows = [
+        ["tests of devices: ran, failed", f"{tests['ran']}, {tests['failures'] + tests['errors']}"],
+        [
+            "batches of 38.5 MB to the device, of the rate of a bare copy loop",
+            spread(copies["pipegraph"]["over"]["bare"]),
+        ],
+        ["the same by `.to(device)` of each batch", spread(copies[".to per batch"]["over"]["bare"])],
+        [
+            "the compute stream waited, of its time: fed, and with one batch that stays",
+            ", ".join(f"{100 * each['waits_us'] / each['span_us']:.2f} %" for each in (fed, resident)),
+        ],
+        [
+            "slabs on the device: made, planned at most",
+            f"{traced['memory']['slabs']}, {traced['memory']['planned_slabs']}",
+        ],
+        [
+            "steps of a ResNet-18 (32 x 3 x 64 x 64), of a plain loop: one slot, two slots of one GPU",
+            ", ".join(spread(slots[name]["over"]["plain"]) for name in ("executor, 1 slot", two)),
+        ],
+    ]
+    assert check["passed"]
+    return markdown([f"on one {gpu_name()}", "measured"], rows)
+
+
+def gpu_name() -> str:
+    path = sorted(harness.RESULTS.glob("????-??-??-gpu_check.jsonl"))[-1]
+    name: str = json.loads(path.read_text().splitlines()[-1])["configuration"]["device"]["name"]
+    return name
+
+
+def gpu_training() -> str:
+    """Photographs from files to a GPU's training steps."""
+    entries = newest("gpu_training").entries[""]
+    ordered = sorted(entries, key=lambda name: -median(entries, name, "rate"))
+    rows = [
+        [
+            "one batch that stays on the GPU" if name == "resident" else name,
+            f"{median(entries, name, 'rate'):,.0f}",
+            three_digits(median(entries, name, "cpu_s_per_unit") * 1e3),
+        ]
+        for name in ordered
+    ]
+    return markdown([f"ResNet-18 on one {gpu_name()}, 16 cores", "images/s", "ms of CPU per image"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "first": lambda: against_peers(FIRST),
     "losses": losses,
     "decode": lambda: ranking("image_decode", "Photographs decoded and resized", "ms", 1e3),
     "large": lambda: against_peers(LARGE),
     "idle": idle,
+    "gpu": gpu,
+    "gpu_training": gpu_training,
     "jobs": jobs,
     "schedules": schedules,
     "interpolations": interpolations,

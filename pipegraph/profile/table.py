@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+from collections.abc import Iterable
 
 from pipegraph.errors import shown
 from pipegraph.html import html_table
@@ -34,6 +35,10 @@ IDLE = 0.5
 
 ADVISED = ("stage", "storage", "shared", "lock")
 """Causes for which other sizes may be a remedy."""
+
+CROWDED = 4
+"""Cores that one stage runs on in threads before processes are proposed for it: decoding for a GPU, four threads gave
+what four processes did, fourteen half (benchmarks/gpu_training.py, record of 2026-11-23)."""
 
 KEEPS_UP = 0.05
 """A training loop that waits for less than this share of its time is said to be kept up with."""
@@ -97,7 +102,7 @@ def conclude(profile: Profile) -> str:
                 "backend='inline' for cheap stages."
             )
         keeps_up = ", the pipeline keeps up" if waited < KEEPS_UP else ""
-        return f"Training sets the pace{keeps_up}: {stall}."
+        return f"Training sets the pace{keeps_up}: {stall}.{_crowded(profile, profile.stages)}"
     if profile.cause == "bursts":
         queues = [
             f"{each.producer!r} and {'training' if each.consumer == CONSUMER else repr(each.consumer)}"
@@ -110,7 +115,29 @@ def conclude(profile: Profile) -> str:
         )
     name, stage = profile.bottleneck, profile.stages[profile.bottleneck]
     said = f"Stage {name!r} holds training back: {_why(profile, stage)}; {stall}."
+    if profile.cause == "stage":
+        said += _crowded(profile, [name])
     return f"{said} {profile.advice}" if profile.cause in ADVISED else said
+
+
+def _crowded(profile: Profile, names: Iterable[str]) -> str:
+    """What to try where a stage runs on so many cores in threads that these, and training, may wait for the GIL.
+
+    Waits of microseconds, many for each sample, are seen in no measure of a single thread.
+    """
+    in_threads = {name: stage for name, stage in profile.stages.items() if name in names}
+    cores = {
+        name: (stage.running or 0.0) * stage.workers
+        for name, stage in in_threads.items()
+        if stage.backend.in_trainer
+    }
+    name = max(cores, key=cores.__getitem__, default="")
+    if not name or cores[name] <= CROWDED:
+        return ""
+    return (
+        f" {name!r} runs {cores[name]:.1f} cores' worth in threads, which share one interpreter with each other and "
+        'with training: try backend="process" for it.'
+    )
 
 
 def _why(profile: Profile, stage: StageProfile) -> str:

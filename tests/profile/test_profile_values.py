@@ -8,6 +8,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.backends import BACKENDS
 from pipegraph.profile.table import WIDTH
 
 
@@ -90,6 +91,17 @@ def test_the_conclusion_is_a_sentence_with_its_evidence():
     )
     assert profile(bottleneck="consumer", stall_s=0.01).conclusion.startswith("Training sets the pace")
     assert profile(items=0).conclusion == "Nothing has been delivered yet."
+
+
+@pytest.mark.parametrize("bottleneck", ["consumer", "decode"])
+def test_a_stage_that_runs_on_many_cores_in_threads_is_told_of_processes(bottleneck):
+    def said(workers, backend):
+        crowd = pg.StageProfile(busy=1.0, running=0.5, workers=workers, backend=BACKENDS[backend])
+        return profile(stages={"decode": crowd}, bottleneck=bottleneck, cause="stage").conclusion
+
+    assert "'decode' runs 7.0 cores' worth in threads" in said(14, "thread")
+    assert "threads" not in said(8, "thread")
+    assert "threads" not in said(14, "process")
 
 
 def test_a_stage_that_waits_for_memory_says_so():
