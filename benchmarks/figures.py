@@ -302,7 +302,10 @@ def gpu() -> str:
     fed, resident = traced["trace"]["fed"], traced["trace"]["resident"]
     two = next(name for name in slots if name.endswith("2 slots"))
     rows = [
-        ["tests of devices: ran, failed", f"{tests['ran']}, {tests['failures'] + tests['errors']}"],
+        [
+            "tests of devices: ran, failed, skipped",
+            f"{tests['ran']}, {tests['failures'] + tests['errors']}, {tests['skipped']}",
+        ],
         [
             "batches of 38.5 MB to the device, of the rate of a bare copy loop",
             spread(copies["pipegraph"]["over"]["bare"]),

@@ -115,7 +115,17 @@ def scale(entries: list[Any], measure: str) -> tuple[str, float]:
     return next(((unit, factor) for unit, factor in UNITS.items() if least * factor >= 1), ("us", 1e6))
 
 
-NO_PEERS = ("pipegraph", "pg.", "hand-written", "bare", "plain", "limit", "raw", "one memory copy", "resident")
+NO_PEERS = (
+    "pipegraph",
+    "pg.",
+    "hand-written",
+    "bare",
+    "plain",
+    "limit",
+    "raw",
+    "one memory copy",
+    "resident",
+)
 """How the names of contestants begin that are ours, or show what is possible at all."""
 
 

@@ -43,7 +43,7 @@ from typing import Any, Self
 # Of URLs only: the XML in which clouds say what was wrong begins with "<?". Elsewhere than in HTTP a "?" may be part of
 # a name or a pattern, and a name before an "@" that of a container.
 _QUERY = r"((?<![\w+.-])(?:https?://[^\s\"'<>?]*|[A-Za-z][\w+.-]*://[^\s\"'<>?]*(?=\?[^\s/]*=)))\?[^\s\"'<>]*"
-_USER = r"(https?://)[^/\s]*@|([\w+.-]+://)[^/\s:@]*:[^/\s]*@"
+_USER = r"(https?://)[^/\s]*@|((?<![\w+.-])[\w+.-]+://)[^/\s:@]*:[^/\s]*@"
 
 _LONGEST = 200  # characters of a user's value in a message
 
@@ -286,12 +286,15 @@ def described(error: BaseException) -> str:
 def shown(value: Any) -> str:
     """The ``repr`` of a user's value, also of one that has none; of a long one the beginning, and how long it is."""
     try:
-        text = without_secrets(repr(value))  # before it is cut: half a URL would not be known for one
-        if len(text) <= _LONGEST:
+        whole = repr(value)
+        # Before it is cut: half a URL would not be known for one. Of a huge text the beginning: patterns take time.
+        text = without_secrets(whole[: 20 * _LONGEST])
+        if len(text) <= _LONGEST and len(whole) <= 20 * _LONGEST:
             return text
-        counted = isinstance(value, Collection)
-        length = f"{len(value) if counted else len(text):,}"
-        unit = "in all" if counted and not isinstance(value, str) else "characters"
     except Exception as failure:
         return f"<{type(value).__name__}: its __repr__ raised {type(failure).__name__}>"
-    return f"{text[:_LONGEST]}… ({length} {unit})"
+    length = f"{len(whole):,} characters"
+    with contextlib.suppress(Exception):  # a len() of the user's, or of an array without dimensions
+        if isinstance(value, Collection):
+            length = f"{len(value):,} {'characters' if isinstance(value, str) else 'in all'}"
+    return f"{text[:_LONGEST]}… ({length})"

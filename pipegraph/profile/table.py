@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable
 
@@ -125,18 +126,18 @@ def _crowded(profile: Profile, names: Iterable[str]) -> str:
 
     Waits of microseconds, many for each sample, are seen in no measure of a single thread.
     """
-    in_threads = {name: stage for name, stage in profile.stages.items() if name in names}
+    hosts = {name: profile.stages[name] for each in names for name in [profile.stages[each].within or each]}
     cores = {
         name: (stage.running or 0.0) * stage.workers
-        for name, stage in in_threads.items()
+        for name, stage in hosts.items()
         if stage.backend.in_trainer
     }
     name = max(cores, key=cores.__getitem__, default="")
-    if not name or cores[name] <= CROWDED:
+    if not name or cores[name] <= CROWDED or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return ""
     return (
-        f" {name!r} runs {cores[name]:.1f} cores' worth in threads, which share one interpreter with each other and "
-        'with training: try backend="process" for it.'
+        f" {name!r} runs {cores[name]:.1f} cores' worth in threads, which share one interpreter: "
+        'try backend="process" for it.'
     )
 
 

@@ -368,7 +368,7 @@ class Reducer:
     # The launching thread
 
     def _launch_in_order(self, generation: object) -> None:
-        bind_thread(self._slots[0].device)
+        bound = False
         while True:
             with self._lock:
                 self._launching = False
@@ -379,6 +379,9 @@ class Reducer:
                 number = self._next
                 self._launching = True
             try:
+                if not bound:  # here, where a failure is noted
+                    bind_thread(self._slots[0].device)
+                    bound = True
                 if number < len(self._layout.buckets):
                     live = self._layout.buckets[number]
                     self.streams.launch(live, live.contributors())

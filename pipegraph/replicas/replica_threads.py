@@ -63,11 +63,13 @@ class _Order:
         self.result: Any = None
         self.failure: BaseException | None = None
 
-    def run(self) -> None:
+    def run(self, prepare: Job) -> None:
+        """Do the job, behind ``prepare``, whose failure is the order's: nobody would hear of it elsewhere."""
         job, self.job = self.job, None
         if job is None:
             return
         try:
+            prepare()
             self.result = job()
         except BaseException as error:
             self.failure = error
@@ -77,9 +79,11 @@ class _Order:
 
 
 def _serve(orders: concurrency.SimpleQueue[_Order | None], device: torch.device) -> None:
-    bind_thread(device)
+    prepare: Job = partial(bind_thread, device)
     while (order := orders.get()) is not None:
-        order.run()
+        order.run(prepare)
+        if order.failure is None:
+            prepare = int
         del order  # an idle thread holds no tensors
 
 
@@ -137,6 +141,10 @@ class ReplicaThreads:
                 break
             except KeyboardInterrupt as again:
                 if interrupt is not None:
+                    for (
+                        order
+                    ) in orders.values():  # those of one accelerator that wait for their turn do not begin
+                        order.job = None
                     raise Abandoned("interrupted twice while replicas still ran") from None
                 interrupt = again
         if interrupt is not None:

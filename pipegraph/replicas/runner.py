@@ -233,6 +233,7 @@ def parallel_apply(
     names = [f"replica {index} on {place}" for index, place in enumerate(places)]
     calls = [partial(modules[i], *arguments[i], **given[i]) for i in range(count)]
     if len(set(lines_of(places))) == 1:  # new threads would also begin with empty caches of cuDNN's
+        backend_for(places[0]).close()  # refuses a device that is not there
         with on_device(places[0] if count > 1 else None):
             return [_noted(call, name) for call, name in zip(calls, names, strict=True)]
     # All are first slots: on the caller's own streams.

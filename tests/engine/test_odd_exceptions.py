@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -192,6 +193,7 @@ def test_a_key_that_cannot_be_shown_does_not_hide_the_error():
     [
         ([f"/data/{n}.jpg" for n in range(200)], "['/data/0.jpg', '/data/1.jpg', ", "… (200 in all)"),
         ("x" * 12_345, "'xxx", "x… (12,345 characters)"),
+        (np.array("x" * 300), "array('xxx", "x… (330 characters)"),
         (torch.nn.Sequential(*map(torch.nn.Identity, range(20))), "Sequential(", " characters)"),
         (["s3://key:" + "s" * 300 + "@host"], "['s3://host']", ""),
     ],

@@ -11,8 +11,8 @@ from accelerators import on_the_cpu, places
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipegraph.errors import ReplicaError
-from pipegraph.replicas import parallel_apply
+from pipegraph.errors import DeviceError, ReplicaError
+from pipegraph.replicas import parallel_apply, replica_threads
 
 colour: contextvars.ContextVar[str] = contextvars.ContextVar("colour", default="none")
 
@@ -121,6 +121,38 @@ def test_the_first_failing_replica_is_raised_with_its_own_type_and_place() -> No
 
 def test_one_module_runs_in_the_calling_thread() -> None:
     assert parallel_apply([threading.current_thread], [()]) == [threading.current_thread()]
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    for count in (1, 2):
+        with pytest.raises(DeviceError, match="'meta:0' is not on this machine"):
+            parallel_apply([len] * count, [("",)] * count, devices=["meta"] * count)
+
+
+@on_the_cpu
+def test_a_thread_that_cannot_have_its_device_fails_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(device: torch.device) -> None:
+        raise RuntimeError("device-side assert")
+
+    monkeypatch.setattr(replica_threads, "bind_thread", broken)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        parallel_apply([len, len], [("",), ("",)], devices=places(2))
+
+
+def test_what_had_not_begun_when_ctrl_c_came_twice_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, gate = [], threading.Event()
+
+    def interrupted(done: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replica_threads, "lines_of", lambda devices: [0] * len(devices))
+    monkeypatch.setattr(replica_threads, "wait", interrupted)
+    threads = replica_threads.ReplicaThreads(["first", "second"], 1, [torch.device("cpu")] * 2)
+    with pytest.raises(replica_threads.Abandoned):
+        threads.run({0: gate.wait, 1: lambda: begun.append(1)})
+    gate.set()
+    threads.close()
+    assert not begun
 
 
 def test_unequal_lengths_are_an_error() -> None:
