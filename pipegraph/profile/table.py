@@ -122,7 +122,7 @@ def conclude(profile: Profile) -> str:
 
 
 def _crowded(profile: Profile, names: Iterable[str]) -> str:
-    """What to try where a stage runs on so many cores in threads that these, and training, may wait for the GIL.
+    """What to try where a stage runs on many cores in threads, which may then wait for the GIL, as may training.
 
     Waits of microseconds, many for each sample, are seen in no measure of a single thread.
     """
