@@ -55,6 +55,10 @@ NOT_THERE = {
         "a default stream per thread",
         copies.read_by_a_stage,
     ): "what a stage of one's own computes there, it has to wait for",
+    (
+        "a default stream per thread",
+        copies.read_by_a_stage_and_a_loop_elsewhere,
+    ): "what a stage of one's own computes there, it has to wait for",
     ("no record_stream", copies.dropped_before_it_arrives): "operators keep what is on its way",
     (
         "two in threads with few operators",
