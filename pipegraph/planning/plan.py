@@ -132,6 +132,11 @@ class StagePlan:
         return not self.backend.in_trainer or self.spec.timeout is not None
 
     @property
+    def pinned(self) -> bool:
+        """Whether its slabs lie in pinned memory. Those of other processes do not: the copy gathers their batches."""
+        return self.memory == "pinned" and self.backend.in_trainer
+
+    @property
     def several(self) -> bool:
         """Whether it has several workers, or may come to have them."""
         return self.workers > 1 or "workers" in self.tuned

@@ -307,8 +307,12 @@ def choose_memory(planned: dict[str, StagePlan], output: Edge) -> None:
             else [reader for reader in readers if _mover(reader).moves == "pinned"]
         )
         if alone:
-            notes = (*stage.notes, "its slabs lie in pinned memory")
-            planned[name] = replace(stage, memory="pinned", notes=notes)
+            where = (
+                "its slabs lie in pinned memory"
+                if stage.backend.in_trainer
+                else "its batches come from elsewhere: the copy gathers them in pinned memory"
+            )
+            planned[name] = replace(stage, memory="pinned", notes=(*stage.notes, where))
             for pin in pins:
                 _leave_out(pin.name, planned, f"the slabs of {name!r} are pinned already")
         elif stage.backend.in_trainer and (pins or any(map(_reads_pinned, readers))):

@@ -131,7 +131,7 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
         pinned_bytes=sum(
             measured.counters.get(stage.name, {}).get("slab_bytes", 0)
             for stage in plan.running
-            if stage.memory == "pinned"
+            if stage.pinned
         ),
         wake_s=wake_s,
     )
@@ -175,7 +175,7 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
         shared=not within
         and counts.pieces == counts.durations.count
         and wait_for_each_other(counts.durations.bins(), workers, max(1, life_passes)),
-        pinned=stage.memory == "pinned",
+        pinned=stage.pinned,
     )
 
 

@@ -1,4 +1,4 @@
-"""Persistent threads for replicas, of their own intra-op width, under the calling thread's local state.
+"""Persistent threads for replicas: one each on the CPU, one for each accelerator, under the caller's local state.
 
 ``torch.set_num_threads`` sets the calling thread's width, which is wanted here, *and* the width with which threads
 started later begin, which is not. Running threads keep theirs. (Observed with torch 2.13 and OpenMP;
@@ -141,9 +141,8 @@ class ReplicaThreads:
                 break
             except KeyboardInterrupt as again:
                 if interrupt is not None:
-                    for (
-                        order
-                    ) in orders.values():  # those of one accelerator that wait for their turn do not begin
+                    # Those of one accelerator that wait for their turn do not begin.
+                    for order in orders.values():
                         order.job = None
                     raise Abandoned("interrupted twice while replicas still ran") from None
                 interrupt = again

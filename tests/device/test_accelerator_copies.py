@@ -87,6 +87,20 @@ def test_the_plan_pins_the_slabs_and_leaves_pin_out() -> None:
         assert all(right(batch, number) for number, batch in enumerate(loader))
 
 
+def test_the_plan_says_that_slabs_of_processes_are_written_once_more() -> None:
+    rows = [{"image": torch.full((2, 3, 3), number, dtype=torch.uint8)} for number in range(8)]
+    node = pg.Graph().add(ops.FromSequence(rows)).then(ops.Batch(4))
+    node = node.then(ops.Normalize((0.0,) * 3, (1.0,) * 3), backend="process").then(
+        ops.CopyToDevice("accelerator")
+    )
+    assert "its batches come from elsewhere: the copy gathers them in pinned memory" in str(node.graph.plan())
+    with node.graph.loader() as loader:
+        delivered = sum(batch["image"].nbytes for batch in loader)
+        found = loader.profile()
+    assert found.stages["copy"].counters["bytes_written"] == delivered
+    assert found.pinned_bytes == 0 < found.stages["normalize"].counters["slab_bytes"]
+
+
 def test_pin_makes_one_pinned_slab_for_a_copy_and_pins_each_tensor_for_the_loop() -> None:
     node = numbers(20, in_slabs=False).then(ops.Pin())
     copied = node.then(ops.CopyToDevice("accelerator"))
