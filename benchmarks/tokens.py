@@ -99,13 +99,13 @@ def thread_and_queue(windows: Windows) -> Iterator[Any]:
 
 @contextmanager
 def pipegraph_batches(windows: Windows) -> Iterator[Any]:
-    """Indices batched, then a function on the batch in two workers."""
+    """Indices batched by the workers that take them, then a function on the batch in two of these."""
     import pipegraph as pg
     from pipegraph import operators as ops
 
     graph = pg.Graph("tokens")
     indices = graph.add(ops.FromIterable(range(ENDLESS)), capacity=BATCH * PREFETCH)
-    lists = indices.then(ops.Batch(BATCH, collate=list), capacity=PREFETCH)
+    lists = indices.then(ops.Batch(BATCH, collate=list), backend="inline", capacity=PREFETCH)
     lists.then(ops.Map(windows.batch), workers=WORKERS, capacity=PREFETCH)
     with graph.loader() as loader:
         yield loader
