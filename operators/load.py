@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -291,21 +292,32 @@ def _shards(source: Operator | Source) -> ShardSelect | None:
     return source if isinstance(source, ShardSelect) else None
 
 
-def _opened_at_once(path: str, flags: int) -> int:
-    return os.open(
-        path, flags | getattr(os, "O_NONBLOCK", 0)
-    )  # a pipe that nobody writes to would hold the worker for ever
+# A pipe that nobody writes to would hold the worker for ever.
+_AT_ONCE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
 
 
 def read_file(path: Any) -> bytes:
-    """All of a regular file."""
+    """All of a regular file; in four system calls, during each of which another thread may take the interpreter."""
     if not isinstance(path, PATHS):  # a number is an open file of another's
         raise DataError(f"Load: a sample's 'path' must be a path, got {shown(path)}")
-    with open(path, "rb", buffering=0, opener=_opened_at_once) as file:
+    file = os.open(path, _AT_ONCE)
+    try:
+        status = os.fstat(file)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         # Before it is read: of a pipe there is what was written so far, and a device may have no end.
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise DataError(f"Load: {os.fspath(path)!r} is no regular file (a pipe or a device)")
-        content: bytes = file.readall()
+        content = os.read(file, status.st_size + 1)
+        if (
+            len(content) != status.st_size
+        ):  # it grows, is of /proc, or is larger than the system reads at once
+            parts = [content]
+            while parts[-1]:
+                parts.append(os.read(file, 1 << 20))
+            content = b"".join(parts)
+    finally:
+        os.close(file)
     return content
 
 

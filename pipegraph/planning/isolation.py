@@ -17,8 +17,8 @@ from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan
 from pipegraph.planning.rewrites import shortcut
 from pipegraph.stage_spec import Edge, StageSpec
 
-BATCHES_HERE = 2
-"""Batches that have crossed and wait for the trainer: one to be taken next, one on its way."""
+BATCHES_HERE = 1
+"""Batches in the trainer's queue. The next one waits for its place there, and the one after that for the receiver."""
 
 
 class RemoteStages(Source):

@@ -14,9 +14,13 @@ from channel_states import wait_until
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.chunk import EndOfEpoch
 from pipegraph.engine.pass_totals import PassTotals
 from pipegraph.engine.process import zygote
+from pipegraph.engine.sidecar import serving
+from pipegraph.engine.stage.restore import Resume
 from pipegraph.errors import GraphError, LoaderClosedError, WorkerDiedError
+from pipegraph.loader.runs import isolation_of
 from pipegraph.testing import assert_resumes_exactly
 from pipegraph.testing.outcome import DeliveredChunk, assert_equal_chunks, is_ordered
 from tests.engine.test_resume import CASES, LOOSE
@@ -461,6 +465,26 @@ def test_the_two_processes_share_one_memory_limit(tail, here):
         runtime = loader._runtime
         there = runtime.sidecar._host._opening[1][0]
         assert (runtime.run.account.limit, there) == (here, (8 << 20) - here)
+
+
+def test_an_answer_counts_in_the_sidecar_until_the_trainer_asks_again():
+    graph = pg.Graph("answers")
+    graph.add(ops.FromSequence([np.zeros(2 << 20, np.uint8) for _ in range(4)]), capacity=1)
+    above = isolation_of(graph.plan()).above
+    runtime = serving.SidecarRuntime(above, (64 << 20, 0, 0, 1), lambda nbytes: None)
+    sidecar = serving.Serving(runtime)
+    try:
+        sidecar.start_run(1, 0, 0, Resume(), {})
+        for _ in range(4):
+            (answer,), _, _ = sidecar.next(-1, 0, 0)
+            assert answer.nbytes == 2 << 20
+            assert sidecar._on_the_way == 2 << 20
+            assert runtime.run.account.used >= 2 << 20
+        (end,), _, _ = sidecar.next(-1, 0, 0)
+        assert isinstance(end, EndOfEpoch)
+        assert runtime.run.account.used == sidecar._on_the_way == 0
+    finally:
+        sidecar.close()
 
 
 def test_ctrl_c_in_the_loop_ends_everything():

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import select
 import socket
 import sys
 import tempfile
@@ -69,6 +70,45 @@ def test_any_tree_arrives_as_it_was(trees):
     finally:
         for port in pair:
             port.close()
+
+
+@settings(max_examples=50)
+@given(trees=st.lists(TREES, min_size=2, max_size=4))
+def test_messages_that_wait_together_arrive_one_by_one(trees):
+    """Also those that bring new segments: their descriptors come with other messages' bytes."""
+    ours, theirs = (Port(each) for each in socket.socketpair())
+    try:
+        for tree in trees:
+            ours.send(tree)
+        for tree in trees:
+            assert fingerprint(theirs.receive()) == fingerprint(tree)
+        assert not theirs.holds
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def test_a_port_says_that_it_holds_a_message_that_the_socket_no_longer_has(ports):
+    ours, theirs = ports
+    ours.send("first")
+    ours.send("second")
+    assert theirs.receive() == "first"
+    assert theirs.holds
+    assert not select.select([theirs.sock], [], [], 0)[0]
+    assert theirs.receive() == "second"
+    assert not theirs.holds
+
+
+def test_descriptors_of_a_message_that_is_never_taken_are_closed():
+    ours, theirs = (Port(each) for each in socket.socketpair())
+    ours.send("first")
+    ours.send(np.zeros(APART))
+    before = len(os.listdir("/proc/self/fd"))
+    assert theirs.receive() == "first"
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    theirs.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 1  # the socket's, too
+    ours.close()
 
 
 def test_what_arrives_can_be_written_to(ports):

@@ -20,6 +20,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, GraphError, PipegraphWarning, StateError
 from pipegraph.operators import media
+from pipegraph.operators.load import read_file
 from pipegraph.storage import build_manifest
 from pipegraph.storage.object_file import open_part
 
@@ -161,6 +162,27 @@ def test_a_pipe_with_bytes_in_it_is_refused_too(pipe_with_bytes: Path) -> None:
     graph.add(ops.FromSequence([{"path": pipe_with_bytes}])).then(ops.Load())
     with graph.loader() as loader, pytest.raises(DataError, match=r"pipe' is no regular file \(a pipe"):
         list(loader)
+
+
+def test_a_file_whose_size_the_system_does_not_say_or_says_wrongly_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 20_000)
+    if Path("/proc/self/cmdline").exists():
+        assert read_file("/proc/self/cmdline") == Path("/proc/self/cmdline").read_bytes() != b""
+    whole = path.read_bytes()
+    assert read_file(path) == read_file(bytes(path)) == whole
+    # What a file that grows, or shrinks, or one larger than a read may be looks like.
+    fstat = os.fstat
+    for wrong in (0, 1, len(whole) - 1, len(whole) + 1, 2 * len(whole)):
+        monkeypatch.setattr(
+            os, "fstat", lambda fd, n=wrong: os.stat_result([*fstat(fd)[:6], n, *fstat(fd)[7:10]])
+        )
+        assert read_file(path) == whole
+    monkeypatch.undo()
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+        read_file(tmp_path)
 
 
 @pytest.mark.parametrize("operator", [ops.DecodeVideo, ops.DecodeAudio])

@@ -45,6 +45,10 @@ class ProcessLink(Link):
         self._stack = stack
         self._reap = reap
 
+    @property
+    def holds(self) -> bool:  # type: ignore[override]
+        return self._port.holds
+
     def send(self, message: Any, wait: bool = True) -> None:
         self._port.send(message, wait)
 

@@ -40,6 +40,9 @@ IN_SOCKET = 1 << 15
 SMALL_PART = 16
 """A buffer of less than 1/16 of its message is copied out of the segment."""
 
+READ = 1 << 14
+"""Bytes to read at once: small messages cost one system call, during which other threads take the interpreter."""
+
 DESCRIPTORS = 253
 """Maximum number of descriptors per message (Linux's ``SCM_MAX_FD``): the kernel silently drops more."""
 
@@ -214,6 +217,13 @@ class Port:
         self._lease = 0
         self._slab_number = -1
         self._unsent = memoryview(b"")  # of a message for which the socket had no room
+        self._data, self._taken = b"", 0  # what was read, and how much of it was taken
+        self._fds: list[int] = []  # descriptors that came with it
+
+    @property
+    def holds(self) -> bool:
+        """Whether part of the next message was read with the last one: the socket may not be readable any more."""
+        return self._taken < len(self._data)
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -313,9 +323,11 @@ class Port:
         """
         fds: list[int] = []
         try:
-            about_nbytes, stream_nbytes, _ = _HEADER.unpack(self._receive_head(fds))
-            leases, spans, inline, back, forgotten = marshal.loads(self._receive(about_nbytes))
-            stream: Any = self._receive(stream_nbytes) if inline else None
+            about_nbytes, stream_nbytes, new_fds = _HEADER.unpack(self._take(_HEADER.size))
+            about = self._take(about_nbytes)
+            stream: Any = self._take(stream_nbytes)
+            fds, self._fds = self._fds[:new_fds], self._fds[new_fds:]
+            leases, spans, inline, back, forgotten = marshal.loads(about)
             self._ended(back)
             for number in forgotten:
                 del self._mapped[number]
@@ -347,30 +359,30 @@ class Port:
         except Exception as error:
             raise Unreadable(error) from error
 
-    def _receive_head(self, fds: list[int]) -> bytes:
-        head = b""
-        while len(head) < _HEADER.size:
+    def _take(self, nbytes: int) -> bytes:
+        """The next bytes; blocks while they are not there."""
+        if len(self._data) - self._taken < nbytes:
+            self._read(nbytes)
+        start, self._taken = self._taken, self._taken + nbytes
+        return self._data[start : self._taken]
+
+    def _read(self, nbytes: int) -> None:
+        data, self._data, self._taken = self._data[self._taken :], b"", 0
+        while len(data) < nbytes:
+            # With the descriptors of one message at most: Linux stops behind what brings them.
             room = socket.CMSG_SPACE(DESCRIPTORS * 4)
-            data, ancillary, _, _ = self.sock.recvmsg(_HEADER.size - len(head), room, socket.MSG_CMSG_CLOEXEC)
+            more, ancillary, _, _ = self.sock.recvmsg(
+                max(READ, nbytes - len(data)), room, socket.MSG_CMSG_CLOEXEC
+            )
             for level, kind, raw in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     found = array.array("i")
                     found.frombytes(raw[: len(raw) - len(raw) % found.itemsize])
-                    fds += found
-            if not data:
+                    self._fds += found
+            if not more:
                 raise EOFError("the other end of the connection is gone")
-            head += data
-        return head
-
-    def _receive(self, nbytes: int) -> bytearray:
-        data = bytearray(nbytes)
-        view = memoryview(data)
-        while view.nbytes:
-            got = self.sock.recv_into(view)
-            if not got:
-                raise EOFError("the other end of the connection is gone")
-            view = view[got:]
-        return data
+            data = data + more if data else more
+        self._data = data
 
     # -- slabs ---------------------------------------------------------------------------------
 
@@ -384,6 +396,8 @@ class Port:
     def close(self) -> None:
         """Close the socket and every descriptor; received arrays stay readable."""
         self.sock.close()
+        while self._fds:
+            os.close(self._fds.pop())
         self._arena.close()
         self.slabs.close()
         self._mapped.clear()

@@ -95,6 +95,7 @@ class Link(ABC):
         ended: one that is readable once the child has ended; None if ``receive`` says so.
         gone: the exceptions by which ``send``, ``receive`` and ``look`` say that it has ended.
         alone: whether the next call must wait for the answer to this one.
+        holds: whether (part of) an answer was read already, for which ``answers`` need not be readable.
     """
 
     pid: int | None = None
@@ -102,6 +103,7 @@ class Link(ABC):
     ended: int | None = None
     gone: tuple[type[Exception], ...] = (EOFError, BrokenPipeError, ConnectionResetError)
     alone = False
+    holds = False
 
     @abstractmethod
     def send(self, message: Any, wait: bool = True) -> object:

@@ -241,7 +241,7 @@ class Host(ABC):
             self._outcome = None, error
 
     def _result(self, timeout_s: float | None, hurry: bool = False) -> Any:
-        if hurry and not self._selector.select(HURRY_MS / 1000):
+        if hurry and not (self._link.holds or self._selector.select(HURRY_MS / 1000)):
             self._link.hurry()
         self._await(timeout_s)
         try:
@@ -291,6 +291,8 @@ class Host(ABC):
 
     def _ready(self, left_s: float) -> bool:
         """Wait until there is an answer; returns whether it came in time."""
+        if self._link.holds:
+            return True
         found = [key.fd for key, _ in self._selector.select(None if left_s == math.inf else left_s)]
         if self._wake.fileno() in found:
             self._forget_ahead()

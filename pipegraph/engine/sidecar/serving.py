@@ -135,6 +135,8 @@ class Serving:
     """The requests of the trainer: calls are served by the main thread, the rest by the control thread.
 
     ``_lock`` guards the run's number: a run is cancelled whether the request came before or after its start.
+    ``_on_the_way`` are the bytes of the last answer, which count here until the trainer, who counts them as it receives
+    them, asks again.
     """
 
     def __init__(self, runtime: SidecarRuntime) -> None:
@@ -143,6 +145,7 @@ class Serving:
         self._number = 0
         self._cancelled = 0
         self._stopped = -1
+        self._on_the_way = 0
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -159,6 +162,7 @@ class Serving:
         runtime.end_run()
         runtime.log.clear()
         self._stopped = -1
+        self._on_the_way = 0
         runtime.ledger = _ReportingLedger(runtime.log, base)
         run = runtime.start_run(epoch, horizon, resume)
         with self._lock:
@@ -178,6 +182,8 @@ class Serving:
         """
         run = self.runtime.run
         assert run is not None
+        run.account.keep(-self._on_the_way)
+        self._on_the_way = 0
         run.horizon.raise_to(horizon, begun)
         if stop > self._stopped:
             self._stopped = stop
@@ -233,6 +239,8 @@ class Serving:
         while len(found) < MAX_ITEMS and nbytes <= ANSWER_BYTES and terminal.ahead() != (0, None):
             found.append(terminal.take(MAX_ITEMS)[1])
             nbytes += found[-1].nbytes
+        run.account.keep(nbytes)  # first: what is released may be used at once
+        self._on_the_way = nbytes
         for index, item in enumerate(found):
             if isinstance(item, Chunk):
                 run.account.release(item.buffers)

@@ -72,6 +72,14 @@ class SidecarHost(ProcessHost):
         finally:
             self._end_control()
 
+    def request(self, name: str, *args: Any) -> None:
+        """Send a call to which :meth:`answer` is the answer."""
+        self._send((name, args))
+
+    def answer(self) -> Any:
+        """The answer to the oldest request; blocks until it comes."""
+        return self._result(None)
+
     def _end_control(self) -> None:
         with self._telling:
             control, self._control = self._control, None
@@ -135,6 +143,9 @@ class Sidecar(Remote):
             error.add_note(f"pipegraph: it stood at\n{died.stack}")
         return error
 
+    def _ask_for_items(self, run: Any, stage: StageRun) -> None:
+        self._host.request("next", stage.stop_epoch, run.horizon.limit, run.horizon.begun)
+
     def loop(self, stage: StageRun, worker: Worker) -> Iterator[bool]:
         """The loop of the only worker."""
         run: Any = stage.run  # an IsolatedRun
@@ -144,15 +155,23 @@ class Sidecar(Remote):
         try:
             self._host.call("start_run", run.number, *run.start())
             epoch = run.first_epoch
+            asked = False
             while True:
-                run.horizon.wait_for(epoch, run.reads_ahead)
-                limits = stage.stop_epoch, run.horizon.limit, run.horizon.begun
-                items, reported, error = self._host.call("next", *limits)
+                if not asked:
+                    run.horizon.wait_for(epoch, run.reads_ahead)
+                    self._ask_for_items(run, stage)
+                items, reported, error = self._host.answer()
                 record(run, reported)
                 if error is not None:
                     raise error.error()
                 if not items:
                     raise Cancelled
+                for item in items:
+                    if item.__class__ is EndOfEpoch:
+                        epoch = item.epoch + 1
+                asked = run.horizon.allows(epoch, run.reads_ahead)
+                if asked:  # the next answer comes while the trainer uses this one
+                    self._ask_for_items(run, stage)
                 for item in items:
                     if isinstance(item, Chunk):
                         worker.meter.items += samples_in(item)
@@ -160,8 +179,6 @@ class Sidecar(Remote):
                     elif item.__class__ is Failure:
                         carried: Any = item.error
                         item.error = carried.error()
-                    elif item.__class__ is EndOfEpoch:
-                        epoch = item.epoch + 1
                     stage.sender.send(0, item)
                 del items, item
                 yield False

@@ -53,22 +53,31 @@ class Link:
             self._changed.notify_all()
 
     def ask(self, question: Any) -> Any:
+        """The answer to a question; earlier ones that were cancelled are answered before."""
+        self.request(question)
+        while self._unanswered > 1:
+            self._next_answer()
+        return self.answer()
+
+    def request(self, question: Any) -> None:
         self._questions.put(pickle.dumps(question))
         self._unanswered += 1
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._answers or self._dead or self._cancelled)
-                if self._cancelled:
-                    raise Cancelled
-                if not self._answers:
-                    raise Died("was killed", NOTHING, "")
-                answer = pickle.loads(self._answers.pop(0))
-                self._unanswered -= 1
-            if self._unanswered == 0:
-                break
+
+    def answer(self) -> Any:
+        answer = self._next_answer()
         if isinstance(answer, Carried):
             raise answer.error()
         return answer
+
+    def _next_answer(self) -> Any:
+        with self._changed:
+            self._changed.wait_for(lambda: self._answers or self._dead or self._cancelled)
+            if self._cancelled:
+                raise Cancelled
+            if not self._answers:
+                raise Died("was killed", NOTHING, "")
+            self._unanswered -= 1
+            return pickle.loads(self._answers.pop(0))
 
     def cancel(self) -> None:
         with self._changed:
@@ -239,6 +248,14 @@ class FakeSidecarHost:
     def call(self, name: str, *args: Any) -> Any:
         assert self._calls is not None
         return self._calls.ask((name, args))
+
+    def request(self, name: str, *args: Any) -> None:
+        assert self._calls is not None
+        self._calls.request((name, args))
+
+    def answer(self) -> Any:
+        assert self._calls is not None
+        return self._calls.answer()
 
     def cancel(self) -> None:
         if self._calls is not None:
