@@ -21,8 +21,10 @@ class StageBackend(str):
         on_nodes: its workers may be on other machines, and see what these see.
         joins_late: workers start as there is room for them: a stage begins with its first.
         why_fixed: why the number of workers cannot change while a stage runs; "" if it can.
-        call_cost: cost of a call to a worker, as a multiple of a hand-over between threads. Bundles and the limit of
-            look-ahead grow with it.
+        call_cost: cost of a call to a worker, as a multiple of a hand-over between threads. The limit of look-ahead
+            grows with it.
+        bundle_ms: milliseconds of work that a call is worth. Long work drives the calls' own code and data from the
+            caches of both sides: a call of 0.1 ms takes 1 ms then.
         bundle_bytes: bytes of a bundle that are worth a call.
         options: options of a stage that this backend alone takes.
         words: one worker and several, in messages.
@@ -38,6 +40,7 @@ class StageBackend(str):
     joins_late = False
     why_fixed = ""
     call_cost = 1
+    bundle_ms = 1
     bundle_bytes = 1 << 20
     options: tuple[str, ...] = ()
     words = ("worker", "workers")
@@ -63,6 +66,7 @@ class _ThreadBackend(StageBackend):
 class _ProcessBackend(StageBackend):
     measurable = forked = True
     call_cost = 10
+    bundle_ms = 40
     words = ("process", "processes")
     own_words = ("a process", "processes")
     pool = "pipegraph.engine.process.processes:Processes"
@@ -72,7 +76,7 @@ class _RayBackend(StageBackend):
     on_nodes = True
     joins_late = True
     why_fixed = "actors come as the cluster has room for them"
-    call_cost = 50  # one or two milliseconds for all participants, as much as writing megabytes
+    call_cost = bundle_ms = 50  # one or two milliseconds for all participants, as much as writing megabytes
     bundle_bytes = 8 << 20
     options = ("resources", "runtime_env")
     words = ("actor", "actors")

@@ -153,7 +153,7 @@ class Run:
         nbytes = max(1, min(self.account.limit // BUNDLES_PER_LIMIT, stage.backend.bundle_bytes))
         reader = self._loader.readers.get(stage.name)
         rows, fewest, size, batches = stage.kind.bundle_sizes(stage, self.plan, reader, self.world_size)
-        return Pace(rows, fewest, size, nbytes, stage.backend.call_cost, batches)
+        return Pace(rows, fewest, size, nbytes, stage.backend.bundle_ms, batches)
 
     def _restore(self, resume: Resume) -> None:
         if resume.cursor is None and not resume.delivered:

@@ -32,7 +32,8 @@ class Pace:
         size: rows of a batch, if known: a bundle then ends where a batch ends.
         batches: maximum number of such batches in a bundle.
         nbytes: maximum number of bytes in a bundle.
-        cost: of a call, as a multiple of a hand-over between threads: these times are as much longer.
+        cost: of a call, as a multiple of a hand-over between threads (``bundle_ms`` of its backend): these times are as
+            much longer.
     """
 
     def __init__(
