@@ -293,7 +293,7 @@ def _shards(source: Operator | Source) -> ShardSelect | None:
 
 
 # A pipe that nobody writes to would hold the worker for ever.
-_AT_ONCE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
+_AT_ONCE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def read_file(path: Any) -> bytes:
@@ -304,7 +304,7 @@ def read_file(path: Any) -> bytes:
     try:
         status = os.fstat(file)
         if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         # Before it is read: of a pipe there is what was written so far, and a device may have no end.
         if not stat.S_ISREG(status.st_mode):
             raise DataError(f"Load: {os.fspath(path)!r} is no regular file (a pipe or a device)")

@@ -181,7 +181,7 @@ def test_a_file_whose_size_the_system_does_not_say_or_says_wrongly_is_read_whole
         )
         assert read_file(path) == whole
     monkeypatch.undo()
-    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+    with pytest.raises(IsADirectoryError, match=f": {str(tmp_path)!r}$"):
         read_file(tmp_path)
 
 
