@@ -1,5 +1,6 @@
 """loader(isolate=True): the same chunks, states, errors and ends as without it, from a process of its own."""
 
+import errno
 import gc
 import json
 import logging
@@ -17,6 +18,7 @@ from pipegraph import operators as ops
 from pipegraph.chunk import EndOfEpoch
 from pipegraph.engine.pass_totals import PassTotals
 from pipegraph.engine.process import zygote
+from pipegraph.engine.process.process_host import ProcessLink
 from pipegraph.engine.sidecar import serving
 from pipegraph.engine.stage.restore import Resume
 from pipegraph.errors import GraphError, LoaderClosedError, WorkerDiedError
@@ -485,6 +487,23 @@ def test_an_answer_counts_in_the_sidecar_until_the_trainer_asks_again():
         assert runtime.run.account.used == sidecar._on_the_way == 0
     finally:
         sidecar.close()
+
+
+def test_an_answer_that_cannot_be_received_for_want_of_descriptors_says_what_to_do(monkeypatch):
+    before, receive = iter(("of the start", "of the start of the run")), ProcessLink.receive
+
+    def received(link):
+        if next(before, None) is None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return receive(link)
+
+    monkeypatch.setattr(ProcessLink, "receive", received)
+    graph = pg.Graph()
+    graph.add(ops.FromSequence(range(4)))
+    with graph.loader(isolate=True) as loader, pytest.raises(OSError) as caught:
+        list(loader)
+    assert "isolate=True" in caught.value.__notes__[0]
+    assert "ulimit" in caught.value.__notes__[0]
 
 
 def test_ctrl_c_in_the_loop_ends_everything():

@@ -1,5 +1,7 @@
 """Shared memory without names, and messages in it."""
 
+import contextlib
+import errno
 import gc
 import os
 import select
@@ -109,6 +111,33 @@ def test_descriptors_of_a_message_that_is_never_taken_are_closed():
     theirs.close()
     assert len(os.listdir("/proc/self/fd")) == before - 1  # the socket's, too
     ours.close()
+
+
+@pytest.fixture
+def no_more_files():
+    """A context in which this process cannot open any file."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    @contextlib.contextmanager
+    def full():
+        os.close(free := os.dup(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    return full
+
+
+def test_descriptors_that_the_system_drops_are_an_error_by_name(ports, no_more_files):
+    """Those of the next message would be mapped in their place."""
+    ours, theirs = ports
+    ours.send(np.zeros(APART))
+    with no_more_files(), pytest.raises(OSError) as caught:
+        theirs.receive()
+    assert caught.value.errno == errno.EMFILE
 
 
 def test_what_arrives_can_be_written_to(ports):

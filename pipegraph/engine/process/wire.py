@@ -11,6 +11,7 @@ large pickle is written to the segment too.
 from __future__ import annotations
 
 import array
+import errno
 import io
 import marshal
 import math
@@ -319,6 +320,7 @@ class Port:
 
         Raises:
             EOFError, ConnectionResetError: the other end has closed.
+            OSError: this process may open no more files.
             Unreadable: the message cannot be unpickled here.
         """
         fds: list[int] = []
@@ -371,7 +373,7 @@ class Port:
         while len(data) < nbytes:
             # With the descriptors of one message at most: Linux stops behind what brings them.
             room = socket.CMSG_SPACE(DESCRIPTORS * 4)
-            more, ancillary, _, _ = self.sock.recvmsg(
+            more, ancillary, flags, _ = self.sock.recvmsg(
                 max(READ, nbytes - len(data)), room, socket.MSG_CMSG_CLOEXEC
             )
             for level, kind, raw in ancillary:
@@ -379,6 +381,8 @@ class Port:
                     found = array.array("i")
                     found.frombytes(raw[: len(raw) - len(raw) % found.itemsize])
                     self._fds += found
+            if flags & socket.MSG_CTRUNC:  # the next message's would be taken for those that are missing
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if not more:
                 raise EOFError("the other end of the connection is gone")
             data = data + more if data else more

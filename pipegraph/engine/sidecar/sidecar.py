@@ -27,7 +27,7 @@ from pipegraph.engine.stage.failure_notes import log_first
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import settle
 from pipegraph.engine.stage_worker import Worker
-from pipegraph.errors import WorkerDiedError
+from pipegraph.errors import WorkerDiedError, note
 from pipegraph.planning.plan import Plan
 
 ANSWER_S = 1.0
@@ -78,7 +78,11 @@ class SidecarHost(ProcessHost):
 
     def answer(self) -> Any:
         """The answer to the oldest request; blocks until it comes."""
-        return self._result(None)
+        try:
+            return self._result(None)
+        except OSError as error:
+            note(error, "isolate=True: what the process has sent cannot be received")
+            raise
 
     def _end_control(self) -> None:
         with self._telling:
