@@ -58,7 +58,7 @@ def make_plan(graph: Graph, output: Node | str | None, kind_of: KindOf) -> Plan:
     for name, stage in list(planned.items()):  # a rewrite may have put another operator in its place
         planned[name] = replace(stage, kind=kind_of(stage.operator))
     edge = shortcut(edge, planned)
-    _pair_routes(planned, edge)
+    _pair_routes(planned)
     for stage in planned.values():
         check_substitutes(stage, planned)
     check_iterators(planned)
@@ -206,7 +206,7 @@ def _shifting(upstream: tuple[Edge, ...], planned: Mapping[str, StagePlan]) -> l
     ]
 
 
-def _pair_routes(planned: dict[str, StagePlan], output: Edge) -> None:
+def _pair_routes(planned: dict[str, StagePlan]) -> None:
     """Find for each Merge() the Route whose outputs it joins."""
     for stage in list(planned.values()):
         if not _follows_route(stage):
