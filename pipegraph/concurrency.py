@@ -8,7 +8,6 @@ replaces the names of this module while it runs, and so holds the scheduler of e
 from __future__ import annotations
 
 from _thread import start_new_thread as start_new_thread
-from concurrent.futures import Future as Future, wait as wait
 from queue import Empty as Empty, SimpleQueue as SimpleQueue
 from threading import (
     Condition as Condition,

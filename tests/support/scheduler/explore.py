@@ -21,7 +21,7 @@ from scheduler.model import Model
 from scheduler.strategies import Pct, Random, Replay, read, written
 
 NAMES = {
-    primitives: ("Condition", "Event", "Future", "Lock", "RLock", "SimpleQueue", "wait"),
+    primitives: ("Condition", "Event", "Lock", "RLock", "SimpleQueue"),
     threads: (
         *("Thread", "current_thread", "get_ident", "get_native_id", "local", "monotonic", "monotonic_ns"),
         "start_new_thread",

@@ -6,9 +6,8 @@ a later test, say), it never blocks.
 
 from __future__ import annotations
 
-import concurrent.futures
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from queue import Empty
 from typing import Any
 
@@ -307,31 +306,3 @@ class SimpleQueue:
 
     def qsize(self) -> int:
         return len(self._items)
-
-
-class Future(concurrent.futures.Future):
-    """``concurrent.futures.Future`` over a controlled condition."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._condition = Condition()
-
-
-def wait(
-    futures: Iterable[Any], timeout: float | None = None, return_when: str = concurrent.futures.ALL_COMPLETED
-) -> Any:
-    """``concurrent.futures.wait``."""
-    futures = list(futures)
-    first = return_when == concurrent.futures.FIRST_COMPLETED
-    changed = Event()
-    for future in futures:
-        future.add_done_callback(lambda _: changed.set())
-    while True:
-        done = {future for future in futures if future.done()}
-        if (done and first) or len(done) == len(futures):
-            break
-        changed.clear()
-        if len({future for future in futures if future.done()}) == len(done) and not changed.wait(timeout):
-            break
-    done = {future for future in futures if future.done()}
-    return concurrent.futures._base.DoneAndNotDoneFutures(done, set(futures) - done)
