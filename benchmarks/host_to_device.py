@@ -125,7 +125,8 @@ def _copies(backend: Backend, host: list[torch.Tensor], there: list[torch.Tensor
     while True:
         for source, target, event in zip(host, there, copied, strict=True):
             event.synchronize()
-            backend.copy_async(target, source, stream)
+            with torch.no_grad(), backend.use(stream):
+                backend.copy(target, source)
             stream.record_event(event)
             yield target
 
@@ -223,7 +224,7 @@ class Step:
         with backend_for(device) as backend:
             host = in_host_memory(backend, images.nbytes)
             target = torch.empty_like(images).view(-1)
-            copy_s = _timed(device, lambda: backend.copy_async(target, host, backend.current_stream()))
+            copy_s = _timed(device, lambda: backend.copy(target, host))
         one_s = _timed(device, lambda: self(images))
         self.products = max(1, round(4 * copy_s / one_s))
         self.images = images

@@ -212,17 +212,12 @@ class Backend(Closing, ABC):
         """Make `stream` the calling thread's current one inside a ``with``."""
         return nullcontext()
 
-    def copy_async(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
-        """``dst.copy_(src)`` on `stream`, without autograd.
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        """``dst.copy_(src)`` on the current stream, inside ``torch.no_grad()``.
 
         The bytes of `src` must stay as they are, and those of `dst` unread,
         until an event recorded after this call is reached.
         """
-        with torch.no_grad(), self.use(stream):
-            self.copy(dst, src)
-
-    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        """The same on the current stream, for who has entered it, and ``torch.no_grad()``, for several copies."""
         dst.copy_(src)
 
     def read_on(self, buffer: torch.Tensor, stream: Stream) -> None:

@@ -20,7 +20,8 @@ def test_work_is_done_when_it_is_given_and_marks_are_reached() -> None:
         event = backend.event()
         assert event.query()  # never recorded
         source, target = torch.randn(5, requires_grad=True), torch.zeros(5)
-        backend.copy_async(target, source, stream)
+        with torch.no_grad(), backend.use(stream):
+            backend.copy(target, source)
         assert torch.equal(target, source.detach()) and not target.requires_grad
         assert stream.record_event(event) is event and event.query()
         other.wait_event(event)
