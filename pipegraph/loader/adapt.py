@@ -270,7 +270,7 @@ class _Carry:
             added = name in self._differ.added
             other = added or self._old[name]["class"] != self._ours[name]["class"]
             stage = self._stages[name]
-            found.append(f"{name!r} {stage.kind.becomes(stage.spec.operator, added, other)}")
+            found.append(f"{name!r} {stage.kind.becomes(added, other)}")
         return found + [
             f"{name!r} reads from {_list(self._ours[name]['from'])}" for name in self._differ.moved
         ]

@@ -210,7 +210,7 @@ class StageKind:
         """A cursor of the output in a graph that was changed, where the inputs' are ``ups``."""
         return ups[0]
 
-    def becomes(self, operator: Any, added: bool, other: bool) -> str:
+    def becomes(self, added: bool, other: bool) -> str:
         """What becomes of a stage that was added or changed, perhaps to another class, in words."""
         raise NotImplementedError
 

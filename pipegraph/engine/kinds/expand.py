@@ -66,7 +66,7 @@ class ExpandKind(StageKind):
             return ups[0]
         return ups[0], 0 if former.cursor is None else former.cursor[1]
 
-    def becomes(self, operator: Any, added: bool, other: bool) -> str:
+    def becomes(self, added: bool, other: bool) -> str:
         return "resumes inside the item that it stood at"
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:

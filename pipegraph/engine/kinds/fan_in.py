@@ -73,7 +73,7 @@ class FanInKind(StageKind):
             merge.cursors(former.cursor, len(ups))
         return merge.cursor(ups)
 
-    def becomes(self, operator: Any, added: bool, other: bool) -> str:
+    def becomes(self, added: bool, other: bool) -> str:
         return "continues with each input where that stood, and from the start with those that are new"
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:

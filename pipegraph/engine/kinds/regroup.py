@@ -88,7 +88,7 @@ class RegroupKind(StageKind):
             made = (*inner[:start], ups[0], *inner[len(inner) if stop is None else stop :])
         return (made, marks) if stage.marked else made
 
-    def becomes(self, operator: Any, added: bool, other: bool) -> str:
+    def becomes(self, added: bool, other: bool) -> str:
         return "begins anew: what it had given of an open window or bucket comes again, nothing is lost"
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:

@@ -58,7 +58,7 @@ class RouteKind(StageKind):
         continues = former.cursor is not None and former.cursor[1] < stage.outputs
         return ups[0], former.cursor[1] if continues else min(stage.route_outputs)
 
-    def becomes(self, operator: Any, added: bool, other: bool) -> str:
+    def becomes(self, added: bool, other: bool) -> str:
         return "sends on what was not delivered yet"
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:

@@ -89,7 +89,7 @@ class SourceKind(StageKind):
     def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
         return former.cursor
 
-    def becomes(self, operator: Any, added: bool, other: bool) -> str:
+    def becomes(self, added: bool, other: bool) -> str:
         return "begins at the start of the epoch" if added else "resumes at the step at which it stood"
 
     def bundle_sizes(

@@ -75,7 +75,7 @@ class StatefulKind(StageKind):
         # What a changed one made since its snapshot may be other groups of the samples: these come again.
         return number, ups[0], snapshot, 0 if former.changed and not self.of.in_place else drop
 
-    def becomes(self, operator: Any, added: bool, other: bool) -> str:
+    def becomes(self, added: bool, other: bool) -> str:
         return "begins with its first state" if other else "is given the state that was saved, as it was"
 
     def loop(self, stage: StageRun, worker: Worker) -> Iterator[None]:
