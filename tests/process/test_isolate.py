@@ -459,6 +459,18 @@ def test_a_memory_limit_holds_in_the_sidecar():
         list(loader)
 
 
+@pytest.mark.parametrize("nbytes", [4 << 20, 10 << 20])
+def test_an_item_too_large_for_one_half_names_the_limit_that_the_loader_was_given(nbytes):
+    graph = graph_of(lambda x: np.zeros(nbytes, np.uint8))
+    with (
+        graph.loader(isolate=True, memory_limit="12 MiB") as loader,
+        pytest.raises(pg.errors.MemoryLimitError) as caught,
+    ):
+        list(loader)
+    (told,) = [each for each in caught.value.__notes__ if "memory_limit" in each]
+    assert [each in told for each in ("is 12.6 MB", "have 9.4 MB", "receives, 3.1 MB")] == [True] * 3
+
+
 @pytest.mark.parametrize(("tail", "here"), [((), 2 << 20), ((ops.CopyToDevice("cpu", copy=True),), 4 << 20)])
 def test_the_two_processes_share_one_memory_limit(tail, here):
     graph = graph_of(lambda x: np.zeros(1 << 10, np.uint8), ops.Batch(2), *tail)

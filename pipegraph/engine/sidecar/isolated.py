@@ -17,10 +17,12 @@ from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.sidecar.sidecar import CloseErrors, Sidecar, SidecarHost
 from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
+from pipegraph.errors import MemoryLimitError, note
 from pipegraph.planning.isolation import Isolation, RemoteStages
 from pipegraph.planning.plan import StagePlan
 from pipegraph.stage_spec import StageSpec
 from pipegraph.totals import Totals
+from pipegraph.units import format_bytes
 
 CROSSED, COPIED = 4, 2
 """The trainer's share of the memory limit is 1/4 if it only receives chunks, 1/2 if it also copies them."""
@@ -65,6 +67,17 @@ class IsolatedRun(Run):
         found = None if sidecar is None else sidecar.ask("positions", source, steps, epoch)
         return found or ()
 
+    def fail(self, error: BaseException) -> None:
+        """As the base class's; one half's limit, which the error names, is not the one that the loader was given."""
+        if isinstance(error, MemoryLimitError):
+            own, rest = self.account.limit, self._runtime.sidecar_limit
+            note(
+                error,
+                f"isolate=True: the loader's memory_limit is {format_bytes(own + rest)}, of which the stages of the "
+                f"process have {format_bytes(rest)}, and the trainer, for what it receives, {format_bytes(own)}",
+            )
+        super().fail(error)
+
     def cancel(self) -> None:
         """Wake all waiting threads, in the sidecar too."""
         super().cancel()
@@ -91,7 +104,7 @@ class IsolatedRuntime(Runtime):
         }
         super().__init__(replace(isolation.below, stages=below), own_limit, seed, rank, world_size)
         self.isolation = isolation
-        self._sidecar_limit = max(1, memory_limit - own_limit)
+        self.sidecar_limit = max(1, memory_limit - own_limit)
         self.sidecar: Sidecar | None = None
         self.runs = 0
         self._starting_run: IsolatedRun | None = None  # not counted before it starts
@@ -102,7 +115,7 @@ class IsolatedRuntime(Runtime):
     def make_operator(self, stage: StagePlan, index: int) -> Any:
         if not isinstance(stage.operator, RemoteStages):
             return super().make_operator(stage, index)
-        facts = self._sidecar_limit, self.seed, self.rank, self.world_size
+        facts = self.sidecar_limit, self.seed, self.rank, self.world_size
         host = make_host(
             self._pools[stage.backend], self.isolation.above, facts, self.context(stage.name, index)
         )
