@@ -9,7 +9,7 @@ from channel_states import wait_until
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.engine.stage.ledger import KEPT
+from pipegraph.engine.stage.ledger import KEPT, Ledger
 from pipegraph.loader.delivered import FORGET_EVERY
 from pipegraph.order import BlockOrder, StridedOrder
 from tests.engine.breaking_stages import breaks, make
@@ -64,6 +64,15 @@ def test_short_epochs_leave_nothing_in_the_ledger_but_what_was_quarantined():
             sizes.append(reachable(loader._ledger))
         assert len(loader.profile().quarantined) == 12
     assert sizes[-1] - sizes[2] < 9 * 100  # nine entries more, not 900 items
+
+
+def test_a_state_does_not_tell_whether_items_of_its_epoch_were_read_ahead():
+    ledger = Ledger()
+    ledger.begin(0, False)
+    before = ledger.state(1, lambda stage: 0, {})
+    ledger.took("work", 1, (0,), 1)
+    assert ledger.state(1, lambda stage: 0, {}) == before == [[], [], 0]
+    assert ledger.state(1, lambda stage: 1, {}) == [[["work", 0, 1]], [], 0]
 
 
 def test_few_large_batches_do_not_pile_up_the_cursors_of_their_samples():

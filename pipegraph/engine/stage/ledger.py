@@ -245,7 +245,9 @@ class Ledger:
                 else:
                     number -= book.added
         latest = sorted({entry.number: entry for entry in found}.values(), key=_number)[-STATE_ENTRIES:]
-        return [[counts[stage] for stage in sorted(counts)], [_line(entry) for entry in latest], number]
+        # Without those of which nothing counts: whether a stage has read ahead into the epoch is chance.
+        lines = [line for _, line in sorted(counts.items()) if any(line[1:])]
+        return [lines, [_line(entry) for entry in latest], number]
 
     def load(self, epoch: int, state: Any) -> None:
         """Resume from a state; drops everything else."""
