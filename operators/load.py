@@ -31,7 +31,7 @@ from pipegraph.operators.shared_reader import (
     holds_blocks,
 )
 from pipegraph.order import Order, StridedOrder
-from pipegraph.paths import PATHS, path_of
+from pipegraph.paths import PATHS, TO_READ, path_of
 from pipegraph.reader.columns_filter import Choice, chosen_columns
 from pipegraph.storage.folders import FileList, list_files
 
@@ -292,15 +292,11 @@ def _shards(source: Operator | Source) -> ShardSelect | None:
     return source if isinstance(source, ShardSelect) else None
 
 
-# A pipe that nobody writes to would hold the worker for ever.
-_AT_ONCE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-
-
 def read_file(path: Any) -> bytes:
     """All of a regular file; in four system calls, during each of which another thread may take the interpreter."""
     if not isinstance(path, PATHS):  # a number is an open file of another's
         raise DataError(f"Load: a sample's 'path' must be a path, got {shown(path)}")
-    file = os.open(path, _AT_ONCE)
+    file = os.open(path, TO_READ)
     try:
         status = os.fstat(file)
         if stat.S_ISDIR(status.st_mode):

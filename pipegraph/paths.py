@@ -12,6 +12,9 @@ from pipegraph.errors import GraphError, shown
 PATHS = (str, bytes, os.PathLike)
 """The types of a single path."""
 
+TO_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""How to open a file: at once, also a pipe that nobody writes to, and without Windows changing what is read."""
+
 
 def path_of(given: Any, what: str) -> str:
     """A path or a URL as text; bytes are decoded as the file system's names are.

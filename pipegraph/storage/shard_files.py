@@ -16,9 +16,7 @@ from typing import Final, final
 from pipegraph import concurrency
 from pipegraph.closing import Closing
 from pipegraph.errors import ShardError, extra_module
-
-_BINARY = getattr(os, "O_BINARY", 0)
-_AT_ONCE = getattr(os, "O_NONBLOCK", 0)
+from pipegraph.paths import TO_READ
 
 if hasattr(os, "pread"):
     pread = os.pread
@@ -82,8 +80,7 @@ class LocalFile(ShardFile):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        # A pipe that has come to lie there has no bytes, but without the flag opening it waits for some.
-        self._take(os.open(path, os.O_RDONLY | _AT_ONCE | _BINARY), os.fspath(path))
+        self._take(os.open(path, TO_READ), os.fspath(path))
 
     @classmethod
     def of(cls, fd: int, name: str) -> LocalFile:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from pipegraph.errors import DataError, extra_module
-from pipegraph.paths import PATHS, broken_link, path_of
+from pipegraph.paths import PATHS, TO_READ, broken_link, path_of
 from pipegraph.storage.beside import refuse_missing
 from pipegraph.storage.folders import is_beside, list_files
 from pipegraph.storage.formats import format_of, is_unread, known_suffixes
@@ -179,7 +179,7 @@ class FilesSource(PackSource):
 
 def _content(path: str, nbytes: int) -> bytes:
     """All of a file that was listed with this size."""
-    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    fd = os.open(path, TO_READ)
     try:
         data = os.read(fd, nbytes + 1)
         while nbytes > len(data) and (more := os.read(fd, nbytes + 1 - len(data))):
