@@ -122,6 +122,27 @@ def predict(
 
 def advise(profile: Profile) -> Advice:
     """See :attr:`pipegraph.profile.Profile.advice`."""
+    found = _advice(profile)
+    runs = {name: _run(profile, name) for name in (*found.settings, *found.processes)}
+    settings: dict[str, dict[str, int]] = {}
+    for name, size in found.settings.items():
+        for each in runs[name]:
+            # Stages share their workers only while they have as many; their queue is that of the last.
+            given = {what: n for what, n in size.items() if what != "capacity" or each == runs[name][-1]}
+            if given:
+                settings[each] = given
+    processes = tuple(each for name in found.processes for each in runs[name])
+    return replace(found, settings=settings, processes=processes)
+
+
+def _run(profile: Profile, name: str) -> list[str]:
+    """The stages whose work a stage's workers do, but for inline ones, which have no workers to set."""
+    run = run_of(profile.stages, name)
+    return [each for each in run if each == name or not profile.stages[each].backend.in_consumer]
+
+
+def _advice(profile: Profile) -> Advice:
+    """The advice, by stages that have workers of their own."""
     if not profile.conclusive:
         return Advice(limit="passes ran too briefly")
     if profile.bottleneck == CONSUMER and profile.cause == "consumer":

@@ -141,7 +141,7 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
     name = stage.name
     within = stage.bypassed is not None  # another stage's workers do its work, or it was left out
     if within and name not in measured.workers:
-        return StageProfile(within=stage.within)
+        return StageProfile(within=stage.within, backend=stage.backend)
     workers = stage.workers if within else measured.workers.get(name, stage.workers)
     life, passes = measured.of(name)
     life_passes = measured.life["passes", ""]

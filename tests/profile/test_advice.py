@@ -271,3 +271,20 @@ def test_what_waits_is_not_taken_for_computing_where_others_take_the_cores(runni
     found = pipeline({"read": (0.064, 1)}, elapsed_s=6.4)
     found = remade(found, "read", busy=1.0, running=running, coreless=coreless)
     assert most <= found.advice.settings["read"]["workers"] <= most * 1.2
+
+
+def test_stages_that_share_their_workers_are_given_more_together():
+    found = pipeline({"a": (0.010, 2), "b": (0.010, 2), "map": (0.001, 1)})
+    for name in "ab":
+        found = remade(found, name, backend=PROCESS)
+    found = remade(remade(found, "a", busy=0.5), "b", busy=0.5, workers=0, within="a")
+    channels = tuple(each for each in found.channels if each.producer != "b")
+    found = replace(found, channels=(replace(channels[0], consumer="map"), *channels[1:]))
+    assert found.advice.settings == {"a": {"workers": 8}, "b": {"workers": 8, "capacity": 16}}
+    assert "With 8 workers in 'a', 8 workers in 'b': at most" in str(found.advice)
+
+
+def test_an_inline_stage_whose_work_others_do_is_given_no_workers():
+    found = pipeline({"read": (0.0, 1), "decode": (0.010, 1)}, bottleneck="decode")
+    found = remade(found, "read", workers=0, within="decode", backend=INLINE)
+    assert list(found.advice.settings) == ["decode"]
