@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency
 from pipegraph.capabilities import Moves
@@ -17,6 +17,9 @@ from pipegraph.engine.tracing import Tracer
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.stopping import Stopping
 from pipegraph.totals import Totals
+
+if TYPE_CHECKING:
+    from pipegraph.measured import Edge, QueueLook
 
 
 class LoaderContext(ABC):
@@ -77,6 +80,10 @@ class LoaderContext(ABC):
     def remote_totals(self, run: Any) -> Totals:
         """The counters of a run's stages in other processes."""
         return Counter()
+
+    def with_remote(self, queues: dict[Edge, QueueLook]) -> dict[Edge, QueueLook]:
+        """A run's queues here, with those in other processes."""
+        return queues
 
     def planned(self, stage: str) -> StagePlan:
         """A stage of the whole plan, in this process or not."""

@@ -38,6 +38,14 @@ class Interval:
         self.left_ns = perf_counter_ns()
 
 
+def queues_of(run: Run) -> dict[Edge, QueueLook]:
+    """The queues of a run, now."""
+    from pipegraph.measured import QueueLook
+
+    stats = ((edge, channel.stats()) for edge, channel in run.channels.items())
+    return {edge: QueueLook(each.capacity, each.depth, each.nbytes) for edge, each in stats}
+
+
 class PassTotals:
     """The totals of one runtime. Thread-safe."""
 
@@ -162,8 +170,6 @@ class PassTotals:
         return found
 
     def _look_at_gauges(self, run: Run) -> None:
-        from pipegraph.measured import QueueLook
-
         loader = self._loader
         found: Totals = Counter()
         for name, meters in loader.meters.items():
@@ -176,8 +182,7 @@ class PassTotals:
                     found["child_ns", name] += ran
                     found["coreless_ns", name] += waited
                     process_bytes = max(process_bytes, _own_bytes(pid))
-        stats = ((edge, channel.stats()) for edge, channel in run.channels.items())
-        self._queues = {edge: QueueLook(each.capacity, each.depth, each.nbytes) for edge, each in stats}
+        self._queues = loader.with_remote(queues_of(run))
         self._memory = run.account.used, run.account.peak
         self._scheduled, self._process_bytes = found, process_bytes
 

@@ -44,3 +44,18 @@ def test_stages_of_another_process_have_percentiles_and_a_mean_of_the_same_piece
         assert (stage.service_p50_s, stage.service_p99_s) == pytest.approx(
             (stage.piece_mean_s,) * 2, rel=0.02
         )
+
+
+def test_the_queues_of_another_process_are_in_the_profile_and_the_cut_lies_inside_one():
+    graph = pg.Graph("isolated")
+    graph.add(ops.FromIterable(range(50)), name="numbers").then(lambda x: x, name="same", capacity=7).then(
+        ops.Batch(5), name="batch", capacity=3
+    )
+    with graph.loader(isolate=True) as loader:
+        passing = iter(loader)
+        next(passing)
+        queues = [(queue.producer, queue.consumer, queue.capacity) for queue in loader.profile().channels]
+        list(passing)
+        after = loader.profile().channels
+    assert queues == [("numbers", "same", 64), ("same", "batch", 7), ("batch", "consumer", 3 + 1)]
+    assert [queue.capacity for queue in after] == [64, 7, 4]

@@ -18,6 +18,7 @@ from pipegraph.engine.sidecar.sidecar import CloseErrors, Sidecar, SidecarHost
 from pipegraph.engine.stage.restore import Resume, restarts
 from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.errors import MemoryLimitError, note
+from pipegraph.measured import Edge, QueueLook
 from pipegraph.planning.isolation import Isolation, RemoteStages
 from pipegraph.planning.plan import StagePlan
 from pipegraph.stage_spec import StageSpec
@@ -108,6 +109,7 @@ class IsolatedRuntime(Runtime):
         self.sidecar: Sidecar | None = None
         self.runs = 0
         self._starting_run: IsolatedRun | None = None  # not counted before it starts
+        self._queues: dict[Edge, QueueLook] = {}  # of the sidecar, at its last report
         self._last: tuple[int, Totals] = 0, Counter()  # run number and totals of the sidecar's last report
         first = [stage for stage in self.plan.running if stage.upstream]
         self._first = (first[0].name if first else "", 0)  # the edge that crosses
@@ -153,8 +155,19 @@ class IsolatedRuntime(Runtime):
             self.meters[name] = [Meter.of(counted.of(name)[0], took)]
         self.grown.update(counted.grown)
         self.counters.update(counted.counters)
+        self._queues = dict(counted.queues) or self._queues
         self._last = number, counted.passes
         return self._totals_of(run)
+
+    def with_remote(self, queues: dict[Edge, QueueLook]) -> dict[Edge, QueueLook]:
+        """The last queue there and the first one here count as one: the cut lies inside it."""
+        found = {**self._queues, **queues}
+        there, here = self._queues.get(("", 0)), queues.get(self._first)
+        if there is not None and here is not None:
+            found[self._first] = QueueLook(
+                there.capacity + here.capacity, there.depth + here.depth, there.nbytes + here.nbytes
+            )
+        return found
 
     def _totals_of(self, run: IsolatedRun) -> Totals:
         number, totals = self._last

@@ -12,6 +12,7 @@ import signal
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from time import perf_counter_ns
 from typing import Any
@@ -23,6 +24,7 @@ from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import Channel
+from pipegraph.engine.pass_totals import queues_of
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.sealed import unseal
 from pipegraph.engine.process.wire import Port, TreePickler
@@ -289,7 +291,8 @@ class Serving:
         with self._lock:
             run, number = runtime.run, self._number
         totals: Totals = Counter() if run is None else runtime.pass_totals.look(run, perf_counter_ns())
-        return number, runtime.pass_totals.counted(totals)
+        queues = {} if run is None else queues_of(run)
+        return number, replace(runtime.pass_totals.counted(totals), queues=queues)
 
     def positions(self, source: str, steps: range, epoch: int) -> list[int]:
         """The positions of a source's steps."""
