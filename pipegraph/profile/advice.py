@@ -8,7 +8,7 @@ from math import ceil, inf
 
 from pipegraph.errors import GraphError
 from pipegraph.integers import amount, flag, integer
-from pipegraph.units import format_gain
+from pipegraph.units import counted, format_gain
 
 from .bottleneck import CONSUMER
 from .looks import no_faster
@@ -63,7 +63,7 @@ class Advice:
         words = [f'{name!r} with backend="process"' for name in self.processes]
         for name, size in self.settings.items():
             if "workers" in size:
-                words.append(f"{size['workers']} workers in {name!r}")
+                words.append(f"{counted(size['workers'], 'worker')} in {name!r}")
             else:
                 words.append(f"capacity={size['capacity']} in {name!r}")
         if not words:

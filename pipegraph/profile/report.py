@@ -15,6 +15,7 @@ from pipegraph.errors import extra_module, shown
 from pipegraph.measurements import StageProfile, in_view
 from pipegraph.planning.drawing import QueueLine, StageBox, picture
 from pipegraph.units import (
+    counted,
     format_bytes,
     format_count,
     format_duration,
@@ -173,7 +174,7 @@ def _changes(profile: Profile) -> list[Change]:
             continue
         if not stage.backend.in_consumer:
             workers = proposed.get(name, {}).get("workers", stage.workers + 1)
-            found.append(Change(name, f"{workers} workers", profile.what_if(name, workers=workers)))
+            found.append(Change(name, counted(workers, "worker"), profile.what_if(name, workers=workers)))
         found.append(Change(name, "half its cost", profile.what_if(name, cost=0.5)))
         found.append(Change(name, "its output cached", profile.what_if(name, cached=True)))
     if profile.items:

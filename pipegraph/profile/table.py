@@ -106,14 +106,12 @@ def conclude(profile: Profile) -> str:
         return f"Training sets the pace{keeps_up}: {stall}.{_crowded(profile, profile.stages)}"
     if profile.cause == "bursts":
         queues = [
-            f"{each.producer!r} and {'training' if each.consumer == CONSUMER else repr(each.consumer)}"
+            f"between {each.producer!r} and {'training' if each.consumer == CONSUMER else repr(each.consumer)}"
             for each in profile.channels
             if each.in_bursts
         ]
-        return (
-            f"Work comes in bursts: {stall}, and the queue between {', '.join(queues)} was sometimes empty and "
-            f"sometimes full. {profile.advice}"
-        )
+        which = f"queue {queues[0]} was" if len(queues) == 1 else f"queues {', '.join(queues)} were"
+        return f"Work comes in bursts: {stall}, and the {which} sometimes empty and sometimes full. {profile.advice}"
     name, stage = profile.bottleneck, profile.stages[profile.bottleneck]
     said = f"Stage {name!r} holds training back: {_why(profile, stage)}; {stall}."
     if profile.cause == "stage":

@@ -34,7 +34,7 @@ class Decision:
         words = []
         for name, (old, new) in self.changes.items():
             if old.workers != new.workers:
-                words.append(f"{name}: {old.workers} -> {new.workers} workers")
+                words.append(f"{name}: {old.workers} -> {counted(new.workers, 'worker')}")
             if old.capacity != new.capacity:
                 words.append(f"{name}: room for {old.capacity} -> {new.capacity}")
         after = "..." if self.after is None else f"{self.after:,.1f}"

@@ -8,6 +8,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.backends import INLINE, PROCESS
 from pipegraph.errors import GraphError
+from pipegraph.profile.advice import Advice, Prediction
 from pipegraph.profile.bottleneck import CONSUMER
 from pipegraph.profile.looks import compared
 from pipegraph.profile.values import ChannelProfile
@@ -288,3 +289,14 @@ def test_an_inline_stage_whose_work_others_do_is_given_no_workers():
     found = pipeline({"read": (0.0, 1), "decode": (0.010, 1)}, bottleneck="decode")
     found = remade(found, "read", workers=0, within="decode", backend=INLINE)
     assert list(found.advice.settings) == ["decode"]
+
+
+def test_one_worker_and_two_queues_are_named_in_the_right_number():
+    assert "With 1 worker in 'a'" in str(
+        Advice({"a": {"workers": 1}}, prediction=Prediction(2.0, 1.0, "a"), limit="b")
+    )
+    found = pipeline({"a": (0.006, 1), "b": (0.006, 1)}, step_s=0.008, cause="bursts", bottleneck=CONSUMER)
+    both = replace(found, channels=tuple(replace(each, in_bursts=True) for each in found.channels))
+    one = replace(found, channels=(found.channels[0], replace(found.channels[1], in_bursts=True)))
+    assert "the queues between 'a' and 'b', between 'b' and training were sometimes" in both.conclusion
+    assert "the queue between 'b' and training was sometimes" in one.conclusion
