@@ -11,8 +11,12 @@ from pipegraph.errors import GraphError
 from pipegraph.profile.advice import Advice, Prediction
 from pipegraph.profile.bottleneck import CONSUMER
 from pipegraph.profile.looks import compared
+from pipegraph.profile.model import Size
 from pipegraph.profile.values import ChannelProfile
+from pipegraph.tuning.decisions import Decision
 from pipegraph.units import format_gain
+
+OUTCOMES = ("kept", "taken back", "on trial", "refused")
 
 
 def pipeline(stages, step_s=0.001, items=100, elapsed_s=1.0, **facts):
@@ -300,3 +304,24 @@ def test_one_worker_and_two_queues_are_named_in_the_right_number():
     one = replace(found, channels=(found.channels[0], replace(found.channels[1], in_bursts=True)))
     assert "the queues between 'a' and 'b', between 'b' and training were sometimes" in both.conclusion
     assert "the queue between 'b' and training was sometimes" in one.conclusion
+
+
+def test_advice_for_a_loader_that_tunes_itself_is_not_what_its_tuner_has_tried_in_vain():
+    graph = pg.Graph("tuned")
+    graph.add(ops.FromSequence(range(9)), name="read", workers="auto")
+    found = pipeline({"read": (0.010, 1)})
+    larger, longer = Size(4, 8), Size(1, 32)
+    tried = [
+        Decision({"read": (Size(1, 4), larger)}, "", 100.0, 400.0, 99.0, outcome) for outcome in OUTCOMES
+    ]
+    assert found.advice.settings["read"]["workers"] > 4
+    looks = {}
+    vain = compared(looks, graph.plan(), found, tried).advice
+    assert vain.settings == {} and "4 workers were no faster than 1" in vain.limit
+    assert looks == {}  # its rate is that of several sizes
+    for other in (
+        replace(tried[1], outcome="kept"),
+        replace(tried[1], changes={"read": (Size(2, 4), larger)}),
+        replace(tried[1], changes={"read": (Size(1, 4), longer)}),
+    ):
+        assert compared({}, graph.plan(), found, [other]).advice.settings == found.advice.settings

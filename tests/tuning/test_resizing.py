@@ -17,6 +17,7 @@ from pipegraph.engine.activity import Activity
 from pipegraph.errors import GraphError
 from pipegraph.testing import Gate
 from pipegraph.testing.outcome import DeliveredChunk, assert_equal_chunks, placed, run_pass
+from pipegraph.tuning.decisions import Tuning
 from tests.engine.test_fuzz import fast_switching as fast_switching, fuzzed, prefetch_of, start_deadline
 from tests.engine.test_resume import CASES
 
@@ -137,6 +138,8 @@ class Ways(Operator):
 
 class Watch:
     """A watcher that does nothing."""
+
+    tuning = Tuning()
 
     def begins(self, loader, staffing):
         self.staffing = staffing

@@ -7,6 +7,7 @@ from typing import Any, final
 
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
+from pipegraph.tuning.decisions import Tuning
 from pipegraph.tuning.tuner import Resizable
 
 MAX_WORKERS = 5
@@ -18,6 +19,8 @@ class RandomSizes:
 
     Put in place of the tuner of a loader with ``autotune=True``.
     """
+
+    tuning = Tuning()
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)

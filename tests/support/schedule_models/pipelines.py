@@ -11,6 +11,7 @@ from scheduler.model import Model
 
 import pipegraph as pg
 from pipegraph import concurrency, operators as ops
+from pipegraph.tuning.decisions import Tuning
 
 REFERENCES: dict[Any, list[list[Any]]] = {}
 """What each graph delivers in each epoch, made inline and outside of schedules."""
@@ -519,6 +520,8 @@ class Resized(LoaderModel):
 
 class Sizes:
     """In place of the tuner: another size of a drawn stage before each item."""
+
+    tuning = Tuning()
 
     def __init__(self, draw: Any) -> None:
         self._draw = draw
