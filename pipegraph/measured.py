@@ -15,11 +15,12 @@ Edge = tuple[str, int]
 
 @dataclass(frozen=True)
 class QueueLook:
-    """One queue at one moment."""
+    """One queue at one moment; ``gained``: by how many items it is longer than when counting began."""
 
     capacity: int
     depth: int
     nbytes: int
+    gained: int
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,12 @@ class Measured:
             durations={
                 name: found.since(earlier.durations[name]) if name in earlier.durations else found
                 for name, found in self.durations.items()
+            },
+            queues={
+                edge: replace(look, gained=look.depth - earlier.queues[edge].depth)
+                if edge in earlier.queues
+                else look
+                for edge, look in self.queues.items()
             },
             counters={
                 stage: {name: n - earlier.counters.get(stage, {}).get(name, 0) for name, n in found.items()}

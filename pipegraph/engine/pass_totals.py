@@ -43,7 +43,7 @@ def queues_of(run: Run) -> dict[Edge, QueueLook]:
     from pipegraph.measured import QueueLook
 
     stats = ((edge, channel.stats()) for edge, channel in run.channels.items())
-    return {edge: QueueLook(each.capacity, each.depth, each.nbytes) for edge, each in stats}
+    return {edge: QueueLook(each.capacity, each.depth, each.nbytes, each.depth) for edge, each in stats}
 
 
 class PassTotals:

@@ -301,8 +301,16 @@ def pipeline_of(profile: Profile) -> Pipeline:
     for channel in profile.channels:
         feeds.setdefault(channel.producer, []).append(channel.consumer)
         capacities[channel.producer] = channel.capacity
+    delivered = _delivered(profile)
     works = {
-        name: _work(profile, name, stage, per_chunk, tuple(feeds.get(name, ())), capacities.get(name, 1))
+        name: _work(
+            profile,
+            name,
+            stage,
+            per_chunk * delivered[name],
+            tuple(feeds.get(name, ())),
+            capacities.get(name, 1),
+        )
         for name, stage in profile.stages.items()
         if stage.workers
     }
@@ -316,6 +324,20 @@ def pipeline_of(profile: Profile) -> Pipeline:
     return Pipeline(
         works, per_chunk, profile.step_s, limits, profile.cause == "cores", profile.cause == "lock"
     )
+
+
+def _delivered(profile: Profile) -> dict[str, float]:
+    """Of each stage the part of its work whose results training got: the rest lies in queues that have filled."""
+    parts: dict[str, float] = {}
+    for name, stage in reversed(list(profile.stages.items())):
+        fed = [channel for channel in profile.channels if channel.producer == name]
+        taken = [
+            parts.get(channel.consumer, 1.0) * max(1, stage.items - channel.gained) / stage.items
+            for channel in fed
+            if stage.items
+        ]
+        parts[name] = max(taken, default=1.0)
+    return parts
 
 
 def _work(

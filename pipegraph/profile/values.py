@@ -44,6 +44,7 @@ class ChannelProfile:
     consumer: str = measurement('the stage that empties it, or ``"consumer"``.', "text", default="")
     capacity: int = measurement("items that it may hold.", metric="channel_capacity")
     depth: int = measurement("items that it holds, or held when the last pass ended.", metric="channel_depth")
+    gained: int = measurement("by how many items it is longer than when counting began.")
     nbytes: int = measurement("bytes of these.", "bytes")
     put_wait_s: float = measurement("seconds that workers waited for room in it, in all.", "seconds")
     get_wait_s: float = measurement("seconds that workers waited for items of it, in all.", "seconds")

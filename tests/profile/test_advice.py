@@ -325,3 +325,15 @@ def test_advice_for_a_loader_that_tunes_itself_is_not_what_its_tuner_has_tried_i
         replace(tried[1], changes={"read": (Size(1, 4), longer)}),
     ):
         assert compared({}, graph.plan(), found, [other]).advice.settings == found.advice.settings
+
+
+def test_work_whose_results_still_wait_in_queues_is_not_taken_for_work_on_what_was_delivered():
+    found = pipeline({"read": (0.006, 1), "map": (0.010, 1)})
+    ahead = remade(
+        found, "read", items=160, busy=0.96
+    )  # 60 of them are in the queue, which was empty at first
+    queue = replace(found.channels[0], depth=60, capacity=64, gained=60)
+    found = replace(ahead, channels=(queue, found.channels[1]))
+    assert found.what_if("map", cost=0.1).samples_per_s == pytest.approx(1 / 0.006)
+    steady = replace(found, channels=(replace(queue, gained=0), found.channels[1]))
+    assert steady.what_if("map", cost=0.1).samples_per_s == pytest.approx(1 / 0.0096)

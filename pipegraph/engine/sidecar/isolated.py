@@ -165,7 +165,10 @@ class IsolatedRuntime(Runtime):
         there, here = self._queues.get(("", 0)), queues.get(self._first)
         if there is not None and here is not None:
             found[self._first] = QueueLook(
-                there.capacity + here.capacity, there.depth + here.depth, there.nbytes + here.nbytes
+                there.capacity + here.capacity,
+                there.depth + here.depth,
+                there.nbytes + here.nbytes,
+                there.gained + here.gained,
             )
         return found
 
