@@ -261,8 +261,8 @@ class Loader(Closing):
         from pipegraph.profile import compared, profile_of
 
         found = profile_of(self.plan, self._measure(), *self._ledger.shown(), since)
-        tried = () if self._tuner is None else self._tuner.tuning.decisions
-        return compared(self._graph.looks, self.plan, found, tried)
+        vain = () if self._tuner is None else self._tuner.tuning.vain
+        return compared(self._graph.looks, self.plan, found, vain)
 
     def _measure(self) -> Measured:
         """All that was counted so far, for profiles and the tuner."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from pipegraph.planning.plan import Plan
 
+from .model import Size
 from .values import Look, Profile
 
-if TYPE_CHECKING:
-    from pipegraph.tuning.decisions import Decision
+Vain = Sequence[tuple[Mapping[str, tuple[Size, Size]], float]]
+"""Changes that a tuner took back, stage -> (size before, size after), with the rate after over that before."""
 
 LOOK_S = 0.5
 """The minimum duration of passes that tell."""
@@ -20,12 +20,10 @@ NO_FASTER = 1.05
 """The rate with larger sizes, over that with smaller ones, up to which they did not help."""
 
 
-def compared(
-    looks: dict[Look, float], plan: Plan, profile: Profile, tried: Sequence[Decision] = ()
-) -> Profile:
+def compared(looks: dict[Look, float], plan: Plan, profile: Profile, vain: Vain = ()) -> Profile:
     """The profile with how fast earlier loaders of the graph were; adds this one to them.
 
-    A loader that tunes itself is compared with what its tuner has ``tried``, and with no other: its rate is that of
+    A loader that tunes itself is compared with what its tuner tried in ``vain``, and with no other: its rate is that of
     several sizes.
     """
     if profile.elapsed_s < LOOK_S:
@@ -37,25 +35,23 @@ def compared(
         if stage.workers
     )
     if any(stage.tuned for stage in plan.running):
-        return replace(profile, look=sizes, looks=_taken_back(sizes, profile.samples_per_s, tried))
+        return replace(profile, look=sizes, looks=_taken_back(sizes, profile.samples_per_s, vain))
     looks[sizes] = max(looks.get(sizes, 0.0), profile.samples_per_s)
     return replace(profile, look=sizes, looks=dict(looks))
 
 
-def _taken_back(sizes: Look, rate: float, tried: Sequence[Decision]) -> dict[Look, float]:
+def _taken_back(sizes: Look, rate: float, vain: Vain) -> dict[Look, float]:
     """This rate, and what it would be with the larger sizes that were no faster when the tuner tried them."""
     found, now = {sizes: rate}, _sizes(sizes)
-    for each in tried:
-        if each.outcome != "taken back" or not each.after or not each.before:
-            continue
+    for changes, brought in vain:
         then = dict(now)
-        for name, (old, new) in each.changes.items():
+        for name, (old, new) in changes.items():
             workers = now.get(name, (0, 0))[0]
             if old.workers <= workers < new.workers or old.workers == workers == new.workers:
                 then[name] = new.workers, max(now[name][1], new.capacity)
         if then != now:
             look = tuple((name, *size) for name, size in then.items())
-            found[look] = min(rate, rate * each.after / each.before)
+            found[look] = min(rate, rate * brought)
     return found
 
 

@@ -13,7 +13,7 @@ from pipegraph.profile.bottleneck import CONSUMER
 from pipegraph.profile.looks import compared
 from pipegraph.profile.model import Size
 from pipegraph.profile.values import ChannelProfile
-from pipegraph.tuning.decisions import Decision
+from pipegraph.tuning.decisions import Decision, Tuning
 from pipegraph.units import format_gain
 
 OUTCOMES = ("kept", "taken back", "on trial", "refused")
@@ -316,7 +316,7 @@ def test_advice_for_a_loader_that_tunes_itself_is_not_what_its_tuner_has_tried_i
     ]
     assert found.advice.settings["read"]["workers"] > 4
     looks = {}
-    vain = compared(looks, graph.plan(), found, tried).advice
+    vain = compared(looks, graph.plan(), found, Tuning(tuple(tried)).vain).advice
     assert vain.settings == {} and "4 workers were no faster than 1" in vain.limit
     assert looks == {}  # its rate is that of several sizes
     for other in (
@@ -324,7 +324,9 @@ def test_advice_for_a_loader_that_tunes_itself_is_not_what_its_tuner_has_tried_i
         replace(tried[1], changes={"read": (Size(2, 4), larger)}),
         replace(tried[1], changes={"read": (Size(1, 4), longer)}),
     ):
-        assert compared({}, graph.plan(), found, [other]).advice.settings == found.advice.settings
+        assert (
+            compared({}, graph.plan(), found, Tuning((other,)).vain).advice.settings == found.advice.settings
+        )
 
 
 def test_work_whose_results_still_wait_in_queues_is_not_taken_for_work_on_what_was_delivered():
