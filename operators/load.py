@@ -47,12 +47,13 @@ class ListFiles(OrderedSource):
     """Files of a folder as samples ``{"key", "path"}``; with class folders ``"label"`` too.
 
     Args:
-        root: the folder. It is listed at the first pass (or ``len``), with its subfolders and without hidden files.
+        root: the folder. It is listed at the first pass (or ``len``), with its subfolders and without hidden files. Links
+            to folders are followed, except back to a folder above.
         pattern: a glob on file names, such as ``"*.jpg"``. If it contains a ``/``, it is matched with the path below
             `root` (``"train/*.jpg"``). You can give several: ``("*.jpg", "*.png")``. Case is ignored. By default all
             files are taken except those that are usually not samples: READMEs, licences, checksums, ``Thumbs.db``.
         classes: whether the first folder of a path is the file's class; with ``"auto"`` it is if all files are in such
-            folders.
+            folders, and there are at least two of them.
         order: decides which file is at which position.
         shuffle: whether the files are shuffled in each epoch; by default they are not.
 

@@ -49,8 +49,8 @@ def list_files(
     pattern: str | Sequence[str] | None = None,
     classes: Literal["auto", True, False] = "auto",
 ) -> FileList:
-    """The files below `root`, hidden ones left out; links to folders are followed, once each. Arguments as of
-    ``ListFiles``.
+    """The files below `root`, hidden ones left out; links to folders are followed, but not back to a folder above.
+    Arguments as of ``ListFiles``.
 
     With ``classes="auto"`` the first folder of a path is the file's class if no file lies directly in `root` and there
     are at least two such folders; classes are numbered in sorted order, as torchvision's ImageFolder does.
@@ -124,15 +124,17 @@ def is_beside(name: str) -> bool:
 
 
 def _walk(root: str, patterns: tuple[str, ...] | None) -> Iterator[str]:
-    seen: set[tuple[int, int]] = set()
+    above: dict[str, tuple[tuple[int, int], ...]] = {}  # of folders still to come: those on the way to them
     for folder, subfolders, files in os.walk(root, onerror=_refuse_unread, followlinks=True):
         status = os.stat(folder)
-        # A link back to a folder above would walk for ever.
-        if (status.st_dev, status.st_ino) in seen:
+        way = above.pop(folder, ())
+        # A link back to a folder above would walk for ever. One that two links lead to counts twice, as in torchvision:
+        # each may be a class, and a class must not vanish.
+        if (here := (status.st_dev, status.st_ino)) in way:
             subfolders.clear()
             continue
-        seen.add((status.st_dev, status.st_ino))
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        above.update((os.path.join(folder, name), (*way, here)) for name in subfolders)
         prefix = os.path.relpath(folder, root).replace(os.sep, "/")
         if not all(map(like_a_file, files)):
             with os.scandir(folder) as entries:  # says what is a link without another request

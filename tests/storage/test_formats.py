@@ -245,3 +245,16 @@ def test_a_link_back_to_a_folder_above_ends(tmp_path: Path) -> None:
     (tmp_path / "a" / "x.jpg").write_bytes(b"")
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
     assert list_files(tmp_path).paths == ("a/x.jpg",)
+    assert list_files(f"{tmp_path}/").paths == ("a/x.jpg",)
+
+
+def test_a_folder_that_two_links_lead_to_is_a_class_for_each(tmp_path: Path) -> None:
+    # The second was left out: its samples were missing, and the classes after it had the numbers of others.
+    for name in ("root/a", "root/c", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "x.jpg").write_bytes(b"")
+    for name, target in (("b", "a"), ("d", "../elsewhere"), ("e", "../elsewhere")):
+        (tmp_path / "root" / name).symlink_to(target)
+    files = list_files(tmp_path / "root")
+    assert files.paths == tuple(f"{name}/x.jpg" for name in "abcde")
+    assert files.labels is not None and files.labels.tolist() == [0, 1, 2, 3, 4]
