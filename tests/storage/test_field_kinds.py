@@ -195,6 +195,23 @@ def test_a_sample_without_one_of_the_fields_is_refused(tmp_path: Path, format: s
             write(tmp_path / f"out-{first}", format, [{"n": 1, "x": first}, {"n": 1}])
 
 
+def test_a_file_whose_fields_differ_is_named(tmp_path: Path) -> None:
+    # The two samples had no name: nobody finds them among a million files.
+    for name in ("a.jpg", "b.jpg", "c.jpg", "c.jpg.jpg"):
+        (tmp_path / "files" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "files" / name).write_bytes(b"x")
+    named = r"sample 2 \('c'\) and sample 0 \('a'\) differ in 'jpg.jpg'"
+    with pytest.raises(DataError, match=named):
+        pack_shards(tmp_path / "files", tmp_path / "out", format="parquet")
+
+
+@pytest.mark.parametrize("odd", ["text", object()])
+def test_a_sample_of_a_dataset_whose_value_is_of_another_kind_is_named(tmp_path: Path, odd: Any) -> None:
+    with pytest.raises(DataError, match="field 'v'") as caught:
+        pack_shards([{"key": "a", "v": 1}, {"key": "b", "v": odd}], tmp_path, format="parquet", workers=1)
+    assert "sample 1 ('b') of the source" in caught.value.__notes__
+
+
 def test_an_error_among_the_samples_that_wait_leaves_nothing_open(tmp_path: Path) -> None:
     writer = pg.ShardWriter(tmp_path / "out", "parquet")
     for value in (np.zeros(1), np.zeros((2, 2)), np.zeros(1)):

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from pipegraph.errors import DataError, shown
+from pipegraph.errors import DataError, note, shown
 
 Kinds = dict[str, str]
 """Field -> ``"bytes"``, ``"text"``, ``"bool"``, ``"int"``, ``"float"``, ``"array:DTYPE"`` or ``"json"``; ``"null"`` or
@@ -78,20 +78,32 @@ def array_of(value: Any) -> Any:
     return value
 
 
-def kinds_of(samples: Iterable[Mapping[str, Any]]) -> Kinds:
-    """The kinds of the fields of all these samples."""
+def kinds_of(samples: Iterable[tuple[int, Mapping[str, Any]]]) -> Kinds:
+    """The kinds of the fields of all these samples, given with their numbers."""
     found: Kinds = {}
-    for number, sample in enumerate(samples):
-        kinds = {name: _kind_in(name, value) for name, value in sample.items()}
-        if number and kinds.keys() != found.keys():
-            odd = ", ".join(sorted(map(str, kinds.keys() ^ found.keys())))
-            raise DataError(
-                f"samples of one dataset must have the same fields; two of them differ in {odd}: give all of them "
-                "the same, or write tar, where they may differ"
-            )
-        for name, kind in kinds.items():
-            found[name] = _joined(found[name], kind, name) if number else kind
+    first = ""
+    for number, sample in samples:
+        called = _called(sample, number)
+        try:
+            kinds = {name: _kind_in(name, value) for name, value in sample.items()}
+            if first and kinds.keys() != found.keys():
+                odd = ", ".join(sorted(map(repr, kinds.keys() ^ found.keys())))
+                raise DataError(
+                    f"samples of one dataset must have the same fields; {called} and {first} differ in {odd}: give all "
+                    "of them the same, or write tar, where they may differ"
+                )
+            for name, kind in kinds.items():
+                found[name] = _joined(found[name], kind, name) if first else kind
+        except DataError as error:
+            note(error, f"{called} of the source")
+            raise
+        first = first or called
     return found
+
+
+def _called(sample: Mapping[str, Any], number: int) -> str:
+    key = sample.get("key")
+    return f"sample {number} ({key!r})" if isinstance(key, str) else f"sample {number}"
 
 
 def _kind_in(field: str, value: Any) -> str:
@@ -193,13 +205,16 @@ def fitted_fields(sample: Mapping[str, Any], kinds: Kinds, number: int) -> Itera
 def _refuse_other_fields(sample: Mapping[str, Any], kinds: Kinds, number: int) -> None:
     odd = next((name for name in sample if name not in kinds), None)
     if odd is not None:
-        raise DataError(f"sample {number} has the field {odd!r}, which those looked at first have not")
+        raise DataError(
+            f"{_called(sample, number)} has the field {odd!r}, which those looked at first have not; give all samples "
+            "the same fields, or write tar, where they may differ"
+        )
     if len(sample) < len(kinds):
         missing = next((name for name in kinds if name not in sample and name != "key"), None)
         if missing is not None:
             raise DataError(
-                f"sample {number} lacks the field {missing!r}, which those looked at first have; give all samples the "
-                "same fields, or write tar, where they may differ"
+                f"{_called(sample, number)} lacks the field {missing!r}, which those looked at first have; give all "
+                "samples the same fields, or write tar, where they may differ"
             )
 
 

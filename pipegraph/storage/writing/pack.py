@@ -154,7 +154,7 @@ def _pack_in_parallel(
     format, seed = target.settings["format"], target.settings["shuffle"]
     kind = encoder_of(format)
     if target.kinds is None and kind.has_columns:
-        found = kinds_of(_read(source, number) for number in _spread(len(source)))
+        found = kinds_of((number, _read(source, number)) for number in _spread(len(source)))
         kind(found, nbytes)  # refuses kinds that the format has not, before they are noted
         target.note_kinds(found)
     kinds = target.kinds or {}
