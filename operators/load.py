@@ -47,8 +47,8 @@ class ListFiles(OrderedSource):
     """Files of a folder as samples ``{"key", "path"}``; with class folders ``"label"`` too.
 
     Args:
-        root: the folder. It is listed at the first pass (or ``len``), with its subfolders and without hidden files. Links
-            to folders are followed, except back to a folder above.
+        root: the folder. It is listed at the first pass (or ``len``), with its subfolders and without hidden files.
+            Links to folders are followed, except back to a folder above.
         pattern: a glob on file names, such as ``"*.jpg"``. If it contains a ``/``, it is matched with the path below
             `root` (``"train/*.jpg"``). You can give several: ``("*.jpg", "*.png")``. Case is ignored. By default all
             files are taken except those that are usually not samples: READMEs, licences, checksums, ``Thumbs.db``.
