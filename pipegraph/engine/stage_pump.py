@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from pipegraph import concurrency, global_generators
+from pipegraph import concurrency, global_generators, torch_modes
 from pipegraph.engine.activity import Cancelled, Leaving
 from pipegraph.errors import note
 
@@ -49,10 +49,10 @@ class StagePump:
     def step(self) -> None:
         """Do one unit of work."""
         self.more = False
+        inference, autocast, device = torch_modes.without()
         try:
-            with (
-                global_generators.included()
-            ):  # outside of steps the consumer's thread keeps its own generators
+            # Outside of steps the consumer's thread keeps its own generators and modes.
+            with global_generators.included(), inference, autocast, device:
                 for more in self._loop:
                     self.more = more is MORE
                     return

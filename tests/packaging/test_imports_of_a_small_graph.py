@@ -31,7 +31,7 @@ RUN = """
     engine.stage.stage_run engine.stage.unit engine.stage_pump engine.stage_worker
     engine.tracing engine.unwanted engine.worker_threads estimates
     loader loader.delivered loader.epoch_pass loader.given_data loader.lengths loader.loader loader.options
-    loader.place loader.position loader.ranks loader.runs machine totals
+    loader.place loader.position loader.ranks loader.runs machine torch_modes totals
 """
 IMAGES = """
     numpy.typing numpy._typing._add_docstring engine.kinds.rows

@@ -15,7 +15,7 @@ import torch
 from torch.utils import data
 
 import pipegraph as pg
-from pipegraph import operators as ops
+from pipegraph import operators as ops, torch_modes
 
 
 def delivered(*stages: Any, **options: Any) -> list[Any]:
@@ -387,3 +387,57 @@ def test_several_items_are_not_asked_of_whom_a_dataset_inherits_or_wraps(dataset
     graph.add(ops.FromSequence(dataset), backend=backend)
     with graph.loader() as loader:
         assert list(loader) == [0, 100, 200, 300]
+
+
+def modes() -> tuple[Any, ...]:
+    """What torch's modes make of this thread's tensors."""
+    made = (torch.ones(2, requires_grad=True) * 2).requires_grad
+    return (
+        made,
+        torch.is_inference_mode_enabled(),
+        (torch.eye(2) @ torch.eye(2)).dtype,
+        torch.ones(1).device.type,
+    )
+
+
+PLAIN = (True, False, torch.float32, "cpu")
+MODES = {
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "device": lambda: torch.device("meta"),
+}
+
+
+@pytest.mark.parametrize("backend", ["thread", "inline", "process"])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_loops_torch_modes_do_not_reach_a_stage(mode: str, backend: Any) -> None:
+    # They reached inline stages, and the processes forked below them: the backend decided the data.
+    graph = pg.Graph("modes")
+    graph.add(ops.FromSequence(range(2))).then(lambda x: (x, modes()), name="modes", backend=backend)
+    with MODES[mode]():
+        there = modes()
+        with graph.loader() as loader:
+            assert list(loader) == [(0, PLAIN), (1, PLAIN)]
+        assert modes() == there != PLAIN
+
+
+def test_a_default_device_does_not_reach_a_stage() -> None:
+    torch.set_default_device("meta")
+    try:
+        graph = pg.Graph("device")
+        graph.add(ops.FromSequence(range(2))).then(lambda x: modes(), backend="inline")
+        with graph.loader() as loader:
+            assert list(loader) == [PLAIN, PLAIN]
+        assert modes()[-1] == "meta"
+    finally:
+        torch.set_default_device(None)
+
+
+def test_the_workers_of_a_dataloader_get_the_modes_back_that_torchs_have() -> None:
+    with torch.no_grad(), MODES["autocast"](), MODES["device"]():
+        there = modes()
+        torch_modes.leave()
+        assert modes() == PLAIN
+        torch_modes.back()
+        assert modes() == there

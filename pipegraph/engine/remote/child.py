@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from pipegraph import torch_modes
 from pipegraph.contracts import Context
 from pipegraph.engine.remote.composed import Composed
 from pipegraph.engine.remote.contract import Unreadable
@@ -40,6 +41,7 @@ def opened_worker(
         allocate: makes memory that is sent without a copy.
     """
     own_process()
+    torch_modes.leave()  # of the trainer's thread that this process was forked in
     enter_worker(contexts[0].seed, contexts[0].stage)
     operators = unsealed()
     for member, each in enumerate(contexts):

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data._utils import collate as torch_collate, worker as _torch_worker
 
-from pipegraph import global_generators
+from pipegraph import global_generators, torch_modes
 from pipegraph.device.slabs import SPARE_SLABS, SlabRing
 from pipegraph.loader.loader import Loader
 
@@ -52,6 +52,7 @@ def become_worker(worker: DatasetWorker, dataset: Any, allocate: Callable[[int],
     ``dataset`` is this worker's copy; ``allocate`` gives shared memory that is sent without being copied.
     """
     global_generators.leave()  # its numbers are the worker's and not the sample's, as torch's are
+    torch_modes.back()  # torch's workers have those of the loop that forked them
     torch.set_num_threads(1)
     seed = worker.seed + worker.number
     random.seed(seed)
