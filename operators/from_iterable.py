@@ -22,7 +22,7 @@ from pipegraph.integers import flag
 from pipegraph.operators.drawn_items import DrawnItems, Turn, lasts, own
 from pipegraph.operators.ordered import POSITIONS_AT_ONCE
 from pipegraph.order.left import Left, check_history, left_of
-from pipegraph.parameters import function_name
+from pipegraph.parameters import UNORDERED, function_name
 
 _CLAIMS: WeakKeyDictionary[Any, dict[str, tuple[int, object]]] = WeakKeyDictionary()
 """The epoch that has read a generator, by generator: a later one would begin behind what that had read ahead."""
@@ -53,7 +53,7 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
         shard: whether rank r of W takes items r, r+W, r+2W ...; with False every rank takes all items.
 
     Raises:
-        GraphError: it is neither iterable nor callable, or is iterated with ``async for``.
+        GraphError: it is neither iterable nor callable, is iterated with ``async for``, or is a set or a data frame.
     """
 
     facts = Fact.SEEDS_ITSELF | Fact.TRUSTED
@@ -66,6 +66,12 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
             raise GraphError(
                 f"FromIterable: {shown(iterable)} is iterated with `async for`, which a source cannot; give it the "
                 "plain items to fetch, and fetch each in an async function behind it: .then(fetch, workers=16)"
+            )
+        if isinstance(iterable, set | frozenset):
+            raise GraphError(f"FromIterable: the iterable is {UNORDERED}")
+        if hasattr(iterable, "iloc") and hasattr(iterable, "columns"):
+            raise GraphError(
+                "FromIterable: the items of a data frame are its columns; FromTable(frame) reads its rows"
             )
         # Of the type: a class has the __iter__ of its instances and is called to make one.
         self._callable = callable(iterable) and not hasattr(type(iterable), "__iter__")

@@ -24,6 +24,7 @@ from pipegraph.operators.drawn_items import SHARED, Turn
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order.base import Order
 from pipegraph.order.strided_order import StridedOrder
+from pipegraph.parameters import UNORDERED
 from pipegraph.tree import copy_containers
 
 ITEMS_AT_ONCE = 16
@@ -138,6 +139,8 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
                     f"FromSequence: the items of a {type(dataset).__name__} are found by their labels, which are not "
                     "0, 1, 2 ... here: give series.to_numpy() or series.tolist()"
                 )
+        if isinstance(dataset, set | frozenset):
+            raise GraphError(f"FromSequence: the dataset is {UNORDERED}")
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise GraphError(
                 f"FromSequence: the dataset needs __len__ and __getitem__, {type(dataset).__name__} lacks one; "

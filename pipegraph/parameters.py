@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import repeat
 from types import CoroutineType, FunctionType, MethodType
-from typing import Any
+from typing import Any, Final
 
 from pipegraph.errors import GraphError, shown
 
@@ -46,6 +46,12 @@ def plain_function(function: Any, what: str, of: str) -> None:
             )
 
 
+UNORDERED: Final = (
+    "a set, whose order differs from run to run (PYTHONHASHSEED), so that a resumed run or another rank would get "
+    "other items; give sorted(items)"
+)
+
+
 def iterator_of(items: Any) -> Iterator[Any]:
     """As ``iter``; but what only answers to indices is asked for ``len`` items, for it may answer to any index."""
     if not hasattr(items, "__iter__") and not hasattr(items, "__getitem__"):
@@ -53,6 +59,8 @@ def iterator_of(items: Any) -> Iterator[Any]:
             f"the function must return an iterable of items, or yield them, got {type(items).__name__}"
             + (" (does it end without a return?)" if items is None else "")
         )
+    if isinstance(items, set | frozenset):
+        raise TypeError(f"the function returned {UNORDERED}")
     if not hasattr(items, "__iter__") and hasattr(items, "__len__"):
         return map(items.__getitem__, range(len(items)))
     return iter(items)
