@@ -47,7 +47,11 @@ def queues_of(run: Run) -> dict[Edge, QueueLook]:
 
 
 class PassTotals:
-    """The totals of one runtime. Thread-safe."""
+    """The totals of one runtime. Thread-safe.
+
+    The start of a run with ``isolate=True`` adds stages to the loader's meters, perhaps while another thread counts
+    them here: what is iterated is a copy.
+    """
 
     def __init__(self, loader: LoaderContext, staffing: Staffing) -> None:
         self._loader = loader
@@ -121,7 +125,7 @@ class PassTotals:
         loader = self._loader
         life = self._stage_totals(perf_counter_ns())
         durations: dict[str, Durations] = {}
-        for name, meters in loader.meters.items():
+        for name, meters in list(loader.meters.items()):
             life["coreless_ns", name] = sum(meter.coreless_ns() for meter in meters)
             durations[name] = Durations()
             for meter in meters:
@@ -142,7 +146,7 @@ class PassTotals:
         found = self._stage_totals(now_ns)
         found["elapsed", ""] = now_ns
         found["process", ""] = process_time_ns()
-        for stage in self._loader.meters:
+        for stage in list(self._loader.meters):
             found["busy_ns", stage] += found["in_work_ns", stage]  # a hanging stage is busy
             found["worked", stage] = self._staffing.worked_ns(stage, now_ns)
         for account in run.account.stages:
@@ -161,7 +165,7 @@ class PassTotals:
 
     def _stage_totals(self, now_ns: int) -> Totals:
         found: Totals = Counter()
-        for stage, meters in self._loader.meters.items():
+        for stage, meters in list(self._loader.meters.items()):
             # First: what ends meanwhile is then one piece behind, and not counted twice.
             found["in_work_ns", stage] = sum(meter.in_work_ns(now_ns) for meter in meters)
             for name in COUNTERS:
@@ -172,7 +176,7 @@ class PassTotals:
     def _look_at_gauges(self, run: Run) -> None:
         loader = self._loader
         found: Totals = Counter()
-        for name, meters in loader.meters.items():
+        for name, meters in list(loader.meters.items()):
             found["coreless_ns", name] = sum(meter.coreless_ns() for meter in meters)
         process_bytes = 0
         for name, workers in loader.workers.items():

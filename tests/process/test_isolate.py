@@ -16,10 +16,12 @@ from channel_states import wait_until
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.chunk import EndOfEpoch
+from pipegraph.engine.meter import Meter
 from pipegraph.engine.pass_totals import PassTotals
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.process_host import ProcessLink
 from pipegraph.engine.sidecar import serving
+from pipegraph.engine.staffing import Staffing
 from pipegraph.engine.stage.restore import Resume
 from pipegraph.errors import GraphError, LoaderClosedError, WorkerDiedError
 from pipegraph.loader.runs import isolation_of
@@ -469,6 +471,34 @@ def test_an_item_too_large_for_one_half_names_the_limit_that_the_loader_was_give
         list(loader)
     (told,) = [each for each in caught.value.__notes__ if "memory_limit" in each]
     assert [each in told for each in ("is 12.6 MB", "have 9.4 MB", "receives, 3.1 MB")] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("owner", "counting"), [(Meter, "in_work_ns"), (Meter, "coreless_ns"), (Staffing, "worked_ns")]
+)
+def test_a_profile_while_another_thread_begins_a_run(monkeypatch, owner, counting):
+    """The start of a run enters the meters of the sidecar's stages."""
+    graph = graph_of(lambda x: x, ops.Batch(4), ops.CopyToDevice("cpu", copy=True))
+    with graph.loader(isolate=True) as loader:
+        items = iter(loader)
+        next(items)
+        runtime = loader._runs.runtime
+        there = {name: runtime.meters[name] for name in ("fromsequence", "batch")}
+        counted = getattr(owner, counting)
+
+        def meanwhile(*args):
+            if "batch" in runtime.meters:
+                for name in there:
+                    del runtime.meters[name]
+            else:
+                runtime.meters.update(there)
+            return counted(*args)
+
+        monkeypatch.setattr(owner, counting, meanwhile)
+        monkeypatch.setattr(runtime.sidecar, "ask", lambda *_: None)
+        loader.profile()
+        monkeypatch.undo()
+        assert len(list(items)) == 4
 
 
 @pytest.mark.parametrize(("tail", "here"), [((), 2 << 20), ((ops.CopyToDevice("cpu", copy=True),), 4 << 20)])
