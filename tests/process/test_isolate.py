@@ -5,6 +5,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import threading
 
@@ -459,6 +460,34 @@ def test_a_memory_limit_holds_in_the_sidecar():
         pytest.raises(pg.errors.MemoryLimitError, match="larger than memory_limit"),
     ):
         list(loader)
+
+
+def no_more_files():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    return soft, hard
+
+
+@pytest.mark.parametrize("where", ["sidecar", "trainer"])
+def test_where_no_more_files_may_be_open_the_error_says_so(where):
+    def make(x):
+        if x == 9 and where == "sidecar":
+            no_more_files()
+        return np.full(50_000, x)
+
+    kept, limits = [], None
+    with graph_of(make).loader(isolate=True) as loader:
+        try:
+            with pytest.raises(OSError, match="Too many open files") as caught:
+                for array in loader:
+                    kept.append(array)
+                    if where == "trainer" and limits is None:
+                        limits = no_more_files()
+        finally:
+            if limits is not None:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert any("ulimit -n" in note for note in caught.value.__notes__)
+    assert [int(array[0]) for array in kept] == list(range(len(kept)))
 
 
 @pytest.mark.parametrize("nbytes", [4 << 20, 10 << 20])

@@ -15,6 +15,7 @@ from pipegraph.engine.remote.composed import Composed
 from pipegraph.engine.remote.contract import Unreadable
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.remote.worker import ANSWERED, NOTHING, OperatorCounts, Page, ProcessWorker, unsent
+from pipegraph.errors import note
 from pipegraph.forks import end_stray
 from pipegraph.global_generators import enter_worker, own_process
 
@@ -109,4 +110,10 @@ def answer(
     except (BrokenPipeError, ConnectionResetError):
         raise
     except Exception as error:
-        port.send((instead(result, error), counts))
+        try:
+            port.send((instead(result, error), counts))
+        except (BrokenPipeError, ConnectionResetError):
+            raise
+        except Exception as again:  # no more files may be open, or no memory is left
+            note(again, "pipegraph: what was made cannot be sent from its process")
+            port.send((Carried(again), counts))
