@@ -188,8 +188,9 @@ def _cause(
     cores: float,
 ) -> tuple[str, Cause]:
     """The stage to name, and why."""
+    # Without what a thread ran outside of its work, such as imports at the start of a short pass.
     in_threads = {
-        name: stage
+        name: replace(stage, running=min(stage.running, run_busy(stages, name)))
         for name, stage in stages.items()
         if stage.running is not None and stage.backend.in_trainer
     }

@@ -5,6 +5,8 @@ from collections import Counter
 
 import pytest
 
+import pipegraph as pg
+from pipegraph import operators as ops
 from pipegraph.measured import Measured
 from pipegraph.measurements import StageProfile
 from pipegraph.profile.bottleneck import (
@@ -15,7 +17,7 @@ from pipegraph.profile.bottleneck import (
     find_lock_holder,
     wait_for_each_other,
 )
-from pipegraph.profile.collect import _wake_s
+from pipegraph.profile.collect import _cause, _wake_s
 
 
 def line(costs, workers, capacity, items=400):
@@ -183,6 +185,18 @@ def test_the_lock_is_found_also_where_other_programs_leave_few_cores():
 def test_a_stage_that_hardly_ran_is_not_blamed_for_the_lock_where_others_take_the_cores():
     stages = working({"read": 1.0, "map": 0.4}, {"read": 0.02, "map": 0.01}, {"read": 0.6})
     assert find_lock_holder("read", stages, 8e-3) is None
+
+
+def test_what_a_thread_ran_outside_of_its_work_makes_no_stage_a_holder_of_the_lock():
+    """Imports at the start of a short pass."""
+    graph = pg.Graph("imports")
+    graph.add(ops.FromSequence(range(60)), name="source").then(abs, name="map")
+    plan = graph.plan()
+    stages = {
+        "source": StageProfile(1, running=0.2, coreless=0.2, backend=plan.stages["source"].backend),
+        "map": StageProfile(1, busy=0.1, running=0.02, backend=plan.stages["map"].backend),
+    }
+    assert _cause(plan, stages, "map", 2e-3, 0.25, 2.0) == ("map", "stage")
 
 
 @pytest.mark.parametrize(
