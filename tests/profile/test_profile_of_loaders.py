@@ -54,7 +54,8 @@ def test_a_planted_bottleneck_is_named_in_a_running_graph(costs, workers, train,
             found = loader.profile()
         busy = {"consumer": 1 - found.stall_s / found.elapsed_s}
         busy |= {name: stage.busy for name, stage in found.stages.items()}
-        if max(busy, key=busy.get) == expected:
+        # A short pass whose start took long (imports, beside other programs) says little of its stages.
+        if max(busy, key=busy.get) == expected and found.first_batch_s < found.elapsed_s / 10:
             break
     else:
         pytest.skip("other programs made another stage slower in each of 20 runs, so there is nothing to see")
