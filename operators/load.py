@@ -306,9 +306,8 @@ def read_file(path: Any) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise DataError(f"Load: {os.fspath(path)!r} is no regular file (a pipe or a device)")
         content = os.read(file, status.st_size + 1)
-        if (
-            len(content) != status.st_size
-        ):  # it grows, is of /proc, or is larger than the system reads at once
+        # A file that grows, one of /proc, and one larger than the system reads at once.
+        if len(content) != status.st_size:
             parts = [content]
             while parts[-1]:
                 parts.append(os.read(file, 1 << 20))

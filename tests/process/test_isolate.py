@@ -487,6 +487,11 @@ def test_where_no_more_files_may_be_open_the_error_says_so(where):
             if limits is not None:
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert any("ulimit -n" in note for note in caught.value.__notes__)
+    told = {
+        "sidecar": "cannot be sent from its process",
+        "trainer": "what the process has sent cannot be received",
+    }
+    assert [where for where, words in told.items() if words in str(caught.value.__notes__)] == [where]
     assert [int(array[0]) for array in kept] == list(range(len(kept)))
 
 

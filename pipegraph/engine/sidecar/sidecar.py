@@ -3,6 +3,8 @@
 One thread of the trainer calls (``start_run``, ``next``), as it would call any worker process. Requests of other
 threads (to cancel a run, or for the profile) use a separate control connection, which a thread of the sidecar serves.
 
+The next items are asked for before those of the last answer are passed on, unless their pass has yet to begin.
+
 Each answer also brings reports of the sidecar's stages for states. They are recorded before the chunks that follow them
 are passed on, so that taking a state needs no call.
 """
@@ -81,7 +83,8 @@ class SidecarHost(ProcessHost):
         try:
             return self._result(None)
         except OSError as error:
-            note(error, "isolate=True: what the process has sent cannot be received")
+            if not getattr(error, "__notes__", None):  # it is of this process
+                note(error, "isolate=True: what the process has sent cannot be received")
             raise
 
     def _end_control(self) -> None:
