@@ -50,10 +50,12 @@ export DATA
 
 # Two processes more than there are cores, for many tests wait (for processes to start, for deadlines), and each takes
 # work from the others when its own is done. The processes that tests start read compiled modules also where the
-# environment says not to write them: each compiled all of them anew.
+# environment says not to write them: each compiled all of them anew. A test that hangs fails, by name and with every
+# thread's stack, and the others go on.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n $$(($$(nproc) + 2)) --dist worksteal -m "not slow" $(ARGS)
+	$(VENV)/bin/python -m pytest -n $$(($$(nproc) + 2)) --dist worksteal -m "not slow" \
+		-o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true $(ARGS)
 
 schedules: $(VENV)/.installed-test
 	$(VENV)/bin/python tests/schedules/run.py $(ARGS)

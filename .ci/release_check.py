@@ -202,7 +202,7 @@ def check(version: str, program: str, bound: str, wheel: Path, work: Path, tests
         "first example": [[command, "demo", "--make", "."], [python, "first.py"]],
         "demo": [[command, "demo"]],
         "tests": [
-            [*install, "pytest>=8", "hypothesis>=6.100", "moto[s3,server]>=5"],
+            [*install, "pytest>=9", "hypothesis>=6.100", "moto[s3,server]>=5"],
             [python, "-m", "pytest", "-q", "-m", "not slow and not cuda and not browser", *tests],
         ],
     }  # fmt: skip
