@@ -1,6 +1,9 @@
 """Items that a process has made reach the training loop while the function that makes the next one waits."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +11,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.engine.remote.worker import PULL
 
+ROOT = Path(__file__).parents[2]
 BURSTS = [1, 1, 2, 5, 1, 3, PULL - 13, 1, PULL, 2, 3 * PULL + 1, 1, 4]
 
 
@@ -88,3 +92,37 @@ def test_a_process_that_ends_after_an_early_answer_loses_and_doubles_nothing(tmp
         found = [next(passing) for _ in range(3)]
         with open(path, "wb"):
             assert [*found, *passing] == list(range(200))
+
+
+HURRIED_AT_ONCE = """
+import os, pathlib, sys
+from pipegraph.engine.process import process_host, worker_life
+from tests.process import test_early_answers as tests
+
+folder = pathlib.Path(sys.argv[1])
+os.mkfifo(folder / "hurried")
+answer, hurry, opened = worker_life.answer, process_host.ProcessLink.hurry, []
+
+def answered(port, result, *about):
+    answer(port, result, *about)
+    if not opened:  # the worker's start: it gets no further until the trainer has asked it to hurry
+        opened.append(True)
+        open(folder / "hurried").read()
+
+def hurrying(link):
+    hurry(link)
+    if not opened:
+        opened.append(True)
+        open(folder / "hurried", "w").close()
+
+worker_life.answer, process_host.ProcessLink.hurry = answered, hurrying
+tests.test_a_process_that_waits_for_the_consumer_of_what_it_has_made_goes_on(tests.children, folder)
+"""
+
+
+def test_a_process_that_is_asked_to_hurry_as_it_has_just_started_does(tmp_path):
+    # In a trainer without threads, whose worker processes are its forks and so have these functions.
+    done = subprocess.run(
+        [sys.executable, "-c", HURRIED_AT_ONCE, str(tmp_path)], cwd=ROOT, timeout=100, check=False
+    )
+    assert done.returncode == 0

@@ -28,7 +28,8 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, *shar
         except BaseException as error:
             answer(port, Carried(error), {})
             return
-        answer(port, None, counts.take())
         worker.send = lambda made: answer(port, made, {})
-        signal.signal(signal.SIGURG, worker.hurry)  # which does nothing where nobody handles it
+        # Before the answer: a signal that nobody handles does nothing, and the trainer sends one for each call.
+        signal.signal(signal.SIGURG, worker.hurry)
+        answer(port, None, counts.take())
         serve(port, page, worker, counts, contexts[0].stage)
