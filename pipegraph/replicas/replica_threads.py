@@ -41,8 +41,11 @@ def start_thread(target: Callable[[], object], name: str, intra_op: int = 1) -> 
             restore = concurrency.Thread(
                 target=torch.set_num_threads, args=(process_width,), name="pipegraph-width", daemon=True
             )
-            restore.start()
-            restore.join()
+            try:
+                restore.start()
+                restore.join()
+            except RuntimeError:  # no more threads may be started: this one must serve all the same
+                torch.set_num_threads(process_width)
         target()
 
     thread = concurrency.Thread(target=run, name=name, daemon=True)

@@ -9,6 +9,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.engine.process.process_host import ProcessLink
 from pipegraph.engine.remote.worker import PULL
 
 ROOT = Path(__file__).parents[2]
@@ -126,3 +127,17 @@ def test_a_process_that_is_asked_to_hurry_as_it_has_just_started_does(tmp_path):
         [sys.executable, "-c", HURRIED_AT_ONCE, str(tmp_path)], cwd=ROOT, timeout=100, check=False
     )
     assert done.returncode == 0
+
+
+def test_a_request_to_hurry_that_is_lost_is_repeated(monkeypatch, tmp_path):
+    """Python runs a signal's handler between two of its instructions: not within a call that began just before."""
+    hurry, lost = ProcessLink.hurry, []
+
+    def hurried(link):
+        if lost:
+            hurry(link)
+        lost.append(link)
+
+    monkeypatch.setattr(ProcessLink, "hurry", hurried)
+    test_a_process_that_waits_for_the_consumer_of_what_it_has_made_goes_on(children, tmp_path)
+    assert len(lost) > 1

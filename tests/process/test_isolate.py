@@ -566,6 +566,47 @@ def test_an_answer_counts_in_the_sidecar_until_the_trainer_asks_again():
         sidecar.close()
 
 
+def test_a_late_request_to_cancel_a_run_does_not_cancel_the_next(monkeypatch):
+    graph = pg.Graph("late")
+    graph.add(ops.FromSequence(range(5)))
+    runtime = serving.SidecarRuntime(
+        isolation_of(graph.plan()).above, (64 << 20, 0, 0, 1), lambda nbytes: None
+    )
+    sidecar = serving.Serving(runtime)
+    start = runtime.start_run
+
+    def started(*args):
+        run = start(*args)
+        sidecar._cancel(1)
+        return run
+
+    monkeypatch.setattr(runtime, "start_run", started)
+    try:
+        sidecar.start_run(1, 0, 0, Resume(), {})
+        assert sidecar.next(-1, 0, 0)[0] == []
+        sidecar.start_run(2, 0, 0, Resume(), {})
+        assert sidecar.next(-1, 0, 0)[0]
+    finally:
+        sidecar.close()
+
+
+def test_a_process_whose_answers_nobody_can_wait_for_is_replaced():
+    """poll() fails where the system has no memory for it: what was asked for before comes from the next process."""
+
+    class Broken:
+        def select(self, timeout_s):
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with graph_of(source=ops.FromSequence(range(2_000))).loader(isolate=True) as loader:
+        next(iter(loader))
+        host = loader._runtime.sidecar._host
+        pid = host.pid
+        loader.set_epoch(2)
+        host._selector = Broken()
+        assert list(loader) == list(range(2_000))
+        assert host.pid != pid
+
+
 def test_an_answer_that_cannot_be_received_for_want_of_descriptors_says_what_to_do(monkeypatch):
     before, receive = iter(("of the start", "of the start of the run")), ProcessLink.receive
 

@@ -263,3 +263,22 @@ def test_a_failing_side_stream_is_raised_and_leaves_the_executor_usable(make_exe
         reducer.streams.observer = None
         executor.step(data(step), square)
     assert_usable(executor, 4)
+
+
+def test_replicas_serve_where_no_thread_could_be_started_to_restore_the_width(
+    make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def starting(thread: threading.Thread) -> None:
+        if thread.name == "pipegraph-width":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    width = torch.get_num_threads()
+    monkeypatch.setattr(threading.Thread, "start", starting)
+    executor = make_executor(Net(), 3, optimizer=sgd)
+    executor.step(data(), square)
+    assert torch.get_num_threads() == width
+    monkeypatch.undo()
+    assert_usable(executor, 1)

@@ -241,9 +241,7 @@ class Host(ABC):
             self._outcome = None, error
 
     def _result(self, timeout_s: float | None, hurry: bool = False) -> Any:
-        if hurry and not (self._link.holds or self._selector.select(HURRY_MS / 1000)):
-            self._link.hurry()
-        self._await(timeout_s)
+        self._await(timeout_s, HURRY_MS / 1000 if hurry else math.inf)
         try:
             result = self._receive()
         except Unreadable as bad:
@@ -270,16 +268,24 @@ class Host(ABC):
             self._contexts[member].count(name, n)
         return result
 
-    def _await(self, timeout_s: float | None) -> None:
-        """Wait until there is an answer, or until a row passes its deadline."""
+    def _await(self, timeout_s: float | None, hurry_s: float = math.inf) -> None:
+        """Wait until there is an answer, or until a row passes its deadline; ask for finished items after ``hurry_s``.
+
+        And again after twice that time: a signal that comes just before a system call is handled only after it.
+        """
         left_s = math.inf if timeout_s is None else timeout_s
         without_s = 0.0
         while True:
-            asked_ns = concurrency.monotonic_ns()
-            if self._ready(left_s):
+            asked_ns, asked_s = concurrency.monotonic_ns(), min(left_s, hurry_s)
+            if self._ready(asked_s):
                 return
+            if hurry_s <= asked_s:
+                self._link.hurry()
+                hurry_s *= 2
+                if timeout_s is None:
+                    continue
             assert timeout_s is not None
-            without_s += stopped_s((concurrency.monotonic_ns() - asked_ns) / 1e9, left_s)
+            without_s += stopped_s((concurrency.monotonic_ns() - asked_ns) / 1e9, asked_s)
             try:
                 row, spent_s, member = self._link.look()
             except self._link.gone as why:
@@ -293,7 +299,11 @@ class Host(ABC):
         """Wait until there is an answer; returns whether it came in time."""
         if self._link.holds:
             return True
-        found = [key.fd for key, _ in self._selector.select(None if left_s == math.inf else left_s)]
+        try:
+            found = [key.fd for key, _ in self._selector.select(None if left_s == math.inf else left_s)]
+        except OSError:  # of no memory: nobody could wait for the answers that are still to come
+            self._kill()
+            raise
         if self._wake.fileno() in found:
             self._forget_ahead()
             raise Cancelled

@@ -136,7 +136,8 @@ class _Port(Port):
 class Serving:
     """The requests of the trainer: calls are served by the main thread, the rest by the control thread.
 
-    ``_lock`` guards the run's number: a run is cancelled whether the request came before or after its start.
+    ``_lock`` guards the run's number: a run is cancelled whether the request came before or after its start, and a late
+    request to cancel the last one does not touch the next, which has ``_begun``.
     ``_on_the_way`` are the bytes of the last answer, which count here until the trainer, who counts them as it receives
     them, asks again.
     """
@@ -144,7 +145,7 @@ class Serving:
     def __init__(self, runtime: SidecarRuntime) -> None:
         self.runtime = runtime
         self._lock = concurrency.Lock()
-        self._number = 0
+        self._begun = self._number = 0
         self._cancelled = 0
         self._stopped = -1
         self._on_the_way = 0
@@ -166,6 +167,8 @@ class Serving:
         self._stopped = -1
         self._on_the_way = 0
         runtime.ledger = _ReportingLedger(runtime.log, base)
+        with self._lock:
+            self._begun = number
         run = runtime.start_run(epoch, horizon, resume)
         with self._lock:
             self._number = number
@@ -281,9 +284,9 @@ class Serving:
     def _cancel(self, number: int) -> None:
         with self._lock:
             self._cancelled = max(self._cancelled, number)
-            run = self.runtime.run if self._number <= self._cancelled else None
-        if run is not None:
-            self.runtime.cancel_run(run)
+            run = self.runtime.run
+            if run is not None and self._begun <= self._cancelled:
+                self.runtime.cancel_run(run)
 
     def profile(self) -> tuple[int, Measured]:
         """The number of the run, and what the stages have counted so far, in it and before."""

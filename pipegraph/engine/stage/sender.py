@@ -44,6 +44,12 @@ class Sender:
         if len(channels) == 1:
             channels[0].starved = self._send_finished
 
+    def end_stray(self) -> None:
+        """End a child that the stage's function has forked, and in which it has returned too. Before any lock: another
+        thread of the parent may have held it."""
+        if self._process:
+            end_stray(self._process, self.stage.name)
+
     def send(self, ticket: int, item: Any, last: bool = True, more: bool = False) -> bool:
         """Put a result of a ticket; blocks while there is no room. False if no consumer wanted it.
 
@@ -51,8 +57,7 @@ class Sender:
             more: whether another ``send`` or :meth:`wake` follows before the caller waits for anything; only for
                 stages with a single worker.
         """
-        if self._process:
-            end_stray(self._process, self.stage.name)
+        self.end_stray()
         channels = self.channels
         tracer = self.stage.run.tracer
         if tracer.on and isinstance(item, Chunk):

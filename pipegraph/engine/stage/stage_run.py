@@ -123,6 +123,7 @@ class StageRun(StageContext):
                 self.check_made(out)
         except BaseException as error:
             out = self.failures.handle(worker, item, error, row)
+        self.sender.end_stray()
         meter.worked(perf_counter_ns() - meter.began_ns)
         meter.calls += 1
         try:
