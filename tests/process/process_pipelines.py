@@ -36,9 +36,9 @@ def tell_that_it_hangs(tmp_path, monkeypatch):
     hanging.mkdir()
     awaits, look, asking = Host._await, Page.look, threading.local()
 
-    def noted(host, timeout_s):
+    def noted(host, *timeouts):
         asking.pid = host.pid
-        awaits(host, timeout_s)
+        awaits(host, *timeouts)
 
     def looks(page):
         row, since_ns, member = look(page)

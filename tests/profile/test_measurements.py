@@ -1,5 +1,7 @@
 """Declarations of measurements: from a counter over merging and intervals to every view."""
 
+from time import perf_counter
+
 import pytest
 
 import pipegraph as pg
@@ -59,3 +61,26 @@ def test_the_queues_of_another_process_are_in_the_profile_and_the_cut_lies_insid
         after = loader.profile().channels
     assert queues == [("numbers", "same", 64), ("same", "batch", 7), ("batch", "consumer", 3 + 1)]
     assert [queue.capacity for queue in after] == [64, 7, 4]
+
+
+def work_for(seconds):
+    end = perf_counter() + seconds
+    while perf_counter() < end:
+        pass
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_a_process_does_while_its_results_find_no_room_is_its_work_too(fused):
+    """It has its next item at hand, and is done with it before the trainer asks: ``what_if`` took it for quick."""
+    graph = pg.Graph("blocked")
+    node = graph.add(ops.FromSequence(range(8))).then(
+        lambda x: work_for(0.03), name="work", backend="process", capacity=1
+    )
+    if fused:
+        node.then(lambda x: x, name="next", backend="process", capacity=1)
+    with graph.loader() as loader:
+        for _ in loader:
+            work_for(0.06)
+        stage = loader.profile().stages["work"]
+    assert stage.service_mean_s >= 0.03
+    assert stage.busy <= 1

@@ -94,7 +94,7 @@ def map_loop(
     account = stage.run.account
     ahead = Ahead(stage, worker, rows, unit.call)
     if stage.plan.remote and looks_ahead:
-        worker.operator.look_ahead(ahead)
+        worker.operator.look_ahead(ahead, worker.meter)
     while True:
         granted = None
         if ahead.holds:

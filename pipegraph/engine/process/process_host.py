@@ -54,12 +54,12 @@ class ProcessLink(Link):
 
     def receive(self) -> Any:
         try:
-            answer = self._port.receive()
+            result, counts, self.took_ns = self._port.receive()
         except Unreadable:
             self._flush()
             raise
         self._flush()
-        return answer
+        return result, counts
 
     def _flush(self) -> None:
         """The process reads again, which makes room for the rest of the next call."""

@@ -7,6 +7,7 @@ import os
 import resource
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import perf_counter_ns
 from typing import Any
 
 from pipegraph import torch_modes
@@ -87,6 +88,7 @@ def serve(
             continue
         page.begin(0)
         call: Callable[..., Any] = getattr(worker, name)
+        began_ns = perf_counter_ns()
         try:
             result = call(*args)
         except BaseException as error:
@@ -94,7 +96,7 @@ def serve(
         del args
         end_stray(process, stage)
         if result is not ANSWERED:
-            answer(port, result, counts.take(), instead)
+            answer(port, result, counts.take(), instead, perf_counter_ns() - began_ns)
         del result
 
 
@@ -103,17 +105,18 @@ def answer(
     result: Any,
     counts: dict[Any, int],
     instead: Callable[[Any, Exception], Any] = _cannot_be_sent,
+    took_ns: int = 0,
 ) -> None:
     """Answer a message, or say why the result cannot be sent."""
     try:
-        port.send((result, counts))
+        port.send((result, counts, took_ns))
     except (BrokenPipeError, ConnectionResetError):
         raise
     except Exception as error:
         try:
-            port.send((instead(result, error), counts))
+            port.send((instead(result, error), counts, took_ns))
         except (BrokenPipeError, ConnectionResetError):
             raise
         except Exception as again:  # no more files may be open, or no memory is left
             note(again, "pipegraph: what was made cannot be sent from its process")
-            port.send((Carried(again), counts))
+            port.send((Carried(again), counts, took_ns))

@@ -96,6 +96,7 @@ class Link(ABC):
         gone: the exceptions by which ``send``, ``receive`` and ``look`` say that it has ended.
         alone: whether the next call must wait for the answer to this one.
         holds: whether (part of) an answer was read already, for which ``answers`` need not be readable.
+        took_ns: how long the child worked for the last answer; 0 if it does not say so.
     """
 
     pid: int | None = None
@@ -104,6 +105,7 @@ class Link(ABC):
     gone: tuple[type[Exception], ...] = (EOFError, BrokenPipeError, ConnectionResetError)
     alone = False
     holds = False
+    took_ns = 0
 
     @abstractmethod
     def send(self, message: Any, wait: bool = True) -> object:

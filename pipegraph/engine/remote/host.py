@@ -26,11 +26,13 @@ import selectors
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from time import perf_counter_ns
 from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.meter import Meter
 from pipegraph.engine.remote.contract import (
     GRACE_S,
     NOTHING,
@@ -66,6 +68,7 @@ class Host(ABC):
         hurried: calls that may be answered with the items that are finished.
         ahead: called after a call was sent; returns the call that will follow, so that the child has it queued.
             Optional: neither answers nor blame depend on it.
+        meter: of the worker whose thread calls, told what a child has worked on a call before its turn.
         deaths: children that died.
         ended: children that are no more.
         copies: whether a child has copies of the operator's objects.
@@ -89,6 +92,8 @@ class Host(ABC):
             None  # its result, if it was answered before its turn
         )
         self.ahead: Callable[[], Call | None] | None = None
+        self.meter: Meter | None = None
+        self._returned_ns = 0  # when the last call of the stage's loop had its result
         self.deaths = self.ended = 0
 
     @property
@@ -166,13 +171,15 @@ class Host(ABC):
             Died, Overdue: no answer is lost or doubled: the caller sends the rows again.
             Cancelled: :meth:`cancel` was called; the answer is dropped whenever it comes.
         """
-        called = (name, *args)
+        called, called_ns = (name, *args), perf_counter_ns()
         if self._next and same_call(self._next, called):
             outcome = self._outcome
             self._forget_ahead()
             if outcome is None:
                 self._look_ahead()
-                return self._result(self._timeout_s)
+                result = self._result(self._timeout_s)
+                self._count_work_before(called_ns)
+                return result
             result, error = outcome
             if error is not None:
                 try:
@@ -194,7 +201,17 @@ class Host(ABC):
         if expected:
             self._answer_early()
         self._look_ahead()
-        return self._result(self._timeout_s, name in self.hurried)
+        result = self._result(self._timeout_s, name in self.hurried)
+        self._returned_ns = perf_counter_ns()
+        return result
+
+    def _count_work_before(self, called_ns: int) -> None:
+        """Count the work that the child did on a call before its turn, while the stage's thread waited for others."""
+        now_ns, meter = perf_counter_ns(), self.meter
+        early_ns = self._link.took_ns - (now_ns - called_ns)
+        if meter is not None and meter.began_ns > 0 and early_ns > 0:
+            meter.began_ns -= min(early_ns, called_ns - self._returned_ns)
+        self._returned_ns = now_ns
 
     def _send(self, message: Any) -> None:
         try:

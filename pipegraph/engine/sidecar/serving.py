@@ -322,10 +322,10 @@ def main(
             concurrency.Thread(target=serving.control, args=(control,), name="control", daemon=True).start()
             serving.runtime.open()
         except BaseException as error:
-            port.send((Carried(error), {}))
+            port.send((Carried(error), {}, 0))
             return
         try:
-            port.send((None, {}))
+            port.send((None, {}, 0))
             serve(port, page, serving, OperatorCounts(), "", serving.instead)
         finally:
             serving.runtime.close()
