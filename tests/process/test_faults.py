@@ -1,6 +1,7 @@
 """What goes wrong between the trainer and its worker processes, and costs no more than the item it happened to."""
 
 import contextlib
+import errno
 import gc
 import os
 import random
@@ -390,3 +391,26 @@ def test_cycles_of_open_break_and_close_leave_nothing_behind():
     finally:
         gc.enable()
     assert zygote._shared is None
+
+
+@pytest.mark.parametrize("failing", ["wait", "receive"])
+def test_what_an_operator_held_is_not_lost_in_silence_where_its_answer_cannot_be_received(
+    failing, monkeypatch
+):
+    """The process is ended, and another one would begin with no sum: Skip would leave out one item and go on."""
+
+    def fail(*args):
+        monkeypatch.undo()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence([1] * 500)).then(Total(), name="work", backend="process", on_error=pg.Skip())
+    with graph.loader() as loader:
+        passing = iter(loader)
+        assert next(passing) == 1
+        (host,) = hosts(loader)
+        owner, name = (host._selector, "select") if failing == "wait" else (host._link, "receive")
+        monkeypatch.setattr(owner, name, fail)
+        with pytest.raises(WorkerDiedError, match=r"cannot be received: .*Too many open files") as caught:
+            list(passing)
+    assert "what the operator held is lost" in str(caught.value.__notes__)

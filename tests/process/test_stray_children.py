@@ -21,19 +21,28 @@ pytestmark = [
 class Forks:
     """Forks at the third item; its parent notes the child's exit status."""
 
+    def __init__(self, raises=False):
+        self.raises = raises
+
     def __call__(self, x):
         if x != 3:
             return x
         child = os.fork()
         if child == 0:
+            signal.alarm(30)
+            if self.raises:
+                raise ValueError("child")
             return "child"
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.parametrize("backend", ["thread", "process"])
-def test_the_child_ends_and_its_result_is_in_no_place(backend, capfd):
+def test_the_child_ends_and_its_result_is_in_no_place(backend, raises, capfd):
     graph = pg.Graph("stray")
-    graph.add(ops.FromIterable(range(10))).then(Forks(), backend=backend, name="forks", workers=2)
+    graph.add(ops.FromIterable(range(10))).then(
+        Forks(raises), backend=backend, name="forks", workers=2, on_error=pg.Skip()
+    )
     with graph.loader() as loader:
         assert list(loader) == [0, 1, 2, 1, 4, 5, 6, 7, 8, 9]
     if backend == "thread":

@@ -93,7 +93,7 @@ class Host(ABC):
         )
         self.ahead: Callable[[], Call | None] | None = None
         self.meter: Meter | None = None
-        self._returned_ns = 0  # when the last call of the stage's loop had its result
+        self._returned_ns = self._at_return_ns = 0  # see _return
         self.deaths = self.ended = 0
 
     @property
@@ -202,16 +202,34 @@ class Host(ABC):
             self._answer_early()
         self._look_ahead()
         result = self._result(self._timeout_s, name in self.hurried)
-        self._returned_ns = perf_counter_ns()
+        self._return()
         return result
 
     def _count_work_before(self, called_ns: int) -> None:
-        """Count the work that the child did on a call before its turn, while the stage's thread waited for others."""
-        now_ns, meter = perf_counter_ns(), self.meter
-        early_ns = self._link.took_ns - (now_ns - called_ns)
-        if meter is not None and meter.began_ns > 0 and early_ns > 0:
-            meter.began_ns -= min(early_ns, called_ns - self._returned_ns)
-        self._returned_ns = now_ns
+        """Count the work that the child did on a call before its turn, while the stage's thread waited for others.
+
+        What the thread itself worked since the last result is counted already, and so is what it waited here.
+        """
+        meter = self.meter
+        if (
+            meter is not None and meter.last_ns and meter.began_ns > 0
+        ):  # else it is the same piece of work still
+            counted_ns = max(0, meter.last_ns - self._at_return_ns) + called_ns - meter.began_ns
+            waited_ns = perf_counter_ns() - called_ns
+            early_ns = min(
+                called_ns - self._returned_ns - counted_ns, self._link.took_ns - counted_ns - waited_ns
+            )
+            if early_ns > 0:
+                meter.early_ns = early_ns
+                meter.began_ns -= early_ns
+        self._return()
+
+    def _return(self) -> None:
+        """Note when the call has its result, and how long the piece of work that needs it has taken until then."""
+        self._returned_ns, meter = perf_counter_ns(), self.meter
+        if meter is not None:
+            self._at_return_ns = self._returned_ns - meter.began_ns
+            meter.last_ns = 0
 
     def _send(self, message: Any) -> None:
         try:
@@ -278,6 +296,8 @@ class Host(ABC):
             raise self._died(why) from None
         except Unreadable:
             raise
+        except OSError as error:  # no more files may be open
+            raise self._cut_off(error) from error
         except BaseException:  # Ctrl-C inside a message: its rest would be taken for the next one
             self._kill()
             raise
@@ -302,7 +322,7 @@ class Host(ABC):
                 if timeout_s is None:
                     continue
             assert timeout_s is not None
-            without_s += stopped_s((concurrency.monotonic_ns() - asked_ns) / 1e9, asked_s)
+            without_s += stopped_s((concurrency.monotonic_ns() - asked_ns) / 1e9, left_s)
             try:
                 row, spent_s, member = self._link.look()
             except self._link.gone as why:
@@ -318,9 +338,8 @@ class Host(ABC):
             return True
         try:
             found = [key.fd for key, _ in self._selector.select(None if left_s == math.inf else left_s)]
-        except OSError:  # of no memory: nobody could wait for the answers that are still to come
-            self._kill()
-            raise
+        except OSError as error:  # there is no memory for it
+            raise self._cut_off(error) from error
         if self._wake.fileno() in found:
             self._forget_ahead()
             raise Cancelled
@@ -331,6 +350,11 @@ class Host(ABC):
         return False
 
     # -- its end -------------------------------------------------------------------------------
+
+    def _cut_off(self, error: OSError) -> Died:
+        """The trainer cannot receive what the child sends: it is ended, and has died to those who call."""
+        self._kill()
+        return Died(f"was ended, for what it sends cannot be received: {error}", NOTHING, "")
 
     def _died(self, why: Exception | None) -> Died:
         try:

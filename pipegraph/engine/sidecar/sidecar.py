@@ -82,10 +82,11 @@ class SidecarHost(ProcessHost):
         """The answer to the oldest request; blocks until it comes."""
         try:
             return self._result(None)
-        except OSError as error:
-            if not getattr(error, "__notes__", None):  # it is of this process
-                note(error, "isolate=True: what the process has sent cannot be received")
-            raise
+        except Died as died:
+            if (error := died.__cause__) is None:
+                raise
+            note(error, "isolate=True: what the process has sent cannot be received")
+            raise error from None
 
     def _end_control(self) -> None:
         with self._telling:
