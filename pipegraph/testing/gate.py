@@ -12,6 +12,8 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.engine.activity import Cancelled
 
+HANGS_S = 60
+
 
 @dataclass
 class _Door:
@@ -109,10 +111,13 @@ class Gate(Operator):
             self._door.condition.notify_all()
 
     def wait_until_waiting(self, count: int) -> list[int]:
-        """Blocks until at least ``count`` items wait at the gate; returns their positions."""
+        """Blocks until at least ``count`` items wait at the gate; returns their positions. Fails after a minute."""
         with self._door.condition:
-            self._door.condition.wait_for(lambda: len(self._door.waiting) >= count)
-            return sorted(self._door.waiting)
+            come = self._door.condition.wait_for(lambda: len(self._door.waiting) >= count, HANGS_S)
+            waiting = sorted(self._door.waiting)
+        if not come:
+            raise AssertionError(f"after {HANGS_S} s only positions {waiting} wait at the gate, not {count}")
+        return waiting
 
 
 class Sequencer:
@@ -135,12 +140,13 @@ class Sequencer:
 
     @contextmanager
     def __call__(self, number: int) -> Iterator[Any]:
-        """Blocks until the blocks 0 .. number-1 have been left."""
+        """Blocks until the blocks 0 .. number-1 have been left. Fails after a minute."""
         with self._condition:
             if number in self._used:
                 raise ValueError(f"block {number} of this Sequencer was entered before")
             self._used.add(number)
-            self._condition.wait_for(lambda: self._next == number)
+            if not self._condition.wait_for(lambda: self._next == number, HANGS_S):
+                raise AssertionError(f"block {number} waits for {self._next}, not left after {HANGS_S} s")
         try:
             yield
         finally:

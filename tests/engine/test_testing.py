@@ -119,6 +119,14 @@ def test_a_sequencer_orders_blocks_of_threads():
         pass
 
 
+def test_a_wait_that_nothing_ends_fails_and_says_who_waits(monkeypatch):
+    monkeypatch.setattr("pipegraph.testing.gate.HANGS_S", 0)
+    with pytest.raises(AssertionError, match=r"only positions \[\] wait at the gate, not 2"):
+        Gate().wait_until_waiting(2)
+    with pytest.raises(AssertionError, match="block 1 waits for 0"), Sequencer()(1):
+        pass
+
+
 def test_leaks_are_named(tmp_path):
     before = Resources.now()
     stop = threading.Event()
