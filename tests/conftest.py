@@ -20,6 +20,10 @@ from pipegraph.engine.runtime import Runtime
 from pipegraph.storage import formats
 from pipegraph.testing import no_leaks as no_leaks
 
+# Clients of object stores would ask a proxy for what is served on loopback.
+for name in [each for each in os.environ if each.lower().endswith("_proxy")]:
+    del os.environ[name]
+
 # Where many tests share the machine, a thread may stand for longer than a close waits for it: its warning would be an
 # error of a test that says nothing of it.
 Runtime.close.__defaults__ = (30.0,)

@@ -342,7 +342,7 @@ def test_a_row_is_not_kept_back_for_one_that_its_batch_does_not_need(long_bundle
     def waits():
         for number in range(40):
             if number and number % 10 == 0:
-                asked.acquire()  # the batch before has been delivered
+                assert asked.acquire(timeout=60)  # the batch before has been delivered
             yield number
 
     graph = chain(source=ops.FromIterable(waits))
@@ -442,7 +442,7 @@ def waiting(step):
     def items():
         for number in range(30):
             if number:
-                had.acquire()
+                assert had.acquire(timeout=60)
             yield number
 
     return items, had
@@ -685,7 +685,7 @@ def test_threads_that_share_a_pass_get_each_row_once():
     """Rows of one bundle go out without a lock; without the GIL two threads could get the same one."""
     with pg.Graph("shared").add(ops.FromSequence(range(20_000))).graph.loader(epochs=4) as loader:
         for _ in range(4):
-            shares, rows, begin = ([], [], []), iter(loader), threading.Barrier(3)
+            shares, rows, begin = ([], [], []), iter(loader), threading.Barrier(3, timeout=60)
 
             def pull(share, rows=rows, begin=begin):
                 begin.wait()

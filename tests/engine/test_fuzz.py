@@ -9,6 +9,7 @@ import threading
 import warnings
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 from lines import at_line
 from random_graphs.own_operators import WRONG
@@ -171,9 +172,13 @@ CUT_SHORT = Recipe((Step("drawn", size=45), Step("take", ((0, 0),), 1)))
 """Random graphs that found faults, and one that would have."""
 
 
+_pytests = {}
+
+
 @pytest.fixture(autouse=True)
-def fast_switching():
+def fast_switching(pytestconfig):
     """Threads change places a hundred times as often as they would."""
+    _pytests["stderr"] = pytestconfig.stash[fault_handler_stderr_fd_key]
     before = sys.getswitchinterval()
     sys.setswitchinterval(5e-5)
     yield
@@ -182,8 +187,8 @@ def fast_switching():
 
 
 def start_deadline():
-    """A hang ends the run with the stacks of all threads."""
-    faulthandler.dump_traceback_later(DEADLINE_S, exit=True, file=sys.__stderr__)
+    """A hang ends the run with the stacks of all threads, where pytest writes them: what it captures would be lost."""
+    faulthandler.dump_traceback_later(DEADLINE_S, exit=True, file=_pytests["stderr"])
 
 
 def prefetch_of(recipe, epochs):

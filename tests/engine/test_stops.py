@@ -1,7 +1,6 @@
 """Promise 6: back to nothing after a break, an error, Ctrl-C, garbage collection, the interpreter's exit."""
 
 import gc
-import signal
 import sysconfig
 import textwrap
 import threading
@@ -236,8 +235,8 @@ def python(programs):
     def run(code, sigint=False):
         with programs.start(PRELUDE + textwrap.dedent(code)) as program:
             if sigint:
-                assert program.stdout.readline() == "READY\n", program.communicate()
-                program.send_signal(signal.SIGINT)
+                assert program.readline() == "READY\n", program.communicate()
+                program.interrupt()
             out, err = program.communicate()
         return program.returncode, out, err
 

@@ -100,7 +100,7 @@ def test_async_functions_are_cancelled_by_a_break_and_go_on_in_the_next_pass():
     with graph.loader(epochs=3) as loader:
         for _ in range(3):
             assert list(itertools.islice(loader, 3)) == [0, 1, 2]
-            waiting.acquire()
+            assert waiting.acquire(timeout=60)
 
 
 def test_a_coroutine_that_cancels_itself_is_a_failure_of_its_item():

@@ -29,12 +29,12 @@ def cpp_samplers(tmp_path_factory):
     include = [f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include"]
     link = [f"-L{root}/lib", f"-Wl,-rpath,{root}/lib", "-ltorch_cpu", "-lc10"]
     command = [compiler, "-std=c++20", "-O1", *include, str(SOURCE), "-o", str(program), *link]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    built = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert built.returncode == 0, built.stderr[-4000:]
 
     def run(cases):
         lines = "".join(" ".join(map(str, case)) + "\n" for case in cases)
-        ran = subprocess.run([program], input=lines, capture_output=True, text=True, check=True)
+        ran = subprocess.run([program], input=lines, capture_output=True, text=True, check=True, timeout=300)
         return [[int(index) for index in line.split()] for line in ran.stdout.split("\n")[:-1]]
 
     return run

@@ -189,7 +189,7 @@ def test_one_of_a_cancelled_call_is_dropped_with_its_answer():
 
     caller = threading.Thread(target=call)
     caller.start()
-    operator.entered.wait()
+    assert operator.entered.wait(60)
     host.cancel()
     caller.join()
     assert ended

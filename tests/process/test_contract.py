@@ -178,11 +178,12 @@ def test_close_does_not_wait_for_an_item(backend, monkeypatch, tmp_path):
         threading.Event().wait()
 
     loader = pipeline(backend, work, workers=1).loader()
-    thread = threading.Thread(target=lambda: mark.read_text() and loader.close())
+    thread = threading.Thread(target=lambda: mark.read_text() and loader.close(), daemon=True)
     thread.start()
     with pytest.raises(Exception, match="closed"):
         list(loader)
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_a_pass_left_early_leaves_nothing_to_the_next(backend):

@@ -13,6 +13,7 @@ import threading
 import time
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -28,9 +29,10 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 @pytest.fixture(autouse=True)
-def patience():
-    """These take minutes: pytest would write all stacks after two, as if something hung."""
-    faulthandler.dump_traceback_later(1800)
+def patience(pytestconfig):
+    """These take minutes: pytest would write all stacks after two, as if something hung. After half an hour it does."""
+    stderr = pytestconfig.stash[fault_handler_stderr_fd_key]  # not captured: that would be lost
+    faulthandler.dump_traceback_later(1800, exit=True, file=stderr)
     yield
     faulthandler.cancel_dump_traceback_later()
 

@@ -105,6 +105,15 @@ def test_a_process_that_dies_in_open_is_named():
         delivered(graph)
 
 
+def wait_for_writer(fifo):
+    """Blocks until one has opened and closed it: ``open()`` would wait for ever where none comes."""
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert select.select([reader], [], [], 60)[0]
+    finally:
+        os.close(reader)
+
+
 class NeverOpens(pg.Operator):
     kind = "map"
 
@@ -134,10 +143,9 @@ def test_close_does_not_wait_for_an_open_that_hangs(tmp_path):
         except Exception as error:
             ended.append(error)
 
-    runner = threading.Thread(target=iterate)
+    runner = threading.Thread(target=iterate, daemon=True)
     runner.start()
-    with open(path):  # blocks until the process is inside
-        pass
+    wait_for_writer(path)  # the process is inside
     loader.close()
     runner.join(60)
     assert not runner.is_alive()
@@ -151,6 +159,8 @@ def test_close_does_not_wait_for_a_zygote_that_still_imports(tmp_path, monkeypat
         f"import threading\nopen({inside!r}, 'w').close()\nthreading.Event().wait()\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    gc.collect()  # a loader of an earlier test may have kept a zygote, and none would start
+    assert zygote._shared is None
     loader, ended = pipeline(lambda x: x).loader(), []
 
     def iterate():
@@ -159,10 +169,9 @@ def test_close_does_not_wait_for_a_zygote_that_still_imports(tmp_path, monkeypat
         except Exception as error:
             ended.append(error)
 
-    runner = threading.Thread(target=iterate)  # there is a thread: the zygote is a fresh interpreter
-    runner.start()
-    with open(inside):  # blocks until it is about to import
-        pass
+    runner = threading.Thread(target=iterate, daemon=True)
+    runner.start()  # there is a thread: the zygote is a fresh interpreter
+    wait_for_writer(inside)  # it is about to import
     loader.close()
     runner.join(60)
     assert not runner.is_alive()
@@ -259,6 +268,7 @@ def test_a_forked_child_leaves_its_parents_processes_alone():
                 pids = {host.pid for host in hosts(loader)}
                 child = os.fork()
                 if not child:
+                    signal.alarm(60)  # a child that hangs fails the test, and does not stop it
                     try:
                         loader.close()
                         del loader
@@ -279,6 +289,7 @@ def test_a_forked_child_can_have_a_loader_of_its_own():
         assert next(running) == 0
         child = os.fork()
         if not child:
+            signal.alarm(60)
             code = 1
             try:
                 code = 0 if delivered(pipeline(lambda x: x)) == list(range(20)) else 2
@@ -294,6 +305,7 @@ def test_a_child_that_is_forked_after_the_end_of_all_processes_keeps_its_own_fil
     files = [os.pipe() for _ in range(8)]  # they get the numbers that have become free
     child = os.fork()
     if not child:
+        signal.alarm(60)
         code = 1
         try:
             for reader, writer in files:

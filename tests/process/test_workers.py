@@ -399,7 +399,7 @@ for x in graph.loader():
 )
 def test_no_process_outlives_a_trainer_that_is_killed(threads, programs):
     trainer = programs.start(SCRIPT.format(threads=threads))
-    worker, zygote = map(int, trainer.stdout.readline().split())
+    worker, zygote = map(int, trainer.readline().split())
     ends = [os.pidfd_open(pid) for pid in (worker, zygote)]
     trainer.kill()
     trainer.communicate()
@@ -410,9 +410,9 @@ def test_no_process_outlives_a_trainer_that_is_killed(threads, programs):
 
 def test_ctrl_c_ends_the_trainer_and_its_processes(programs):
     trainer = programs.start(SCRIPT.format(threads=""), start_new_session=True)
-    worker, _ = map(int, trainer.stdout.readline().split())
+    worker, _ = map(int, trainer.readline().split())
     end = os.pidfd_open(worker)
-    os.killpg(trainer.pid, signal.SIGINT)
+    trainer.interrupt(group=True)
     _, errors = trainer.communicate()
     assert "KeyboardInterrupt" in errors
     assert select.select([end], [], [], 60)[0]
@@ -447,8 +447,8 @@ with graph.loader() as loader:
 
 def test_ctrl_c_before_the_first_batch_leaves_the_loader_usable_and_no_traceback(programs):
     trainer = programs.start(BEFORE, start_new_session=True)
-    assert trainer.stdout.readline() == "waits\n"
-    os.killpg(trainer.pid, signal.SIGINT)
+    assert trainer.readline() == "waits\n"
+    trainer.interrupt(group=True)
     out, errors = trainer.communicate()
     assert (out, errors) == ("interrupted\n[0, 1, 2]\n", "")
 

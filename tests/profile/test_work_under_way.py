@@ -95,8 +95,7 @@ def test_a_worker_that_waits_to_skip_its_sample_does_not_work_meanwhile(clock):
     )
     with graph.loader() as loader:
         running = Pass(loader)
-        entered.acquire()
-        entered.acquire()
+        assert entered.acquire(timeout=60) and entered.acquire(timeout=60)
         until(loader._runtime.threads.run.channels["", 0], lambda stats: stats.putters_waiting == 1)
         clock.moves(10)
         under_way = loader.profile().stages["parse"]

@@ -276,6 +276,7 @@ def test_closing_ends_the_search_for_shards_in_a_silent_store(name: str, order: 
 
         consumer = threading.Thread(target=consume)
         consumer.start()
+        server.settimeout(60)
         connection, _ = server.accept()
         with connection:
             loader.close()  # a worker that did not return would be a warning

@@ -193,7 +193,7 @@ def test_a_step_that_fails_during_the_first_collective_neither_waits_nor_goes_on
         reducer.begin([0, 1])
         for given in parameters:
             given[0].sum().backward()
-        ranks.begun.wait()
+        assert ranks.begun.wait(60)
         assert not reducer.abort()
         ranks.let.set()
         reducer.stop()

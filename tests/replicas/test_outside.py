@@ -232,7 +232,7 @@ def test_close_from_another_thread_waits_for_the_step(make_executor: MakeExecuto
 
     step = threading.Thread(target=executor.step, args=(data(), loss), daemon=True)
     step.start()
-    inside.wait()
+    assert inside.wait(60)
     closing = threading.Thread(target=executor.close, daemon=True)
     closing.start()
     go.set()

@@ -145,8 +145,7 @@ def test_buckets_are_reduced_while_backward_runs(make_executor: MakeExecutor) ->
             summed.set()
 
     def hold(*_: Any) -> None:
-        summed.wait()  # not a hook of ours: a long backward of the first layers
-        seen.append(True)
+        seen.append(summed.wait(60))  # not a hook of ours: a long backward of the first layers
 
     reducer.streams.observer = observer
     for module in executor._replicas.modules:
@@ -188,7 +187,7 @@ def test_our_hooks_do_not_wait_for_held_side_streams(make_executor: MakeExecutor
     gate = threading.Event()
 
     def observer(bucket: int, work: Callable[[], None]) -> None:
-        gate.wait()
+        assert gate.wait(60)
         work()
 
     reducer.streams.observer = observer

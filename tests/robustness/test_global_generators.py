@@ -491,7 +491,7 @@ for draw in (lambda: random.random(), lambda: np.random.rand()):
 
 
 def test_threads_of_a_function_that_draw_first_at_once_share_one_generator() -> None:
-    subprocess.run([sys.executable, "-c", IN_THREADS], check=True)
+    subprocess.run([sys.executable, "-c", IN_THREADS], check=True, timeout=300)
 
 
 IN_CHILDREN = """
@@ -505,6 +505,7 @@ for _ in range(2):
     if not os.fork():
         os.write(theirs, repr(random.random()).encode())
         os._exit(0)
+    os.close(theirs)  # a child that fails is the end of what can be read
     drawn.append(os.read(ours, 100))
 assert drawn[0] != drawn[1]
 random.seed(7)
@@ -513,7 +514,7 @@ assert repr(random.random()).encode() not in drawn
 
 
 def test_children_that_a_function_forks_draw_numbers_of_their_own_from_pythons_generator() -> None:
-    subprocess.run([sys.executable, "-c", IN_CHILDREN], check=True)
+    subprocess.run([sys.executable, "-c", IN_CHILDREN], check=True, timeout=300)
 
 
 def test_a_sample_that_is_tried_again_draws_the_same_numbers() -> None:

@@ -74,6 +74,12 @@ def test_a_loader_that_a_forked_child_inherits_says_so_and_the_parents_continues
         assert head + list(passing) == whole
 
 
+def joined(*threads: threading.Thread) -> None:
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
 @contextmanager
 def held_elsewhere(locks: list[Any]) -> Iterator[None]:
     """Another thread holds them: as a worker may at the very moment of a fork."""
@@ -86,14 +92,14 @@ def held_elsewhere(locks: list[Any]) -> Iterator[None]:
             holding.set()
             release.wait()
 
-    holder = threading.Thread(target=hold)
+    holder = threading.Thread(target=hold, daemon=True)
     holder.start()
-    holding.wait()
+    assert holding.wait(60)
     try:
         yield
     finally:
         release.set()
-        holder.join()
+        joined(holder)
 
 
 def locks_of(thing: Any, seen: set[int]) -> Iterator[Any]:
@@ -123,7 +129,8 @@ def test_a_forked_child_waits_for_no_lock_that_a_thread_of_the_parent_holds(ask:
         passing = iter(loader)
         head = [next(passing) for _ in range(10)]
         run = loader._runtime.run  # type: ignore[union-attr]
-        wait_until(run.terminal, lambda stats: stats.putters_waiting > 0)  # type: ignore[union-attr]
+        # No worker holds one of the locks and wants another: that thread would take them in another order.
+        wait_until(run.terminal, lambda stats: stats.putters_waiting == 2)  # type: ignore[union-attr]
         locks = list({id(lock): lock for lock in locks_of(loader, set())}.values())
         assert len(locks) > 10
         with held_elsewhere(locks):
@@ -173,8 +180,7 @@ def test_threads_that_share_a_pass_get_each_chunk_once() -> None:
         threads = [threading.Thread(target=lambda: got.extend(passing)) for _ in range(3)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        joined(*threads)
         assert loader.epoch == 1
     assert sorted(x for batch in got for x in batch) == list(range(3000))
 
@@ -193,8 +199,7 @@ def test_threads_that_begin_passes_of_their_own_end_each_others() -> None:
         threads = [threading.Thread(target=go) for _ in range(4)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        joined(*threads)
         assert all("a new pass over the loader has begun" in str(error) for error in ended)
         # One that was ended before it delivered anything has consumed nothing.
         assert 1 <= loader.epoch <= 4 and len(list(loader)) == 200
@@ -205,7 +210,7 @@ def test_closing_from_another_thread_ends_the_loop_with_the_reason() -> None:
     loader = make(10**6).loader()
 
     def close() -> None:
-        begun.wait()
+        assert begun.wait(60)
         loader.close()
 
     closer = threading.Thread(target=close)
@@ -213,7 +218,7 @@ def test_closing_from_another_thread_ends_the_loop_with_the_reason() -> None:
     with pytest.raises(pg.errors.LoaderClosedError, match="the loader was closed"):
         for _ in loader:
             begun.set()
-    closer.join()
+    joined(closer)
 
 
 def test_states_and_profiles_are_taken_from_other_threads_while_batches_come() -> None:
@@ -227,7 +232,7 @@ def test_states_and_profiles_are_taken_from_other_threads_while_batches_come() -
         )
         looked.start()
         assert sum(1 for _ in passing) == 299
-        looked.join()
+        joined(looked)
         assert loader.profile().samples == 900
 
 

@@ -353,7 +353,7 @@ cache.fetch(Cacheable("s3://bucket/1", 1000, crc32c=int(sys.argv[2])), download)
 
 def start_downloader(programs: Any, cache: NodeCache) -> Any:
     process = programs.start(DOWNLOADER, cache.folder, entry(1).crc32c)
-    assert process.stdout.readline() == "begun\n"
+    assert process.readline() == "begun\n"
     return process
 
 
@@ -374,7 +374,7 @@ def test_when_the_downloading_process_is_killed_a_waiting_one_takes_over(
 
 def test_of_many_that_wait_for_a_killed_process_one_takes_over(cache: NodeCache, programs: Any) -> None:
     process, source = start_downloader(programs, cache), Source(1)
-    gate = threading.Barrier(9)
+    gate = threading.Barrier(9, timeout=60)
 
     def want() -> None:
         with cache.fetch(entry(1), source) as file:

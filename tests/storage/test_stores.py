@@ -224,7 +224,7 @@ def test_close_ends_a_wait_for_a_silent_server(proxy: Any, connect: Connect, url
 
     proxy.fault = fault
     pending = store.submit(url, 0, 10)
-    asked.wait()
+    assert asked.wait(60)
     store.close()
     with pytest.raises(LoaderClosedError):
         pending.result()

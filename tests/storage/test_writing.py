@@ -331,8 +331,8 @@ def test_a_pack_that_is_killed_again_and_again_ends_with_the_same_shards(
     began = []
     for _ in range(3):
         with programs.start(KILLED, photos, tmp_path / "killed", format) as process:
-            began.append(int(process.stdout.readline()))
-            process.stdout.readline()
+            began.append(int(process.readline()))
+            process.readline()
             process.kill()
     assert began == sorted(began)
     assert began[-1] > 0

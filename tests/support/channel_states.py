@@ -4,7 +4,7 @@ import threading
 
 
 def wait_until(channel, condition):
-    """Blocks until ``condition`` holds for what ``channel.stats()`` would give."""
+    """Blocks until ``condition`` holds for what ``channel.stats()`` would give, and fails where it does not come to that."""
     met = threading.Event()
     with channel._lock:
         if condition(channel.look()):
@@ -18,6 +18,7 @@ def wait_until(channel, condition):
                 met.set()
 
         channel.changed = changed
-    met.wait()
+    came = met.wait(60)
     with channel._lock:
         channel.changed = before
+        assert came, channel.look()

@@ -151,7 +151,9 @@ def serve(cloud: Cloud, tls: ssl.SSLContext | None = None) -> Iterator[Cloud]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
         if tls is not None:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
+            # The handshake is left to the handler's thread: a client that says nothing would keep all others out.
+            server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+            server.shutdown_request = server.close_request  # one that fails ends as a failing accept() does
         cloud.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()

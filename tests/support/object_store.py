@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import http.server
+import select
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import programs
 import pytest
 
 SERVER = """
@@ -38,13 +40,17 @@ def s3_port() -> Iterator[int]:
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        port = int(process.stdout.readline())
-        connection = http.client.HTTPConnection("127.0.0.1", port)
-        connection.request("PUT", "/data")
-        assert connection.getresponse().status == 200
-        connection.close()
-        yield port
-        process.stdin.close()
+        try:
+            assert select.select([process.stdout], [], [], programs.HANGS_S)[0]
+            port = int(process.stdout.readline())
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=programs.LEFT_S)
+            connection.request("PUT", "/data")
+            assert connection.getresponse().status == 200
+            connection.close()
+            yield port
+        finally:
+            process.stdin.close()
+            programs.end(process)
 
 
 @pytest.fixture

@@ -7,7 +7,9 @@ an interpreter ends. What a test says about importing needs a fresh interpreter.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import json
 import os
 import select
@@ -15,8 +17,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
+import time
 import types
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 HANGS_S = 300
@@ -24,6 +27,8 @@ HANGS_S = 300
 AGAIN_S = 1
 """A Ctrl-C that arrives when Python has just begun to wait for a lock is noticed at the next signal: one that does
 nothing else follows each second."""
+LEFT_S = 60
+"""For what is left when a process has been told to end, or has ended."""
 
 
 class Ended(NamedTuple):
@@ -32,6 +37,33 @@ class Ended(NamedTuple):
     returncode: int
     stdout: str
     stderr: str
+
+
+class _Pipe:
+    """What comes out of it, as a text file would give it, without waiting."""
+
+    def __init__(self, fd: int) -> None:
+        self._file = os.fdopen(fd, "rb", 0)
+        self._decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True)
+        self.fileno, self.close = self._file.fileno, self._file.close
+        self.text = ""
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def take(self) -> None:
+        """What is there; at the end it is closed."""
+        data = self._file.read(1 << 16)
+        self.text += self._decoder.decode(data, final=not data)
+        if not data:
+            self.close()
+
+    def give(self, count: int | None = None) -> str:
+        """The first ``count`` characters that were taken, else all of them."""
+        given = self.text[:count]
+        self.text = self.text[len(given) :]
+        return given
 
 
 class Program:
@@ -66,7 +98,7 @@ class Program:
         socket.send_fds(server, [json.dumps(request).encode()], theirs)
         for each in theirs:
             os.close(each)
-        self.stdin, self.stdout, self.stderr = os.fdopen(to, "w"), os.fdopen(out), os.fdopen(err)
+        self.stdin, self._out, self._err = os.fdopen(to, "w"), _Pipe(out), _Pipe(err)
         self.returncode: int | None = None
         self._interrupted = False
         self.pid = self._number()
@@ -79,49 +111,65 @@ class Program:
     def send_signal(self, number: int) -> None:
         """As ``Popen.send_signal``."""
         if self.returncode is None:
-            self._interrupted |= number == signal.SIGINT
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    def interrupt(self, group: bool = False) -> None:
+        """Ctrl-C, until it is noticed; ``group``: as a terminal sends it, to the processes of its session too."""
+        self._interrupted = True
+        (os.killpg if group else os.kill)(self.pid, signal.SIGINT)
 
     def kill(self) -> None:
         """As ``Popen.kill``."""
         self.send_signal(signal.SIGKILL)
 
+    def _read_until(self, done: Callable[[], bool], limit_s: float = HANGS_S) -> None:
+        """Takes what it writes. A program that takes longer is killed, and its test fails with what came so far."""
+        ends = time.monotonic() + limit_s
+        while not (over := done()) and time.monotonic() < ends:
+            files = [pipe for pipe in (self._out, self._err) if not pipe.closed]
+            status = [self._status] if self.returncode is None else []
+            ready = select.select([*files, *status], [], [], AGAIN_S)[0]
+            if not ready and self._interrupted:
+                self.send_signal(signal.SIGURG)
+            for pipe in files:
+                if pipe in ready:
+                    pipe.take()
+            if status and self._status in ready:
+                self._ended()
+        if not over:
+            self.kill()
+            if self.returncode is None:
+                self._ended()
+            self._out.close()
+            self._err.close()
+            raise AssertionError(
+                f"the program, or what it started, took longer than {limit_s} s; "
+                f"it wrote {self._out.text!r} and {self._err.text!r}"
+            )
+
+    def _ended(self) -> None:
+        self.returncode = self._number()
+        os.close(self._status)
+
+    def readline(self) -> str:
+        """The next line of its output, or what there is of it at its end."""
+        self._read_until(lambda: "\n" in self._out.text or self._out.closed)
+        return self._out.give(self._out.text.find("\n") + 1 or None)
+
     def wait(self) -> int:
         """Blocks until it has ended: the exit code."""
-        if self.returncode is None:
-            for _ in range(HANGS_S // AGAIN_S):
-                hangs = not select.select([self._status], [], [], AGAIN_S)[0]
-                if not hangs:
-                    break
-                if self._interrupted:
-                    self.send_signal(signal.SIGURG)
-            if hangs:
-                self.kill()
-            self.returncode = self._number()
-            os.close(self._status)
-            assert not hangs, f"the program took longer than {HANGS_S} s"
+        self._read_until(lambda: self.returncode is not None)
+        assert self.returncode is not None
         return self.returncode
 
     def communicate(self) -> tuple[str, str]:
         """Closes its input, blocks until it has ended: what it wrote that was not read yet."""
         self.stdin.close()
-        found = ["", ""]
-
-        def read(index: int, file: Any) -> None:
-            found[index] = file.read()
-
-        readers = [threading.Thread(target=read, args=each) for each in ((0, self.stdout), (1, self.stderr))]
-        for reader in readers:
-            reader.start()
-        try:
-            self.wait()
-        finally:
-            for reader in readers:
-                reader.join()
-            self.stdout.close()
-            self.stderr.close()
-        return found[0], found[1]
+        self.wait()
+        # What it started may still hold its output.
+        self._read_until(lambda: self._out.closed and self._err.closed, LEFT_S)
+        return self._out.give(), self._err.give()
 
     def __enter__(self) -> Program:
         return self
@@ -130,6 +178,15 @@ class Program:
         if self.returncode is None:
             self.kill()
             self.communicate()
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Waits for one whose input has ended, and kills it where that takes long."""
+    try:
+        process.wait(LEFT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class Server:
@@ -166,7 +223,7 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
-        self._process.wait()
+        end(self._process)
 
 
 # -- in the server -----------------------------------------------------------------------------------

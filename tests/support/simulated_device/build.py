@@ -67,7 +67,7 @@ def _compile(target: Path) -> None:
         ]
         command += [*flags, str(SOURCES / "module.cpp"), "-o", str(made)]
         command += ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         if done.returncode:
             raise RuntimeError(f"the simulated device does not compile:\n{done.stderr[-4000:]}")
         made.rename(target)
