@@ -151,7 +151,8 @@ def is_passing(error: Exception, generic: type[Exception]) -> bool:
 def unanswered_plain(error: Exception) -> tuple[str, int] | None:
     """Host and port of a plain HTTP request whose connection ended without an answer: maybe the port speaks TLS."""
     found = _PLAIN_URL.search(str(error))
-    if found is None or "Interrupted" not in str(error):
+    # A server that is surprised by it resets the connection, or ends it.
+    if found is None or not any(end in str(error) for end in ("Interrupted", "IncompleteMessage")):
         return None
     return found[1], int(found[2] or 80)
 

@@ -99,8 +99,9 @@ def tls() -> ssl.SSLContext:
     return context
 
 
-def test_plain_http_to_a_port_that_speaks_tls_is_named_at_once(tls: ssl.SSLContext) -> None:
-    with serve(Cloud("s3", {}), tls) as cloud, StoreClient(cloud.options) as store:
+@pytest.mark.parametrize("resets", [True, False])
+def test_plain_http_to_a_port_that_speaks_tls_is_named_at_once(tls: ssl.SSLContext, resets: bool) -> None:
+    with serve(Cloud("s3", {}), tls, resets) as cloud, StoreClient(cloud.options) as store:
         with pytest.raises(
             StoreError, match=rf"127\.0\.0\.1:{cloud.port} speaks TLS, and was asked by plain HTTP: write"
         ):
