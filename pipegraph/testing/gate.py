@@ -111,7 +111,11 @@ class Gate(Operator):
             self._door.condition.notify_all()
 
     def wait_until_waiting(self, count: int) -> list[int]:
-        """Blocks until at least ``count`` items wait at the gate; returns their positions. Fails after a minute."""
+        """Blocks until at least ``count`` items wait at the gate; returns their positions.
+
+        Raises:
+            AssertionError: they do not come within a minute.
+        """
         with self._door.condition:
             come = self._door.condition.wait_for(lambda: len(self._door.waiting) >= count, HANGS_S)
             waiting = sorted(self._door.waiting)
@@ -140,7 +144,12 @@ class Sequencer:
 
     @contextmanager
     def __call__(self, number: int) -> Iterator[Any]:
-        """Blocks until the blocks 0 .. number-1 have been left. Fails after a minute."""
+        """Blocks until the blocks 0 .. number-1 have been left.
+
+        Raises:
+            AssertionError: they are not left within a minute.
+            ValueError: the block was entered before.
+        """
         with self._condition:
             if number in self._used:
                 raise ValueError(f"block {number} of this Sequencer was entered before")

@@ -68,7 +68,7 @@ class Host(ABC):
         hurried: calls that may be answered with the items that are finished.
         ahead: called after a call was sent; returns the call that will follow, so that the child has it queued.
             Optional: neither answers nor blame depend on it.
-        meter: of the worker whose thread calls, told what a child has worked on a call before its turn.
+        meter: of the worker whose thread calls; it also counts what a child works on a call before its turn.
         deaths: children that died.
         ended: children that are no more.
         copies: whether a child has copies of the operator's objects.
