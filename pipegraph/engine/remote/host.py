@@ -211,14 +211,12 @@ class Host(ABC):
         What the thread itself worked since the last result is counted already, and so is what it waited here.
         """
         meter = self.meter
-        if (
-            meter is not None and meter.last_ns and meter.began_ns > 0
-        ):  # else it is the same piece of work still
+        # Without a last piece of work it is the same one still.
+        if meter is not None and meter.last_ns and meter.began_ns > 0:
             counted_ns = max(0, meter.last_ns - self._at_return_ns) + called_ns - meter.began_ns
             waited_ns = perf_counter_ns() - called_ns
-            early_ns = min(
-                called_ns - self._returned_ns - counted_ns, self._link.took_ns - counted_ns - waited_ns
-            )
+            gap_ns = called_ns - self._returned_ns - counted_ns
+            early_ns = min(gap_ns, self._link.took_ns - counted_ns - waited_ns)
             if early_ns > 0:
                 meter.early_ns = early_ns
                 meter.began_ns -= early_ns
@@ -296,10 +294,10 @@ class Host(ABC):
             raise self._died(why) from None
         except Unreadable:
             raise
-        except OSError as error:  # no more files may be open
-            raise self._cut_off(error) from error
-        except BaseException:  # Ctrl-C inside a message: its rest would be taken for the next one
-            self._kill()
+        except BaseException as error:
+            if type(error) is OSError:  # no more files may be open
+                raise self._cut_off(error) from error
+            self._kill()  # Ctrl-C inside a message: its rest would be taken for the next one
             raise
         for (member, name), n in counts.items():
             self._contexts[member].count(name, n)
