@@ -28,7 +28,6 @@ from pipegraph.contracts import Context, Fact
 from pipegraph.engine.stage.cache_wiring import Hit
 from pipegraph.errors import DataError, GraphError, PipegraphWarning, shown
 from pipegraph.forks import lock_free_after_fork
-from pipegraph.handed_out import HandedOut
 from pipegraph.operators.columns import ARRAYS
 from pipegraph.paths import path_of
 from pipegraph.tree import buffers, bytes_of, copy_containers, map_leaves, own_memory
@@ -76,8 +75,6 @@ class _Memory:
         self._lock = lock_free_after_fork()
         self._used = 0
         self._values: dict[tuple[str, Index], Value] = {}
-        self._noted = HandedOut()
-        self._first: list[Value] = []  # the noted ones
 
     def get(self, digest: str, index: Index) -> Value | None:
         with self._lock:
@@ -94,21 +91,6 @@ class _Memory:
         with self._lock:
             if self._values.setdefault((digest, index), own) is not own:
                 self._used -= size  # another thread has kept it meanwhile
-            elif not self._noted.full:
-                self._noted.note((own[1],))
-                self._first.append(own)
-
-    def changed_in_place(self) -> bool:
-        with self._lock:
-            return self._noted.changed(self._first)
-
-    def forget(self) -> str:
-        with self._lock:
-            self._values.clear()
-            self._noted.forget()
-            self._first.clear()
-            self._used = 0
-        return "its results are dropped and computed again"
 
 
 class _Folder:
@@ -119,7 +101,6 @@ class _Folder:
         self._limit = limit
         self._lock = lock_free_after_fork()
         self._used: int | None = None
-        self._off = False
         self._said = False
 
     def _path(self, digest: str, index: Index) -> Path:
@@ -129,8 +110,6 @@ class _Folder:
         return self._folder / digest / name[:2] / f"k{name}.pgv"
 
     def get(self, digest: str, index: Index) -> Value | None:
-        if self._off:
-            return None
         path = self._path(digest, index)
         try:
             data = path.read_bytes()
@@ -154,8 +133,6 @@ class _Folder:
         return keys, value
 
     def put(self, digest: str, index: Index, value: Value) -> None:
-        if self._off:
-            return
         data = pack(value)
         with self._lock:
             if self._used is None:
@@ -179,13 +156,6 @@ class _Folder:
                 stacklevel=2,
             )
 
-    def changed_in_place(self) -> bool:
-        return False  # files hold the values
-
-    def forget(self) -> str:
-        self._off = True  # its entries stay right for runs that have not made the change
-        return f"this loader stops using {self._folder}, whose entries were made before the change"
-
 
 @final
 class Cache(Memo):
@@ -206,12 +176,8 @@ class Cache(Memo):
     deeper in your code. Of arrays above a megabyte and containers of more than 1000 entries, evenly spaced places are
     compared; of objects that have no public attributes and cannot be pickled (iterators, open files), the type.
 
-    If the training loop changes the dataset, or what a function above reads, the next pass finds it: results in memory
-    are dropped, a folder is no longer used by this loader, and you get a warning. This is a comparison by fingerprints,
-    which do not see changes in files, in large containers and arrays at places that they do not look at, or in what
-    worker processes have copies of. A dataset or function that changes itself with every use, as one that counts its
-    calls does, is not compared: make another loader after you have changed it. A stage below that changes results in
-    place changes what is kept in memory: this too is found, and reported, when the next pass begins.
+    What the training loop changes in the dataset, or in what a function above reads, is not seen: make another loader
+    then. A stage below must not change results in place (``x + 1``, not ``x += 1``): what is kept changes too.
 
     Args:
         where: ``"memory"`` (each loader has its own cache), or a folder (shared by processes, kept between runs; values
@@ -255,12 +221,6 @@ class Cache(Memo):
         """What the stages above would make of the source's sample ``index``, if it is known."""
         value = self._store.get(self._digest, _plain(index))
         return None if value is None else Hit(*value)
-
-    def changed_in_place(self) -> bool:
-        return self._store.changed_in_place()
-
-    def forget(self) -> str:
-        return self._store.forget()
 
     def process(self, chunk: Chunk) -> Chunk:
         data = chunk.data

@@ -14,15 +14,14 @@ import numpy as np
 from pipegraph.capabilities import BundleItems, Resumable, UserData, UserFunctions
 from pipegraph.contracts import Context, Fact, History, Source
 from pipegraph.errors import GraphError, PipegraphError, StateError, shown
-from pipegraph.fingerprints import length_of
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
-from pipegraph.handed_out import HandedOut, Results
+from pipegraph.handed_out import Results
 from pipegraph.integers import flag
 from pipegraph.operators.drawn_items import DrawnItems, Turn, lasts, own
 from pipegraph.operators.ordered import POSITIONS_AT_ONCE
 from pipegraph.order.left import Left, check_history, left_of
-from pipegraph.parameters import UNORDERED, function_name
+from pipegraph.parameters import UNORDERED, function_name, length_of
 
 _CLAIMS: WeakKeyDictionary[Any, dict[str, tuple[int, object]]] = WeakKeyDictionary()
 """The epoch that has read a generator, by generator: a later one would begin behind what that had read ahead."""
@@ -92,7 +91,6 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
         self._claims: dict[str, tuple[int, object]] = (
             _CLAIMS.setdefault(iterable, {}) if inspect.isgenerator(iterable) else {}
         )
-        self.handed_out = HandedOut() if type(iterable) in (list, tuple) else None
         self._drawing = Turn()
         self._now: DrawnItems | None = None
         self._from: tuple[int, Any] | None = None
@@ -111,9 +109,6 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
     def sees(self) -> str:
         length = length_of(self.iterable) if self.shard and not self._callable else None
         return "" if length is None else f"{length} items"
-
-    def given(self) -> tuple[Any, Any]:
-        return None if self._one_shot else self.iterable, None  # it cannot be read anew
 
     def reads_once(self) -> Any:
         return self.iterable if self._one_shot else None
@@ -186,8 +181,6 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
             read = int("first" in beginning and int(left.at(np.array([number]))[0]) > 0)
             state, whole = beginning.get("first" if read else "start"), not read
         self._draws.one(epoch, (self._stage, read))
-        if self.handed_out is not None:
-            self.handed_out.note(self.iterable[: HandedOut.VALUES])
         self._now = drawing = self._drawing.begin(self._items(epoch, state is not None), epoch, state, whole)
         items = drawing.items
         if Fact.IN_MEMORY not in self.facts:

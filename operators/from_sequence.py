@@ -5,27 +5,29 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from itertools import chain, count, islice
 from typing import Any, final
 
+import numpy as np
 import torch
 
 from pipegraph.capabilities import BundleSource, Grouped, Resumable, Sampled, UserFunctions
 from pipegraph.chunk import Lineages
 from pipegraph.contracts import Context, Drawn, DrawnRows, Fact
 from pipegraph.errors import GraphError, StateError, shown
-from pipegraph.fingerprints import length_of
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
-from pipegraph.handed_out import HandedOut
 from pipegraph.nested_samplers import generators_of, keeps_state, nested_samplers, plain_indices
 from pipegraph.operators.drawn_items import SHARED, Turn
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order.base import Order
 from pipegraph.order.strided_order import StridedOrder
-from pipegraph.parameters import UNORDERED
+from pipegraph.parameters import UNORDERED, length_of
 from pipegraph.tree import copy_containers
+
+LOOPS_CHANGE = (MutableSequence, np.ndarray, torch.Tensor)
+"""Data that a training loop may change between epochs, read only once a pass begins."""
 
 ITEMS_AT_ONCE = 16
 """Items asked of a dataset's ``__getitems__`` in one call: most of the gain, little to hold back."""
@@ -89,6 +91,9 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
     All workers of the stage and all loaders of the graph use this one dataset object at the same time. If it opens a
     handle at first use (``if self.db is None: ...``), they all use the same handle. If a handle must not be shared,
     keep it in a ``threading.local``, or write a ``Source`` whose ``open(context)`` creates one for each worker.
+
+    With ``epochs=n`` the next epoch is read ahead, but not where a sampler draws it, nor from a list, an array or a
+    tensor: the training loop may change these between epochs. Use ``epochs=1`` if it changes another dataset.
 
     On resume the sampler is iterated again and the indices already delivered are skipped, so it must yield the same
     sequence. Samplers with ``set_epoch`` do; so do samplers with a ``generator`` (its state at the start of the epoch
@@ -176,8 +181,7 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
         if sampler is not None:
             self.facts |= Fact.ONE_WORLD_SIZE
         self.lacks = () if self.draws else (Resumable, Sampled)
-        self.reads_ahead = sampler is None
-        self.handed_out = HandedOut()
+        self.reads_ahead = sampler is None and not isinstance(dataset, LOOPS_CHANGE)
         self._drawing = Turn()
         self._began: Any = None  # the sampler's beginning of the pass
         self._restored: Any = None
@@ -208,9 +212,6 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
     def functions(self) -> Sequence[Callable[..., Any]]:
         return (type(self.dataset).__getitem__,)
 
-    def given(self) -> tuple[Any, Any]:
-        return self.dataset, self.sampler
-
     def layout(self) -> int:
         return len(self.dataset)
 
@@ -218,7 +219,7 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
         return self._lengths.get(epoch) or len(self.dataset)
 
     def item(self, index: Any) -> Any:
-        return self._own(self._at(index))
+        return copy_containers(self._at(index))
 
     def _at(self, index: Any) -> Any:
         """One item, of a dataset that may only read several at once, too, as torch's loader has it do."""
@@ -228,15 +229,6 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
             if not self._several:
                 raise
         return self.dataset.__getitems__([index])[0]
-
-    def _own(self, item: Any) -> Any:
-        self._note((item,))
-        return copy_containers(item)
-
-    def _note(self, items: Sequence[Any]) -> None:
-        handed_out = self.handed_out
-        if handed_out is not None and not handed_out.full:
-            handed_out.note(items)
 
     def read(self, position: Any, epoch: int) -> Any:
         index = self.index_of(position, epoch)
@@ -261,7 +253,7 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
             except Exception:
                 items = []
             if len(items) == len(indices) and not self._draws.drew_for_several:
-                found += [self._own(item) for item in items]
+                found += map(copy_containers, items)
                 return
         dataset, add, draws, alone = self.dataset, found.append, self._draws, not self._several
         given: Any = indices  # as ``indices_of`` has made them
@@ -270,7 +262,6 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
             item = dataset[index] if alone else self._at(index)
             add(item if item.__class__ in SHARED else copy_containers(item))
         draws.over()
-        self._note(found)
 
     def has_length(self) -> bool:
         return self.sampler is None or length_of(self.sampler) is not None

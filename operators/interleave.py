@@ -49,7 +49,6 @@ class Interleave(Source, Resumable, UserData):
 
     facts = Fact.TRUSTED | Fact.ONE_WORLD_SIZE
     name = "interleave"
-    reads_ahead = True
 
     def __init__(
         self,
@@ -81,9 +80,6 @@ class Interleave(Source, Resumable, UserData):
 
     def has_length(self) -> bool:
         return False
-
-    def given(self) -> tuple[Any, Any]:
-        return (self.files, self.function), None
 
     def open(self, context: Context) -> None:
         self._seed = context.seed

@@ -59,7 +59,6 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
         self.facts |= source.facts & (Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.IN_TRAINER)
         self.lacks = tuple(each for each in Rounds.__bases__[1:] if source.can(each) is None)
         self.group = getattr(source, "group", 1)
-        self.handed_out = getattr(source, "handed_out", None)
         self._began: tuple[int, int] = (0, 0)
         self._from: tuple[int, Any] | None = None
 
@@ -78,9 +77,6 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
 
     def config(self) -> dict[str, Any]:
         return {"source": type(self.source).__qualname__, "rounds": self.count, **self.source.config()}
-
-    def given(self) -> tuple[Any, Any]:
-        return self._of(UserData).given()
 
     def reads_once(self) -> Any:
         return self._of(UserData).reads_once()

@@ -41,7 +41,7 @@ class FromTable(OrderedSource, BundleSource):
     arrays of their dtype; those of numbers lie in the table's memory and are read-only. The table is not copied: a
     mapped file stays one; only columns of ``string_view`` and ``binary_view``, of which Arrow cannot pick rows, are
     copied as ``large_string`` and ``large_binary``.
-    The columns are taken as they are now; after you have replaced one or added rows, make another graph.
+    The columns are taken as they are now; after you have changed the table, make another graph.
 
     A batch has no place for None. Nulls in a column of floats are NaN; a column of another type that has any, in the
     whole table, needs an entry in ``fill``: what a batch looks like never depends on which rows are in it.
@@ -83,13 +83,9 @@ class FromTable(OrderedSource, BundleSource):
         self.table = _takable(found if columns is None else found.select(list(columns)))
         self.fill = _fillings(self.table, dict(fill or {}))
         self._rows: _TableRows | None = None
-        self._memory = _memory_of(self.table, table)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_rows": None, "_memory": []}
-
-    def given(self) -> tuple[Any, Any]:
-        return self._memory, None
+        return {**vars(self), "_rows": None}
 
     def config(self) -> dict[str, Any]:
         kinds = {field.name: str(field.type) for field in self.table.schema}
@@ -136,17 +132,6 @@ def _arrow_table(given: Any) -> tuple[Any, Int64Array | None]:
         f"FromTable: a table of pyarrow, pandas or polars, or a Hugging Face dataset is needed, got "
         f"{type(given).__name__}; use FromSequence for other datasets"
     )
-
-
-def _memory_of(table: Any, given: Any) -> list[npt.NDArray[np.uint8]]:
-    """The memory that a table shares with what the user may change: arrays of NumPy's, or the columns of a frame."""
-    frame = hasattr(given, "iloc")
-    if not frame and type(given) is not type(table):  # polars' never change, nor do mapped files
-        return []
-    chunks = [chunk for column in table.columns for chunk in column.chunks]
-    buffers = [buffer for chunk in chunks for buffer in chunk.buffers() if buffer is not None]
-    shared = [buffer for buffer in buffers if buffer.size and buffer.is_cpu and (frame or buffer.is_mutable)]
-    return [np.frombuffer(buffer, np.uint8) for buffer in shared]
 
 
 def _takable(table: Any) -> Any:
@@ -323,9 +308,6 @@ class FromTokens(OrderedSource, Gathers):
     def config(self) -> dict[str, Any]:
         facts = {"tokens": len(self._tokens), "dtype": self._tokens.dtype.str}
         return {**facts, "window": self.window, "stride": self.stride, **self.order.config()}
-
-    def given(self) -> tuple[Any, Any]:
-        return self._tokens, None
 
     def layout(self) -> int:
         return (len(self._tokens) - self.window) // self.stride + 1

@@ -17,7 +17,6 @@ from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Mark
 from pipegraph.components import Drawn, DrawnRows
 from pipegraph.contracts import Operator, Source
-from pipegraph.handed_out import HandedOut
 
 # -- several samples in one call ---------------------------------------------------------------------------
 
@@ -117,9 +116,6 @@ class BundleRegroup(ABC):
 class UserData(ABC):
     """A source over data that it can describe."""
 
-    handed_out: HandedOut | None = None
-    """Notes of values that lie in the memory of the user's data; None if it copies them."""
-
     def sees(self) -> str:
         """What it reads, in words that are equal on all ranks that read the same data; empty where ranks may differ."""
         return ""
@@ -135,17 +131,9 @@ class UserData(ABC):
         """What ``config`` depends on besides the graph's text, for the error about a difference."""
         return ""
 
-    def given(self) -> tuple[Any, Any]:
-        """The data that the user gave, and what decides its order: the training loop may change both between epochs."""
-        return None, None
-
     def reads_once(self) -> Any:
         """The iterator that it reads, which no other source must read; None for what can be read again."""
         return None
-
-    def changed_in_place(self) -> bool:
-        """Whether stages have changed the user's data since a pass began; False where that is not known."""
-        return self.handed_out is not None and self.handed_out.changed(self.given()[0])
 
     @abstractmethod
     def has_length(self) -> bool:
@@ -379,11 +367,3 @@ class Memo(Operator):
     @abstractmethod
     def lookup(self, index: Any) -> Any:
         """A ``Hit`` for the source's sample ``index``, or None; called by the source's workers, after ``open``."""
-
-    @abstractmethod
-    def changed_in_place(self) -> bool:
-        """Whether stages have changed what is kept."""
-
-    @abstractmethod
-    def forget(self) -> str:
-        """Drop what is kept, for the training loop has changed what it was made of; returns what it does, in words."""

@@ -200,3 +200,15 @@ def _parameter(value: Any) -> str | None:
     if inspect.isroutine(value) or isinstance(value, partial | type):
         return function_name(value)
     return None
+
+
+def length_of(items: Any) -> int | None:
+    """How many there are; None where that is not known, which ``len`` may say only when it is asked.
+
+    Each library by an error of its own: torch's DataLoader over an IterableDataset raises TypeError, others
+    NotImplementedError, RuntimeError or an AttributeError of what they wrap.
+    """
+    try:
+        return len(items)
+    except Exception:
+        return None

@@ -63,7 +63,6 @@ class Run:
         self._loader = loader
         self._lock = concurrency.Lock()
         self.over = False
-        self.changed_in_place: set[str] = set()  # sources of another process whose data stages have changed
         self._inner: list[Channel] = []
         self._pumps: list[StagePump] = []
         self._wire(resume)

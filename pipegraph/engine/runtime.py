@@ -47,7 +47,6 @@ from pipegraph.planning.plan import Plan, StagePlan
 
 if TYPE_CHECKING:
     from pipegraph.engine.remote.pool import Pool
-    from pipegraph.engine.stage.cache_watch import CacheWatch
 
 GRACE_S = 5.0
 """Seconds that ``close`` waits for user code to return, and that a new pass waits before it logs for whom."""
@@ -73,7 +72,6 @@ class Runtime(LoaderContext):
         self._to_open: dict[str, int] = {}  # workers still to open before the first run, per stage
         self._open_error: BaseException | None = None
         self._close_errors: list[str] = []
-        self._watches: Sequence[CacheWatch] = ()
 
     @property
     def run(self) -> Run | None:
@@ -90,8 +88,6 @@ class Runtime(LoaderContext):
             Exception: an operator's ``open`` raised it; a note names the stage.
         """
         self.end_run()
-        for watch in self._watches:
-            watch.refresh()
         with self._starting:
             self._starter = concurrency.current_thread()
             try:
@@ -130,10 +126,6 @@ class Runtime(LoaderContext):
             self.threads.publish(run)
         return run
 
-    def caches_stale(self) -> bool:
-        """Whether the training loop has changed what the values of a ``Cache`` are made of."""
-        return any(watch.stale() for watch in self._watches)
-
     def _make_run(self, epoch: int, horizon: float, resume: Resume) -> Run:
         return Run(self, epoch, horizon, resume)
 
@@ -169,7 +161,7 @@ class Runtime(LoaderContext):
         if any(stage.caches for stage in self.plan.running):
             from pipegraph.engine.stage.cache_wiring import wire_cache
 
-            self._watches = wire_cache(self.plan, operators, self.readers)
+            wire_cache(self.plan, operators, self.readers)
         for name, reader in self.readers.items():
             with Naming(name, "open", ": the source could not be opened"):
                 reader.open(self.context(name, 0))

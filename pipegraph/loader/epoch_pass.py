@@ -83,7 +83,6 @@ class Pass:
         self._same_data = runs.same_data
         self._interval = interval
         self._progress = progress = runs.progress
-        self._given = runs.given
         self._place = progress.place
         self._promised = promised(runs.plan, self._place, *self.own, runs.seed)
         self.turn = turn
@@ -276,7 +275,6 @@ class Pass:
         self._progress.pass_finished(self._place, cut)
         if self._same_data is not None:
             self._same_data.look()
-        self._given.ends(self._run.changed_in_place)
         raise StopIteration
 
     def _token(self, item: Any) -> None:
@@ -289,7 +287,6 @@ class Pass:
             self._take_over()
         if isinstance(item, Failure):
             self._fail("a stage failed", failed=True)
-            self._given.explain(item.error)
             try:
                 raise as_raised(item.error, "a stage")
             finally:
@@ -321,7 +318,6 @@ class Pass:
         failed = error is not None
         self._fail("a stage failed" if failed else "the loader was closed", failed)
         if error is not None:
-            self._given.explain(error)
             try:
                 raise as_raised(error, "a stage")
             finally:

@@ -134,20 +134,17 @@ class Loader(Closing):
             self._warn_of_dropping(place, 4)
             if old is not None:
                 old.end("a new pass over the loader has begun")
-            changed = runs.given.begins()
-            if any(changed):
-                self._digest = None  # a state names the length that the data has now
             runtime = runs.start(self)
             runtime.pass_totals.end()  # before the run may be cancelled, which ends its waits
             try:
-                run = runs.run_from(place, runtime, changed)
+                run = runs.run_from(place, runtime)
             except Exception as error:
                 runs.compare_data(place, error)
                 raise
             # Known before a signal handler may ask for it, and behind the start, in which sources look for their data
             # so that a close ends the search.
             with suppress(Exception):  # the caller gets the error
-                self._digests()
+                self._digests(anew=True)  # a state names the length that the data has now
                 if not progress.started_ns and self._options.equal_steps is None:
                     warn_of_unequal(self.plan, place, runtime.world_size, runs.seed)
             runs.compare_data(place)
@@ -213,12 +210,14 @@ class Loader(Closing):
             f"rank{rank}": part,
         }
 
-    def _digests(self) -> tuple[dict[str, str], Wiring]:
+    def _digests(self, anew: bool = False) -> tuple[dict[str, str], Wiring]:
         """What a state says of its graph."""
-        if self._digest is None:
-            self._digest = self.plan.digests(), self.plan.wiring()
+        found = self._digest
+        if found is None:
             warn_of_unsaved(self.plan)
-        return self._digest
+        if found is None or anew:
+            found = self._digest = self.plan.digests(), self.plan.wiring()
+        return found
 
     def load_state_dict(self, state: Any, allow: Sequence[str] = ()) -> None:
         """Resume from a state: the next pass delivers exactly what followed it.

@@ -16,7 +16,6 @@ from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.tracing import Tracer
 from pipegraph.errors import LoaderClosedError, PipegraphWarning
-from pipegraph.loader.given_data import GivenData
 from pipegraph.loader.lengths import check_counts_known
 from pipegraph.loader.options import LoaderOptions
 from pipegraph.loader.place import Place
@@ -48,7 +47,6 @@ class Runs:
         self.tracer = Tracer()
         self.ledger = Ledger([stage.name for stage in plan.running if stage.unordered_above])
         self.progress = Progress(plan, self.ledger, options.isolate)
-        self.given = GivenData(plan, options.isolate)
         self.group: Any = None
         self.same_data: SameData | None = None
         self.runtime: Runtime | None = None
@@ -101,17 +99,13 @@ class Runs:
 
         return IsolatedRuntime(self._isolation, limit, seed, rank, world_size)
 
-    def run_from(self, place: Place, runtime: Runtime, changed: tuple[bool, bool]) -> Run:
-        """The run there is, where it continues with this place by itself and has not read what has ``changed``."""
+    def run_from(self, place: Place, runtime: Runtime) -> Run:
+        """The run there is, where it continues with this place by itself; else another."""
         epoch, run = place.epoch, runtime.run
         epochs = self.options.epochs
         horizon = inf if epochs is None else max(epoch, epochs - 1)
         progress = self.progress
-        ahead, any_source = changed
-        # A pass that delivered nothing may have begun before.
-        stale = run is not None and (any_source if epoch <= run.horizon.begun else ahead)
-        stale = stale or runtime.caches_stale()
-        if run is not None and not run.over and not stale and progress.continues_to(place):
+        if run is not None and not run.over and progress.continues_to(place):
             progress.broken(failed=False)  # until the pass has begun: an interrupted one does not continue
             run.horizon.raise_to(horizon if place.start.stream is None else epoch, epoch)
             return run

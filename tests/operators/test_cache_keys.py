@@ -14,6 +14,7 @@ from PIL import Image
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.errors import GraphError
 
 
 class Slotted:
@@ -179,3 +180,14 @@ def test_a_folder_may_be_in_the_users_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert values(Hidden(2), "~/kept") == [2, 4, 6]
     assert list((tmp_path / "kept").rglob("*.pgv"))
+
+
+def test_a_cache_refuses_what_can_be_read_only_once():
+    graph = pg.Graph()
+    made = graph.add(ops.FromSequence(range(3))).then(lambda x: (y for y in range(x)), name="made")
+    made.then(ops.Cache("memory", "1 MB"), name="kept")
+    with (
+        graph.loader() as loader,
+        pytest.raises(GraphError, match="Cache: a result is or contains .*; return a list"),
+    ):
+        list(loader)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import warnings
@@ -145,10 +144,9 @@ def test_no_flipped_bit_of_a_cached_value_goes_unnoticed() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 100, "1 MB"])
-def test_a_function_below_a_cache_may_change_what_it_gets(limit: int | str) -> None:
+def test_a_function_below_a_cache_may_change_the_containers_that_it_gets(limit: int | str) -> None:
     def change(sample: dict[str, Any]) -> list[Any]:
         sample["list"].append(9)
-        sample["tensor"].add_(1)
         return [*sample["list"], float(sample["tensor"])]
 
     graph = pg.Graph("changed")
@@ -157,13 +155,8 @@ def test_a_function_below_a_cache_may_change_what_it_gets(limit: int | str) -> N
     )
     made.then(ops.Cache("memory", limit)).then(change, on_error="raise")
     with graph.loader() as loader:
-        passes = [list(loader) for _ in range(2)]
-        said = pytest.warns(
-            pg.errors.PipegraphWarning, match="stage 'cache': a stage behind it has changed in place"
-        )
-        with contextlib.nullcontext() if limit == 1 else said:
-            passes.append(list(loader))
-    assert passes == [[[x, 9, x + 1.0] for x in range(3)]] * 3
+        passes = [list(loader) for _ in range(3)]
+    assert passes == [[[x, 9, float(x)] for x in range(3)]] * 3
 
 
 def test_a_state_knows_what_partial_has_bound() -> None:

@@ -19,8 +19,7 @@ from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.bundle import Bundle
-from pipegraph.capabilities import UserData
-from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage
+from pipegraph.chunk import Chunk, Cursor, Failure, Lineage
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import Channel
@@ -200,8 +199,6 @@ class Serving:
         except Cancelled:
             if run.error is not None:
                 error = Carried(run.error)
-        if any(item.__class__ is EndOfEpoch for item in items):
-            self._look_for_changes()
         return items, self._reports(), error
 
     def instead(self, result: Any, error: Exception) -> Any:
@@ -231,12 +228,6 @@ class Serving:
         self.runtime.close()
         if self.runtime.close_errors:
             raise CloseErrors(*self.runtime.close_errors)
-
-    def _look_for_changes(self) -> None:
-        """Report the sources whose data the stages behind them have changed in place."""
-        for stage in self.runtime.plan.running:
-            if (data := stage.operator.can(UserData)) is not None and data.changed_in_place():
-                self.runtime.log.append(("changed in place", stage.name))
 
     def _gather(self, run: Run, terminal: Channel) -> list[Any]:
         found = [terminal.take(MAX_ITEMS)[1]]

@@ -206,8 +206,6 @@ def record(run: Any, reported: list[tuple[Any, ...]]) -> None:
         elif what == "failed":
             if run.ledger.add(*about):
                 log_first(run.judges(about[0]), [each for _, each in about[3]])
-        elif what == "changed in place":
-            run.changed_in_place.update(about)
         else:
             name, *snapshot = about
             run.snapshots[name].add(*snapshot)

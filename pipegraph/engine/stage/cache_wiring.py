@@ -14,7 +14,6 @@ from typing import Any
 from pipegraph.capabilities import Sampled, functions_of
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Drawn, Source
-from pipegraph.engine.stage.cache_watch import CacheWatch, WatchedStage, watched
 from pipegraph.engine.stage.function_code import code_of
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import drew
@@ -60,15 +59,11 @@ class _Override:
 class _Wiring:
     """What the wrapped operators of one cache share: which stage above it drew random numbers (the cache then raises),
     and, for a sampler's source, the index drawn for each position whose sample is on its way to the cache.
-
-    Args:
-        watches: by stage above the cache.
     """
 
-    def __init__(self, cache: str, source: str, watches: dict[str, WatchedStage]) -> None:
+    def __init__(self, cache: str, source: str) -> None:
         self._cache = cache
         self._source = source
-        self._watches = watches
         # The first that drew. Set before its sample reaches the cache, so that no such sample is stored.
         self._drew: str | None = None
         self._indices: dict[tuple[int, int], Any] = {}
@@ -77,11 +72,10 @@ class _Wiring:
         """The index drawn for a position."""
         return self._indices[epoch, position]
 
-    def _watched(self, stage: str, call: Callable[..., Any], *args: Any) -> Any:
+    def _made(self, stage: str, call: Callable[..., Any], *args: Any) -> Any:
         """What ``call`` gives, in a stage above the cache."""
         before = drew()  # a sampler, in the thread that has the samples read in processes
-        watch = self._watches.get(stage)
-        made = call(*args) if watch is None else watch.use(call, *args)
+        made = call(*args)
         now = drew()
         if now is not None and now is not before:
             self._drew = stage
@@ -98,7 +92,7 @@ class _Wiring:
                 return hit
             if isinstance(place, Drawn):
                 self._indices[epoch, place.position] = place.index
-            return self._watched(self._source, read, place, epoch)
+            return self._made(self._source, read, place, epoch)
 
         return _Override(source, read=reading)
 
@@ -108,7 +102,7 @@ class _Wiring:
         def process(chunk: Chunk) -> Any:
             if chunk.data.__class__ is Hit:
                 return chunk
-            return self._watched(stage, operator.process, chunk)
+            return self._made(stage, operator.process, chunk)
 
         def call_for(chunk: Chunk) -> Any:  # for an operator in a process: hits are not sent there
             return None if chunk.data.__class__ is Hit else operator.call_for(chunk)
@@ -148,9 +142,8 @@ class _Wiring:
         return _Override(reader, begin_run=begin_run)
 
 
-def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, Any]) -> list[CacheWatch]:
-    """Connect every cache with the workers' operators above it, before they are opened; returns their watches."""
-    watches = []
+def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, Any]) -> None:
+    """Connect every cache with the workers' operators above it, before they are opened."""
     for stage in plan.running:
         if not stage.caches:
             continue
@@ -158,9 +151,7 @@ def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, A
         for reading in (readers[source.name], *operators[source.name]):
             reading.group = 1
         digest = upstream_digest(plan, stage)
-        reads = {each.name: seen for each in (source, *between) if (seen := watched(each)) is not None}
-        caches, wiring = operators[stage.name], _Wiring(stage.name, source.name, reads)
-        watches.append(CacheWatch(stage.name, caches[0], list(reads.values())))
+        caches, wiring = operators[stage.name], _Wiring(stage.name, source.name)
         draws, reader, lookup = (
             source.operator.can(Sampled) is not None,
             readers[source.name],
@@ -174,4 +165,3 @@ def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, A
         operators[source.name] = [wiring.reading(each, lookup) for each in operators[source.name]]
         for above in between:
             operators[above.name] = [wiring.skipping(each, above.name) for each in operators[above.name]]
-    return watches

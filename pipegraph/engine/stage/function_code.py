@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import copyreg
+import dis
 import functools
 import hashlib
 import inspect
-from collections.abc import ItemsView, KeysView, ValuesView
-from itertools import islice
-from types import CodeType, FunctionType, MethodType, ModuleType
+import sys
+from argparse import Namespace
+from collections import deque
+from collections.abc import ItemsView, Iterator, KeysView, Sequence, ValuesView
+from functools import lru_cache
+from itertools import chain, islice
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
 from pipegraph.estimates import attributes_of
-from pipegraph.fingerprints import class_data, globals_read
 from pipegraph.parameters import ENTRIES
-from pipegraph.tree import bytes_of
+from pipegraph.tree import ATOMS, bytes_of
 
 PIECE_BYTES, SAMPLED_PIECES = 1 << 14, 64
 """Of arrays above a megabyte only 64 pieces of 16 KiB are hashed: the arrays may be mapped files."""
 
 _PLAIN = str | bytes | bool | int | float | complex | None
+_CONTAINERS = {list, tuple, set, frozenset, deque, dict}
+_BUFFERS = {bytearray, memoryview, array.array}
+_DATA = ATOMS | _CONTAINERS | _BUFFERS | {str, bytes, np.ndarray, torch.Tensor}
+_PLACES_OF_DATA = (Namespace, SimpleNamespace)
 
 
 def code_of(function: Any) -> str:
@@ -55,7 +64,7 @@ def _function(function: Any, seen: dict[int, Any]) -> Any:
             with contextlib.suppress(ValueError):  # an empty cell
                 bound.append(cell.cell_contents)
         found.append(_instructions(function.__code__))
-        bound += globals_read(function)
+        bound += _globals_read(function)
     found += [_value(each, seen) for each in bound]
     return [*found, _value(owner, seen)]
 
@@ -72,7 +81,7 @@ def _value(value: Any, seen: dict[int, Any]) -> Any:
         return [getattr(value, "__qualname__", name), seen[id(value)][0]]
     seen[id(value)] = (len(seen), value)  # keeps it alive, so that no other object gets its id
     if isinstance(value, type):
-        return [value.__qualname__, _methods(value), _value(class_data(value), seen)]
+        return [value.__qualname__, _methods(value), _value(_class_data(value), seen)]
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         held = _hash(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
         return [name, str(value.dtype), value.shape, held, _value(_beside(value), seen)]
@@ -95,7 +104,7 @@ def _value(value: Any, seen: dict[int, Any]) -> Any:
     kept = attributes_of(value)
     network = ("_parameters", "_buffers", "_modules") if isinstance(value, torch.nn.Module) else ()
     public = {key: kept[key] for key in kept if key in network or not key.startswith("_")}
-    shared = _value(class_data(type(value)), seen)
+    shared = _value(_class_data(type(value)), seen)
     made_of = _made_of(value) if not public or _says_what_it_is_made_of(type(value)) else None
     return [name, shared, _methods(type(value)), _value(public, seen), _value(made_of, seen)]
 
@@ -159,3 +168,73 @@ def _constant(value: Any) -> Any:
         return _instructions(value)
     # The order of a set's elements differs from process to process.
     return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
+
+
+def _class_data(kind: type) -> dict[str, Any]:
+    """The public attributes of a class that are data."""
+    found = ((name, each) for base in kind.__mro__ for name, each in vars(base).items())
+    return {name: each for name, each in found if type(each) in _DATA and not name.startswith("_")}
+
+
+def _globals_read(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function reads of its module: data, callable objects, and what the module itself defines; of other
+    modules, data and objects of the module's own classes: settings.
+
+    Others, such as a logger, change by themselves, and do not change what the function returns.
+    """
+    for name in _global_names(function.__code__):
+        value = function.__globals__.get(name, sys.modules.get(name))
+        if isinstance(value, ModuleType):
+            yield from _data_of(value, _all_names(function.__code__))
+            continue
+        if isinstance(value, FunctionType | type):
+            counts = value.__module__ == function.__module__
+        else:
+            own = type(value).__module__ == function.__module__ or isinstance(value, _PLACES_OF_DATA)
+            counts = own or type(value) in _DATA or callable(value) or not attributes_of(value)
+        if counts:
+            yield name, value
+
+
+@lru_cache(1024)
+def _global_names(code: CodeType) -> tuple[str, ...]:
+    """The global names that a function reads, and the functions inside it; ``co_names`` has those of attributes too.
+    The modules that it imports are among them.
+    """
+    read = ("LOAD_GLOBAL", "IMPORT_NAME")
+    found = {str(each.argval) for each in dis.get_instructions(code) if each.opname in read}
+    found.update(*(_global_names(each) for each in code.co_consts if isinstance(each, CodeType)))
+    return tuple(sorted(found))
+
+
+@lru_cache(1024)
+def _all_names(code: CodeType) -> tuple[str, ...]:
+    """The names of globals and attributes that a function reads, and the functions inside it."""
+    inner = (_all_names(each) for each in code.co_consts if isinstance(each, CodeType))
+    return tuple(sorted({*code.co_names, *chain.from_iterable(inner)}))
+
+
+def _data_of(module: ModuleType, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """What has one of these names in a module, or in the modules that have one in it. Those of Python itself hold
+    no settings of the user's.
+    """
+    left, seen = deque([module]), {module.__name__}
+    while left:
+        module = left.popleft()
+        if module.__name__.partition(".")[0] in sys.stdlib_module_names:
+            continue
+        held = vars(module)
+        for name in filter(
+            held.__contains__, names
+        ):  # what it lacks counts for nothing: libraries import modules later
+            value = held[name]
+            if isinstance(value, ModuleType):
+                if value.__name__ not in seen:
+                    seen.add(value.__name__)
+                    left.append(value)
+            elif type(value) in _DATA or isinstance(value, _PLACES_OF_DATA) or _is_of(value, module):
+                yield f"{module.__name__}.{name}", value
+
+
+def _is_of(value: Any, module: ModuleType) -> bool:
+    return type(value).__module__ == module.__name__

@@ -16,7 +16,6 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from pipegraph.chunk import Chunk
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
-from pipegraph.fingerprints import length_of
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
 from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress
@@ -33,6 +32,7 @@ from pipegraph.loader.torch_dataloader.dataset_worker import DatasetWorker, Work
 from pipegraph.loader.torch_dataloader.fetching import Fetching, ReadAgain
 from pipegraph.loader.torch_dataloader.index_feed import IndexFeed, WorkerIndices
 from pipegraph.loader.torch_dataloader.inline_pass import Noting
+from pipegraph.parameters import length_of
 
 
 def next_worker(progress: BatchProgress, iterable: bool, workers: int) -> int:
