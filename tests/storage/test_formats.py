@@ -14,7 +14,6 @@ import pytest
 from pipegraph.errors import DataError, ShardError
 from pipegraph.storage.folders import list_files
 from pipegraph.storage.formats import TokenFormat, format_of
-from pipegraph.storage.formats.parquetfooter import row_groups
 from pipegraph.storage.formats.unpacking import CHUNK_NBYTES, unpacked
 from pipegraph.storage.shard_files import BytesFile, LocalFile, OverlayFile
 from tests.storage.reading_shards import check
@@ -91,25 +90,6 @@ def test_parquet_rows_keep_their_types_and_row_groups_are_blocks() -> None:
     assert np.float32 == first["embedding"].dtype
     assert first["embedding"].flags.writeable
     assert isinstance(first["jpg"], bytes)
-
-
-@pytest.mark.parametrize("columns", [1, 3, 40])
-def test_row_groups_lie_where_pyarrow_says(columns: int) -> None:
-    pa = pytest.importorskip("pyarrow")
-    pq = pytest.importorskip("pyarrow.parquet")
-    out = io.BytesIO()
-    rng = np.random.default_rng(columns)
-    table = pa.table({f"c{i}": rng.integers(0, 5 if i % 2 else 10**9, 500) for i in range(columns)})
-    pq.write_table(table, out, row_group_size=70, use_dictionary=["c1"] if columns > 1 else False)
-    data = out.getvalue()
-    meta = pq.ParquetFile(io.BytesIO(data)).metadata
-    expected = []
-    for number in range(meta.num_row_groups):
-        chunks = [meta.row_group(number).column(c) for c in range(columns)]
-        starts = [c.dictionary_page_offset or c.data_page_offset for c in chunks]
-        stops = [s + c.total_compressed_size for s, c in zip(starts, chunks, strict=True)]
-        expected.append((min(starts), max(stops), meta.row_group(number).num_rows))
-    assert row_groups(BytesFile(data)) == expected
 
 
 def test_a_cached_parquet_block_needs_only_its_bytes_and_the_footer(tmp_path: Path) -> None:

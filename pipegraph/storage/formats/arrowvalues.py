@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from numbers import Number
 from typing import Any, NamedTuple
 
@@ -78,32 +78,12 @@ def filling(value: Any, kind: Any, name: str, operator: str) -> Any:
 def _as_read(value: Any, plain: Any, name: str, operator: str) -> Any:
     arrow = importlib.import_module("pyarrow")
     try:
-        if isinstance(value, str) and not _is_text_or_bytes(plain) and arrow.types.is_nested(plain):
-            raise TypeError("a text is no list of its letters")
-        if arrow.types.is_struct(plain) and not isinstance(value, Mapping):
-            raise TypeError("no mapping")
-        for inner, its in _inside(value, plain):  # Arrow itself cuts fractions off inside lists and structs
-            _as_read(inner, its, name, operator)
-        found = converter(plain, copied=False)(arrow.array([value], plain))[0]
-        if arrow.types.is_integer(plain) and found != value:
-            raise ValueError("a fraction is cut off")
+        arrow.array([value]).cast(plain)  # refuses to cut fractions off
+        return converter(plain, copied=False)(arrow.array([value], plain))[0]  # refuses other kinds
     except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise GraphError(
             f"{operator}: fill={{{name!r}: {shown(value)}}} is no value of type {plain}, which the column has"
         ) from error
-    return found
-
-
-def _inside(value: Any, plain: Any) -> Iterator[tuple[Any, Any]]:
-    """The values in a list or a struct that are no nulls, with their types."""
-    types = importlib.import_module("pyarrow").types
-    if types.is_struct(plain):
-        pairs = [(value.get(field.name), field.type) for field in plain]
-    elif types.is_list(plain) or types.is_large_list(plain) or types.is_fixed_size_list(plain):
-        pairs = [(inner, plain.value_type) for inner in value]
-    else:
-        return
-    yield from (pair for pair in pairs if pair[0] is not None)
 
 
 def nulls_of(column: Any) -> int:

@@ -13,7 +13,6 @@ from pipegraph.errors import DataError, GraphError, PipegraphError, ShardError, 
 from pipegraph.storage.shard_files import ShardFile
 
 from .arrowvalues import arrow_errors, converter, filling, kind_of
-from .parquetfooter import row_groups
 from .shard_format import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, BlockSamples, Format, Sample
 
 _BATCH_NBYTES: Final = 1 << 22
@@ -89,7 +88,7 @@ class ParquetFormat(Format):
 
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
         block: Block | None = None
-        for start, stop, rows in row_groups(file):
+        for start, stop, rows in _row_groups(file):
             if block and rows and start >= block.offset and stop - block.offset <= block_nbytes:
                 nbytes = max(stop, block.offset + block.nbytes) - block.offset
                 block = Block(block.offset, nbytes, block.first, block.samples + rows)
@@ -283,6 +282,24 @@ class _Rows(BlockSamples["Sample | None"]):
             place = at
         assert self._values is not None
         return self._values.rows(batch.slice(place, 1))[0]
+
+
+def _row_groups(file: ShardFile) -> Iterator[tuple[int, int, int]]:
+    """Where each row group begins and ends, and its rows."""
+    parquet = extra_module("pyarrow.parquet", "shards", f"reading {file.name}", "pyarrow")
+    try:
+        metadata = parquet.read_metadata(file.open_raw())
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            chunks = [group.column(each) for each in range(group.num_columns)]
+            starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+            sizes = [chunk.total_compressed_size for chunk in chunks]
+            stops = [start + nbytes for start, nbytes in zip(starts, sizes, strict=True)]
+            yield min(starts, default=0), max(stops, default=0), group.num_rows
+    except PipegraphError:  # the bytes could not be had
+        raise
+    except arrow_errors() as error:
+        raise ShardError(f"{file.name}: not a Parquet file: {error}") from error
 
 
 def _group_size(reader: Any, group: int, name: str) -> tuple[int, int]:
