@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pipegraph.order import LaneOrder, PartOrder
-from pipegraph.order.left import Deal
 from pipegraph.reader.prefetch_policy import RecentDurations, start_in
 
 PARTS, PART_BYTES, SAMPLES = 16_000, 16 * 10**9, 156_250
@@ -237,10 +236,15 @@ def of_lanes(scene: Scene) -> tuple[list[Trainer], float]:
     block_bytes = PART_BYTES / BLOCKS_PER_PART
     trainers = []
     for rank in range(scene.trainers):
-        visits = order.visits(samples, Deal(7, 0, scene.trainers, ()), [rank])
-        number = np.repeat(np.arange(scene.parts), np.diff(visits.starts))
-        by_use = np.argsort(visits.first, kind="stable")
-        first, last, block = visits.first[by_use], visits.last[by_use], number[by_use]
+        read = np.searchsorted(
+            np.cumsum(samples), order.indices(samples, 7, 0, rank, scene.trainers), side="right"
+        )
+        step = np.argsort(read, kind="stable")
+        # A lane comes back to its first block at its end: that is another use.
+        begins = (np.diff(read[step], prepend=-1) != 0) | (np.diff(step, prepend=0) > OPENING)
+        ends = np.append(begins[1:], True)
+        by_use = np.argsort(step[begins], kind="stable")
+        first, last, block = (array[by_use] for array in (step[begins], step[ends], read[step[begins]]))
         share = samples[block] / per_block
         trainers.append(
             Trainer(

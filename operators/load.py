@@ -167,7 +167,7 @@ class Load(_Reads, BundleMap, Fuses, Planned):
     - A whole shard becomes its samples, one after the other.
 
     Local shards are read in place. Remote shards are fetched block by block, each just in time for its first use: into
-    the cache if there is one, else into memory. Blocks in memory take at most half of ``memory_limit``.
+    the cache as long as it has room, else into memory. Blocks in memory take at most half of ``memory_limit``.
 
     Args:
         cache: a ``pg.NodeCache``, shared by all ranks of a node. With a cache, local shards are copied to it too,
@@ -258,12 +258,12 @@ class Load(_Reads, BundleMap, Fuses, Planned):
 
     def open(self, context: Context) -> None:
         select = self._select
-        if select is not None and self.cache is None:
+        if select is not None:
             from pipegraph.order import LaneOrder
 
             if isinstance(select.order, LaneOrder):
                 select.find(context.stopping)
-                check_memory(select.order, select, context)
+                check_memory(select.order, select, self.cache, context)
         super().open(context)
 
     def process(self, chunk: Chunk) -> Chunk | None:

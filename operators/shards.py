@@ -175,7 +175,7 @@ class ShardSelect(OrderedSource, Grouped):
             history = self._consumed(epoch)
             args = (epoch, rank, world_size, history)
             blocks = partial(self._blocks, *args)
-            self._feed.deal(RankSteps(epoch, self.seed, start, self._left(*args), blocks, history))
+            self._feed.deal(RankSteps(epoch, start, self._left(*args), blocks))
         yield from super().positions(epoch, rank, world_size, start)
 
     def _blocks(
@@ -208,6 +208,6 @@ class ShardSelect(OrderedSource, Grouped):
         assert feed is not None
         numbers = np.array(mine, dtype=np.int64)
         blocks: Callable[[int, int], Int64Array] = lambda first, last: numbers[first:last]  # noqa: E731
-        feed.deal(RankSteps(epoch, self.seed, start, len(mine), blocks))
+        feed.deal(RankSteps(epoch, start, len(mine), blocks))
         for step in range(start, len(mine)):
             yield step * world_size + rank, ShardPart(feed, mine[step], parts[mine[step]])

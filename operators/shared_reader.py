@@ -5,6 +5,7 @@ A sample or whole part refers to the feed that it comes from, which tells the re
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, final
 
 from pipegraph import concurrency
@@ -30,7 +31,7 @@ class ShardFeed:
 
     def __init__(self, select: ShardSelect, context: Context) -> None:
         self.select = select
-        self.seed, self.rank, self.world_size = context.seed, context.rank, context.world_size
+        self.world_size = context.world_size
         self._lock = concurrency.Lock()
         self._deals: list[RankSteps] = []
         self._listeners: list[BlockReader] = []
@@ -140,9 +141,7 @@ class Reading:
             whole = select.order.shuffle or self._cache is not None
             source = PartSource(select.part_list(), whole, fetcher, self._choice)
         else:
-            source = ManifestSource(
-                select.manifest(), select.order, feed.rank, feed.world_size, fetcher, self._choice
-            )
+            source = ManifestSource(select.manifest(), select.order, feed.world_size, fetcher, self._choice)
         return BlockReader(source, self._ahead, context.count)
 
     def hold(self, part: int, nbytes: int) -> None:
@@ -187,16 +186,20 @@ def share_of(memory_limit: int) -> int:
 def blocks_nbytes(select: ShardSelect, memory_limit: int) -> int:
     """Bytes of ``memory_limit`` that blocks held in memory may take: half of it, less if there is less data.
 
-    Where a node cache is used, or parts are read in place, nothing is held but what is decoded; what a full cache
-    has no room for goes to memory all the same, up to this. How large decoded blocks are is known once they are read.
+    Where all data fits a node cache, or parts are read in place, nothing is held but what is
+    decoded. How large decoded blocks are is known once they are read.
     """
     limit = share_of(memory_limit)
     if _decodes(select):
         return limit
+    return int(min(limit, data_nbytes(select)))
+
+
+def data_nbytes(select: ShardSelect) -> float:
+    """Bytes of all blocks, or of all parts; infinite if those are not known."""
     if select.whole_parts:
-        sizes = [part.size for part in select.part_list()]
-        return limit if None in sizes else min(limit, sum(size or 0 for size in sizes))
-    return min(limit, int(select.manifest().block_nbytes.sum()))
+        return sum(math.inf if part.size is None else part.size for part in select.part_list())
+    return int(select.manifest().block_nbytes.sum())
 
 
 def _decodes(select: ShardSelect) -> bool:
@@ -206,30 +209,34 @@ def _decodes(select: ShardSelect) -> bool:
 
 
 def holds_blocks(select: ShardSelect, cache: NodeCache | None) -> bool:
-    """Whether blocks are held in memory: remote ones without a cache, and decoded ones."""
+    """Whether blocks are held in memory: decoded ones, and fetched ones without a cache that has room for all."""
     if select.whole_parts:
         from pipegraph.order import PartOrder
 
         assert isinstance(select.order, PartOrder)
         if not select.order.shuffle:
             return False  # parts are read as streams
-    return (cache is None and select.is_remote()) or _decodes(select)
+    return _fetched_to_memory(select, cache) or _decodes(select)
 
 
-def check_memory(order: LaneOrder, select: ShardSelect, context: Context) -> None:
-    """Raise MemoryLimitError, before anything is read, if a rank's remote blocks cannot be held in memory."""
+def _fetched_to_memory(select: ShardSelect, cache: NodeCache | None) -> bool:
+    return select.is_remote() if cache is None else cache.limit < data_nbytes(select) < math.inf
+
+
+def check_memory(order: LaneOrder, select: ShardSelect, cache: NodeCache | None, context: Context) -> None:
+    """Raise MemoryLimitError, before anything is read, if a rank's fetched blocks cannot be held in memory."""
     from pipegraph.order.lane_plan import require_memory
 
     manifest, limit = select.manifest(), share_of(memory_of(context))
     if int(manifest.block_nbytes.sum()) <= limit:
         return
     largest, ranks = int(manifest.block_nbytes.max()), context.world_size
-    if select.is_remote():
+    if _fetched_to_memory(select, cache):
         try:
             require_memory(order, manifest, ranks, largest, limit)
         except MemoryLimitError as error:
             error.add_note(
                 f"pipegraph: blocks in memory may take {SHARE:.0%} of the loader's memory_limit; "
-                "with Load(cache=pg.NodeCache(...)) they lie on disk instead"
+                "in a pg.NodeCache with room for all of them they lie on disk instead"
             )
             raise

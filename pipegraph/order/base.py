@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, final
+from typing import Any, ClassVar, TypeAlias, TypeVar, final
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from pipegraph.order._stream import Tail, stream_length, stream_positions
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, total_samples
 from pipegraph.order.left import Deal, check_history, steps_begun
 from pipegraph.order.permutation import key64
-
-if TYPE_CHECKING:
-    from pipegraph.order.visits import Visits
 
 History: TypeAlias = Sequence[tuple[int, Any]]
 """Pairs (world size, samples per rank) already consumed in the epoch, oldest first. Where ranks consumed
@@ -76,14 +73,6 @@ class Order(abc.ABC):
     def tail(self) -> Tail:
         """What becomes of positions that do not fill a step on every rank: ``"pad"``, ``"drop"`` or ``"uneven"``."""
         return "pad"
-
-    def visits(self, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Visits | None:
-        """When these ranks read which blocks, in steps from the end of the deal's history; padding is left out.
-
-        For prefetching and for eviction by next use. None (the default) where that is not known without drawing
-        every step, as for orders that permute single samples through all of the data.
-        """
-        return None
 
     def ranks_per_block(self, layout: LayoutLike, world_size: int) -> int:
         """How many ranks read each block; 1 (the default) where a block's samples go to one rank."""

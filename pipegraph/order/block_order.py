@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -15,10 +14,9 @@ from pipegraph.order._libstdcxx import shuffled_by_libstdcxx
 from pipegraph.order._spans import Shares, Spans
 from pipegraph.order._stream import Tail
 from pipegraph.order.base import JsonDict, Order, check_flags
-from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, total_samples
+from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
 from pipegraph.order.left import Deal, Pairs
 from pipegraph.order.permutation import key64, permute_one
-from pipegraph.order.visits import Visits, overlaps, pieces_of
 
 _shuffles: BoundedMemo[Int64Array] = BoundedMemo(64 << 20, lambda array: array.nbytes)
 _lefts: BoundedMemo[Spans] = BoundedMemo(4 << 20, lambda spans: 2 * spans.low.nbytes + 1_024)
@@ -75,15 +73,6 @@ class BlockOrder(Order):
     @property
     def tail(self) -> Tail:
         return "pad" if self.allow_duplicates else "drop"
-
-    def visits(self, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Visits | None:
-        if self.shuffle:
-            return None
-        low, high, step = pieces_of(self._shares(self._left(layout, deal), deal.world_size), ranks)
-        starts = np.concatenate(([0], np.cumsum(block_samples(layout))))
-        return Visits.of(
-            len(starts) - 1, overlaps(starts, low, np.minimum(high, total_samples(layout)), step)
-        )
 
     def _total(self, layout: LayoutLike) -> int:
         total = total_samples(layout)

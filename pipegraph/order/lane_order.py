@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -13,12 +12,10 @@ from pipegraph.integers import integer
 from pipegraph.order._blocks import BlockPlaces
 from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._spread import spread
-from pipegraph.order._stream import TAILS, Tail, stream_gone, stream_visits
+from pipegraph.order._stream import TAILS, Tail
 from pipegraph.order.base import JsonDict, Order, check_choice, check_flags, other_than
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, layout_digest, total_samples
-from pipegraph.order.left import Deal
 from pipegraph.order.permutation import derived_keys, key64, permute
-from pipegraph.order.visits import Visits
 
 DEFAULT_LANES = 240
 
@@ -67,41 +64,6 @@ class LaneOrder(Order):
         # A state from before blocks were spread is of another order.
         spread = {"blocks": "spread"} if self.shuffle else {}
         return {"order": "LaneOrder", **dataclasses.asdict(self), **spread}
-
-    def visits(self, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Visits | None:
-        if not self.shuffle:
-            return stream_visits(layout, deal)
-        epoch = self._epoch(layout, deal.seed, deal.epoch)
-        table, bounds, lanes = epoch.table, epoch.bounds, epoch.lanes
-        gone = stream_gone(deal)
-        shared = int(np.gcd(lanes, deal.world_size))
-        wanted = np.isin((np.arange(lanes) - gone) % shared, np.unique(np.asarray(ranks) % shared))
-        # The pieces that lanes cut blocks into.
-        # Two runs, so that sorting is one merge.
-        low = np.sort(np.concatenate(([0], table.ends[:-1], bounds[:-1])), kind="stable")
-        low = low[(np.diff(low, prepend=-1) > 0) & (low < bounds[-1])]
-        lane = np.searchsorted(bounds, low, side="right") - 1
-        low, lane = low[wanted[lane]], lane[wanted[lane]]
-        block = table.find(low)
-        _, begin, end = epoch._windows(lane, block)
-        size = bounds[lane + 1] - bounds[lane]
-        begin, end = (place - bounds[lane] - epoch.rotation[lane] for place in (begin, end))
-        # A lane begins inside its first window: that is read at once, and again at the lane's end.
-        across, behind = (begin < 0) & (end > 0), end <= 0
-        number = table.order[block]
-        found = [
-            (number[across], np.zeros_like(begin[across]), end[across], lane[across]),
-            (
-                number,
-                np.where(across | behind, begin + size, begin),
-                np.where(across, size, np.where(behind, end + size, end)),
-                lane,
-            ),
-        ]
-        number, begin, end, lane = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
-        first, last = begin * lanes + lane, (end - 1) * lanes + lane
-        visits = number, (first - gone) // deal.world_size, (last - gone) // deal.world_size
-        return Visits.of(len(block_samples(layout)), visits)
 
     def lane_count(self, layout: LayoutLike) -> int:
         """L, the lanes that this layout is cut into: fewer than ``lanes`` where blocks are few."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -11,20 +10,18 @@ import numpy as np
 from pipegraph.errors import GraphError, shown
 from pipegraph.order._blocks import BlockPlaces
 from pipegraph.order._cache import BoundedMemo
-from pipegraph.order._spans import Shares, Spans, runs_of
+from pipegraph.order._spans import Shares, Spans
 from pipegraph.order._stream import TAILS, Tail
 from pipegraph.order.base import JsonDict, Order, check_choice, check_flags, check_rank, check_seed
 from pipegraph.order.layout import (
     Int64Array,
     LayoutLike,
-    block_samples,
     layout_digest,
     part_samples,
     total_samples,
 )
 from pipegraph.order.left import Deal
 from pipegraph.order.permutation import derived_keys, key64, permute, permute_one
-from pipegraph.order.visits import Visits, overlaps, pieces_of
 
 _tables: BoundedMemo[BlockPlaces] = BoundedMemo(16 << 20, lambda table: table.nbytes)
 _shares: BoundedMemo[Shares] = BoundedMemo(16 << 20, lambda s: s.spans.low.nbytes * 2 + s.bounds.nbytes)
@@ -64,25 +61,6 @@ class PartOrder(Order):
 
     def config(self) -> JsonDict:
         return {"order": "PartOrder"} | dataclasses.asdict(self)
-
-    def visits(self, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Visits | None:
-        shares, table = self._shares(layout, deal), self._table(layout, deal.seed, deal.epoch)
-        low, high, step = pieces_of(shares, ranks)
-        place = table.find(low)
-        part_start = table.starts(place)
-        part = table.order[place]
-        starts = np.concatenate(([0], np.cumsum(block_samples(layout))))
-        part_first = np.concatenate(([0], np.cumsum(part_samples(layout))))
-        if not self.shuffle:
-            # Places inside a part are its samples in their order.
-            shift = part_first[part] - part_start
-            return Visits.of(len(starts) - 1, overlaps(starts, low + shift, high + shift, step))
-        # The samples of a part are permuted through all of its blocks.
-        first_block = np.searchsorted(starts, part_first[part], side="left")
-        last_block = np.searchsorted(starts, part_first[part + 1], side="left")
-        span, number = runs_of(first_block, last_block - first_block)
-        visits = number, step[span], step[span] + (high - low)[span] - 1
-        return Visits.of(len(starts) - 1, visits)
 
     def parts(
         self, parts: int, seed: int = 0, epoch: int = 0, rank: int = 0, world_size: int = 1

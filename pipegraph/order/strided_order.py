@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 import numpy as np
 
 from pipegraph.errors import GraphError
 from pipegraph.order._cache import BoundedMemo
-from pipegraph.order._stream import Tail, stream_visits
+from pipegraph.order._stream import Tail
 from pipegraph.order.base import JsonDict, Order, check_flags
 from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
-from pipegraph.order.left import Deal
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from pipegraph.order.visits import Visits
 
 # Eight ImageNet-sized permutations (4 bytes * 1.28 M) and some: enough for
 # several loaders in one process, little beside the data they feed.
@@ -52,9 +48,6 @@ class StridedOrder(Order):
 
     def config(self) -> JsonDict:
         return {"order": "StridedOrder"} | dataclasses.asdict(self)
-
-    def visits(self, layout: LayoutLike, deal: Deal, ranks: Sequence[int]) -> Visits | None:
-        return None if self.shuffle else stream_visits(layout, deal)
 
     @property
     def tail(self) -> Tail:

@@ -310,9 +310,9 @@ class BlockReader:
                 if self._closed:
                     return
                 events, schedule = self._events, self._steps
-                draw, place = schedule.next_draw(), schedule.place()
-            if place is not None:
-                self._source.follow(*place)
+                draw, epoch = schedule.next_draw(), schedule.epoch
+            if epoch is not None:
+                self._source.follow(epoch)
             if draw is not None:
                 uses = Uses.of(draw.deal.blocks(draw.first, draw.last), draw.base + draw.first)
                 with self._lock:

@@ -12,14 +12,12 @@ from pipegraph.order import LaneOrder, Order
 from pipegraph.order.lane_plan import largest_lanes
 from pipegraph.reader.columns_filter import Choice, SameFields
 from pipegraph.reader.fetcher import Fetcher
-from pipegraph.reader.next_use import NextUseIndex
 from pipegraph.reader.prefetch_policy import SHARE
-from pipegraph.reader.schedule import RankSteps
 from pipegraph.storage import Manifest, Part, ShardFile
 from pipegraph.storage.formats import Block, Format, format_of
 from pipegraph.storage.local import LocalParts
 from pipegraph.storage.object_file import open_part
-from pipegraph.storage.open_blocks import cacheable, open_block
+from pipegraph.storage.open_blocks import open_block
 
 _log = logging.getLogger("pipegraph")
 
@@ -34,14 +32,12 @@ class BlockSource(ABC):
 
     Attributes:
         fetched: whether blocks are fetched (from a store, through a cache, decoded into memory), not read in place.
-        keeps: whether a released block stays local, in the node cache.
         stride: steps over which consumption is measured; that many first steps of a run are its cold start.
         steps_per_block: about how many steps lie between the first uses of two consecutive blocks.
         beside: bytes of the budget that others take.
     """
 
     fetched: bool
-    keeps: bool = False
     stride: int
     steps_per_block: float
     beside = 0
@@ -85,8 +81,8 @@ class BlockSource(ABC):
     def name(self, number: int) -> str:
         """A block's name for people."""
 
-    def follow(self, deal: RankSteps, step: int) -> None:  # noqa: B027
-        """Training is at about this step of an epoch; called from time to time, by one thread."""
+    def follow(self, epoch: int) -> None:  # noqa: B027
+        """Training is in this epoch; called from time to time, by one thread."""
 
     def interrupt(self) -> None:
         """End every `open` that waits, and those to come."""
@@ -111,22 +107,20 @@ class ManifestSource(BlockSource):
         self,
         manifest: Manifest,
         order: Order,
-        rank: int,
         world_size: int,
         fetcher: Fetcher,
         choice: Choice = ALL,
     ) -> None:
         self._manifest, self._order, self._fetcher, self._choice = manifest, order, fetcher, choice
-        self._rank, self._world_size = rank, world_size
+        self._world_size = world_size
         self._local = LocalParts()
         self._decoded = any(map(is_decoded, manifest.parts))
-        self.fetched, self.keeps = fetcher.in_use or self._decoded, fetcher.handle is not None
+        self.fetched = fetcher.in_use or self._decoded
         readers = order.ranks_per_block(manifest, world_size)
         self.steps_per_block = max(1.0, len(manifest) / max(1, manifest.blocks) / readers)
         self._fields = SameFields(manifest.parts, choice, fetcher.store)
         self._sizes: dict[int, int] = {}  # of blocks that were open, what they held in memory
         self._growth = 1.0  # by how much blocks have grown at most when they were decoded
-        self._next_uses: NextUseIndex | None = None
         # What this epoch has decoded so far. Several threads count: a lost one only moves the message.
         self._epoch, self._loaded, self._repeats, self._has_said = -1, set[int](), 0, False
 
@@ -157,7 +151,7 @@ class ManifestSource(BlockSource):
         try:
             self._fields.check(part_number, file)
             # Without a cache a remote block's encoded bytes are held beside what is made of them.
-            encoded = block.nbytes if self._fetcher.in_use and not self.keeps else 0
+            encoded = block.nbytes if self._fetcher.in_use and self._fetcher.in_memory else 0
             if not form.in_place:
                 form = form.within(lambda nbytes: room(encoded + nbytes))
             samples: Any = form.read(file, block)
@@ -209,29 +203,13 @@ class ManifestSource(BlockSource):
             remedy,
         )
 
-    def follow(self, deal: RankSteps, step: int) -> None:
-        """Give the cache the next uses of its entries, in this epoch and the next."""
-        if deal.epoch != self._epoch:
-            self._epoch, self._loaded, self._repeats = deal.epoch, set(), 0
-        handle = self._fetcher.handle
-        if handle is None:
-            return
-        if self._next_uses is None:
-            self._next_uses = NextUseIndex(
-                self._order, self._manifest, self._rank, self._world_size, self._place
-            )
-            handle.plan(self._next_uses.next_use)
-        self._next_uses.follow(deal, step)
+    def follow(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            self._epoch, self._loaded, self._repeats = epoch, set(), 0
 
     def name(self, number: int) -> str:
         part, _ = self._manifest.block(number)
         return f"{self._manifest.parts[part].name}, block {number - int(self._manifest.first_block[part])}"
-
-    def _place(self, number: int) -> str:
-        part_number, block = self._manifest.block(number)
-        return cacheable(
-            self._manifest.parts[part_number], block, self._manifest.block_checksum(number)
-        ).place
 
 
 class PartSource(BlockSource):

@@ -167,13 +167,6 @@ class BlockTable:
         spare = [
             entry for entry in self._entries.values() if entry.state is BlockState.READY and not entry.pins
         ]
-        if self._source.keeps and schedule.scanned > schedule.tick:
-            # What lies in the node cache is opened again at once, and while it is open it cannot be evicted, even
-            # where the plan needs its place for another: what is not needed soon is closed.
-            for entry in spare:
-                if entry.file is not None and not _needed(entry, schedule):
-                    self.drop(entry)
-            spare = [entry for entry in spare if entry.number in self._entries]
         budget = self._source.budget()
         if self.nbytes + nbytes <= budget:
             return

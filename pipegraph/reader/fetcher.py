@@ -31,7 +31,7 @@ class Fetcher:
     """Fetches blocks for one reader; closing it ends only that reader's waits.
 
     Attributes:
-        in_memory: whether fetched blocks lie in memory: without a cache, and where it had no room for the last one.
+        in_memory: whether fetched blocks lie in memory: without a cache, and from where it has no room on.
     """
 
     def __init__(
@@ -80,7 +80,6 @@ class Fetcher:
             self.in_memory = True
             self._count("blocks without room in the cache", 1)
             raise
-        self.in_memory = False
         self._count("cache misses" if downloaded else "cache hits", 1)
         return file
 

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pipegraph.contracts import History
 from pipegraph.order.layout import Int64Array
 from pipegraph.reader.prefetch_policy import RecentDurations
 
@@ -38,15 +37,12 @@ class RankSteps:
     Attributes:
         start, stop: the first step that is dealt, and the steps that the epoch has left for the rank.
         blocks: the block (or whole part) that each of the steps first..last-1 reads, int64.
-        history: pairs (world size, samples per rank) consumed before step 0.
     """
 
     epoch: int
-    seed: int
     start: int
     stop: int
     blocks: Callable[[int, int], Int64Array]
-    history: History = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,12 +208,10 @@ class ReadSchedule:
         self._stride_from, self._stride_at, self._stride_waited = tick, now, waited
         return True
 
-    def place(self) -> tuple[RankSteps, int] | None:
-        """The epoch that is being read, and the step in it."""
-        if not self._deals:
-            return None
-        base, deal = self._deals[0]
-        return deal, max(deal.start, self.tick - base)
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that is being read."""
+        return self._deals[0][1].epoch if self._deals else None
 
     def next_use(self, number: int) -> int | None:
         """The tick at which a block is read next, now or later, as far as it is known."""

@@ -35,11 +35,6 @@ class Cacheable:
         return self.place + _hash([self.part_nbytes, self.version], 8)
 
 
-def place_of(name: str) -> str:
-    """The `Cacheable.place` in an entry's name."""
-    return name[:40]
-
-
 def _hash(facts: list[str | int | None], nbytes: int) -> str:
     text = json.dumps(facts).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=nbytes).hexdigest()
@@ -60,6 +55,5 @@ class CacheStats:
 
     hits: int = 0
     misses: int = 0
-    evicted: int = 0
     corrupt: int = 0
     downloaded_nbytes: int = 0

@@ -13,7 +13,6 @@ Invariants, at every moment and whichever process is killed:
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections import Counter
 from typing import Final, final
@@ -29,7 +28,7 @@ from .entries import Cacheable, CacheStats, Download
 from .filelock import LOCK_SH, NO_LOCKS, LockWaits, flock, is_at, try_exclusive
 from .manifest import sync_folder
 from .shard_files import LocalFile, file_crc32c
-from .space import NextUse, Space
+from .space import Space
 
 # One, and three more after bytes that do not match: at one bad transfer in five, two in
 # a thousand entries are given up.
@@ -40,26 +39,21 @@ DOWNLOADS: Final = 4
 class NodeCache(Closing):
     """A folder of at most `limit` bytes that any number of processes share.
 
-    Thread-safe. Making room looks at every file in the folder, so
-    entries should be megabytes, as blocks and parts are.
+    Thread-safe. What came first stays: a cache smaller than the data serves its share of it. Each download looks at
+    every file in the folder, so entries should be megabytes, as blocks and parts are.
 
     Args:
         folder: on a local disk; made if missing. Other users' files in it are left alone.
         limit: bytes, or a size such as ``"500 GB"``, for everything in the folder together.
-        next_use: steps until an entry's next use, for eviction;
-            without it the least recently used entry goes first.
 
     Raises:
         GraphError: ``limit`` is no size.
         DataError: the folder cannot be made or written to.
     """
 
-    def __init__(
-        self, folder: str | os.PathLike[str], limit: int | str, *, next_use: NextUse | None = None
-    ) -> None:
+    def __init__(self, folder: str | os.PathLike[str], limit: int | str) -> None:
         self.folder = os.path.abspath(path_of(folder, "NodeCache: folder"))
         self.limit = parse_bytes(limit, "NodeCache(limit=...)")
-        self._next_use: NextUse = next_use or (lambda name: math.inf)
         self._waits = LockWaits()
         self._lock = concurrency.Lock()
         self._counts = Counter[str]()
@@ -67,7 +61,7 @@ class NodeCache(Closing):
         self._closed = False
         try:
             self._space = Space(self.folder, self.limit)
-            self._space.tidy(self._next_use)
+            self._space.tidy()
         except OSError as error:
             needs = (
                 "whose file system has file locks" if error.errno in NO_LOCKS else "that can be written to"
@@ -77,16 +71,11 @@ class NodeCache(Closing):
                 "leave cache= out"
             ) from error
 
-    def plan(self, next_use: NextUse) -> None:
-        """Use another plan for eviction from now on."""
-        with self._lock:
-            self._next_use = next_use
-
     @property
     def stats(self) -> CacheStats:
-        """What this handle has found, fetched and evicted so far; thread-safe."""
+        """What this handle has found and fetched so far; thread-safe."""
         with self._lock:
-            return CacheStats(**self._counts, evicted=self._space.evicted)
+            return CacheStats(**self._counts)
 
     def usage(self) -> int:
         """Bytes on disk now: entries, reserved space of downloads, quarantine."""
@@ -112,13 +101,11 @@ class NodeCache(Closing):
             except FileNotFoundError:
                 return None
             try:
-                # Waits at most for an eviction's unlink or a download's rename.
+                # Waits at most for a removal's unlink or a download's rename.
                 flock(fd, LOCK_SH)
                 if not is_at(fd, path):
                     os.close(fd)
                     continue
-                with contextlib.suppress(PermissionError):  # another user's entry
-                    os.utime(fd)
                 file = LocalFile.of(fd, what.uri)
             except BaseException:
                 os.close(fd)
@@ -142,8 +129,7 @@ class NodeCache(Closing):
         what an earlier one fetched intact.
 
         Raises:
-            OSError (ENOSPC): limit or disk leave no room, since everything there is being
-                read, is needed sooner, or is the only copy; read from the store instead.
+            OSError (ENOSPC): limit or disk leave no room; read from the store instead.
             ChecksumError: the bytes never matched; the last ones lie in ``quarantine/``.
             LoaderClosedError: `close` was called.
         """
@@ -171,7 +157,7 @@ class NodeCache(Closing):
         self._waits.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy in another process is the same cache; it gets its plan there."""
+        """A copy in another process is the same cache."""
         return NodeCache, (self.folder, self.limit)
 
     def __repr__(self) -> str:
@@ -224,9 +210,7 @@ class NodeCache(Closing):
         """Fetch an entry, and make it visible; readers of other processes wait for its lock to become shared."""
         partial = os.path.join(self._space.partial, what.name)
         try:
-            with self._lock:
-                next_use = self._next_use
-            self._space.reserve(what, fd, next_use)
+            self._space.reserve(what, fd)
             arrival = FileArrival(fd, what.nbytes, what.crc32c, self._check_open)
             for left in reversed(range(DOWNLOADS)):
                 download(arrival)
@@ -241,7 +225,7 @@ class NodeCache(Closing):
             os.fsync(fd)
             os.rename(partial, self._path(what))
             sync_folder(self._space.objects)
-            # Not atomic: an eviction may come between, and this file stays readable all the same.
+            # Not atomic: it may be removed in between, and this file stays readable all the same.
             flock(fd, LOCK_SH)
         except BaseException:
             if is_at(fd, partial):

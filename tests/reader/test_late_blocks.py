@@ -77,7 +77,7 @@ def test_blocks_that_come_late_are_counted_and_those_of_the_cold_start_are_not()
         lambda: now_s,
     )
     blocks = np.repeat([4, 7, 9], 4)
-    reader.dealt(RankSteps(0, 0, 0, 12, lambda first, last: blocks[first:last]))
+    reader.dealt(RankSteps(0, 0, 12, lambda first, last: blocks[first:last]))
 
     def read(number: int, step: int, waits_s: float) -> None:
         nonlocal now_s

@@ -1,10 +1,8 @@
 """What will be read when: pure functions."""
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
-from pipegraph.reader.next_use import node_ranks
 from pipegraph.reader.schedule import Uses
 
 
@@ -21,11 +19,3 @@ def test_uses_name_each_block_once_by_its_first_step_and_know_every_next_one(
         assert first == steps[0]
         for step in range(start, uses.end + 1):
             assert uses.next_use(number, step) == next((each for each in steps if each >= step), None)
-
-
-def test_the_ranks_of_a_node_are_those_that_torchrun_names_else_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert list(node_ranks(3, 4)) == [2, 3]
-    monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    assert list(node_ranks(3, 4)) == [0, 1, 2, 3]

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import math
 import os
 import pickle
 import signal
@@ -18,7 +17,6 @@ from pipegraph.storage import node_cache
 from pipegraph.storage.entries import Cacheable, Sink
 from pipegraph.storage.node_cache import DOWNLOADS, NodeCache
 from pipegraph.storage.shard_files import crc32c_extend
-from pipegraph.storage.space import NextUse
 
 
 def content(number: int, nbytes: int = 1000) -> bytes:
@@ -91,68 +89,30 @@ def test_names_in_the_folder_are_hashes_whatever_the_uri_holds(cache: NodeCache)
     assert what.name.isalnum()
 
 
-def test_usage_never_exceeds_the_limit(cache: NodeCache) -> None:
-    for number in range(40):
+def test_a_full_cache_keeps_what_came_first(cache: NodeCache) -> None:
+    for number in range(10):
         assert content(number) == read(cache, number)
-        assert cache.usage() <= 10_000
-    assert cache.stats.evicted == 30
-
-
-def known_uses(names: list[str], now: list[int]) -> NextUse:
-    """Of names that are used one after the other; ``now[0]`` is the place of the current one."""
-
-    def next_use(name: str) -> float:
-        return next((float(at) for at, each in enumerate(names[now[0] :]) if each == name), math.inf)
-
-    return next_use
-
-
-def test_with_a_plan_the_farthest_use_is_evicted_and_without_one_the_oldest(tmp_path: Path) -> None:
-    numbers = [0, 1, 2, 3, 0, 1, 2, 3]
-    now = [0]
-    plan = known_uses([entry(n).name for n in numbers], now)
-    for planned, hits in ((False, 0), (True, 3)):
-        cache = NodeCache(tmp_path / str(planned), 3000, next_use=plan if planned else None)
-        for at, number in enumerate(numbers):
-            now[0] = at
-            read(cache, number)
-        assert hits == cache.stats.hits
-
-
-@pytest.mark.parametrize("found", [False, True])
-def test_what_is_being_read_is_never_evicted(cache: NodeCache, found: bool) -> None:
-    for number in range(10 * found):
-        read(cache, number)
-    held = [cache.fetch(entry(n), Source(n)) for n in range(10)]
     with pytest.raises(
         OSError, match=r"no room for 1.0 kB in the node cache \(limit 10.0 kB, used 10.0 kB"
     ) as e:
         read(cache, 99)
     assert e.value.errno == errno.ENOSPC
     assert cache.usage() == 10_000
-    held[4].close()
-    read(cache, 99)
-    assert entry(4) not in cache
-    for number in (0, 9):
-        assert content(number) == held[number].read_at(0, 1000)
+    assert all(entry(number) in cache for number in range(10))
+
+
+def test_a_new_version_takes_the_place_of_the_one_before(cache: NodeCache) -> None:
+    for number in range(10):
+        cache.put(entry(number, version="1"), content(number))
+    cache.put(entry(0, version="2"), content(0))
+    assert entry(0, version="1") not in cache
+    assert cache.usage() == 10_000
 
 
 def test_an_entry_larger_than_the_limit_is_an_error_and_leaves_nothing(cache: NodeCache) -> None:
     with pytest.raises(OSError, match=r"no room for 20\.0 kB"):
         read(cache, 1, 20_000)
     assert files(cache) == []
-
-
-def test_a_far_prefetch_finds_no_room_rather_than_evict_what_comes_sooner(tmp_path: Path) -> None:
-    now = [0]
-    cache = NodeCache(tmp_path, 3000, next_use=known_uses([entry(n).name for n in range(10)], now))
-    for number in range(3):
-        read(cache, number)
-    with pytest.raises(OSError, match="needed sooner"):
-        read(cache, 7)
-    now[0] = 2
-    read(cache, 7)
-    assert entry(2) in cache
 
 
 def test_a_failed_download_leaves_nothing_and_the_next_one_succeeds(cache: NodeCache) -> None:
@@ -189,7 +149,7 @@ def test_bytes_that_never_match_are_quarantined_with_a_clear_error(cache: NodeCa
     assert entry(1) not in cache
     assert content(2) == (Path(cache.folder) / "quarantine" / entry(1).name).read_bytes()
     assert content(1) == read(cache, 1)
-    for number in range(2, 12):  # quarantine is the first to go
+    for number in range(2, 11):  # quarantine makes room for entries
         read(cache, number)
     assert list((Path(cache.folder) / "quarantine").iterdir()) == []
 
@@ -402,29 +362,10 @@ def test_what_a_killed_process_was_downloading_is_removed_at_the_next_start(
     assert NodeCache(cache.folder, 10_000).usage() == 0
 
 
-def test_a_full_disk_evicts_and_then_says_so(cache: NodeCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, room = os.posix_fallocate, 3
-
-    def fallocate(fd: int, offset: int, nbytes: int) -> None:
-        if len(files(cache)) > room:
-            raise OSError(errno.ENOSPC, "disk full")
-        real(fd, offset, nbytes)
-
-    monkeypatch.setattr(os, "posix_fallocate", fallocate)
-    for number in range(10):
-        assert content(number) == read(cache, number)
-    assert len(files(cache)) == 3
-    room = 0
-    with pytest.raises(OSError, match="free the disk") as caught:
-        read(cache, 50)
-    assert caught.value.errno == errno.ENOSPC
-    assert files(cache) == []
-
-
 def test_no_descriptor_is_left_open(cache: NodeCache) -> None:
     read(cache, 0)
     before = set(os.listdir("/proc/self/fd"))
-    for number in range(30):
+    for number in range(9):
         read(cache, number)
     with pytest.raises(ChecksumError):
         cache.fetch(entry(77), Source(2))

@@ -84,7 +84,7 @@ class BlockReaderModel(Model):
         self.ends = draw.random() < 0.3
         blocks = np.array(order)
         for epoch in range(2):
-            self.reader.dealt(RankSteps(epoch, 0, 0, len(order), lambda first, last: blocks[first:last]))
+            self.reader.dealt(RankSteps(epoch, 0, len(order), lambda first, last: blocks[first:last]))
         threads = [concurrency.Thread(target=self.work) for _ in range(2)]
         if self.ends:
             threads.append(concurrency.Thread(target=draw.choice([self.reader.cancel, self.reader.close])))
