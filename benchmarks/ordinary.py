@@ -1,7 +1,7 @@
 """Ordinary jobs, written as the documentation tells a newcomer to, against what the newcomer would use instead.
 
-Claim: ahead of what a user would pick instead, in rate and in CPU time, on text from shards, Parquet, tables, tokens and
-single rows. Every contestant delivers one whole epoch of the same rows, and the sums of what it delivered must be equal.
+Claim: ahead of what a user would pick instead, in rate and in CPU time, on text from shards, Parquet, tables, tokens
+and single rows. Every contestant delivers one whole epoch of the same rows; the sums of what it delivered are compared.
 
     python benchmarks/ordinary.py --rounds 5
     python benchmarks/ordinary.py --jobs parquet,table
@@ -234,7 +234,9 @@ def parquet_jobs(folder: Path) -> Iterable[Way]:
         from datasets import load_dataset
         from torch.utils.data import DataLoader
 
-        data = load_dataset("parquet", data_files=[str(path) for path in paths], split="train").with_format("torch")
+        data = load_dataset("parquet", data_files=[str(path) for path in paths], split="train").with_format(
+            "torch"
+        )
         return summed(DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=2))
 
     yield Way(OURS, ours, ROWS)

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -33,13 +33,14 @@ from pipegraph.operators.shared_reader import (
 from pipegraph.order import Order, StridedOrder
 from pipegraph.paths import PATHS, TO_READ, path_of
 from pipegraph.reader.columns_filter import Choice, chosen_columns
-from pipegraph.storage.folders import FileList, list_files
+from pipegraph.storage.folders import Classes, FileList, list_files
 
 if TYPE_CHECKING:
     from pipegraph.operators.shards import ShardSelect
     from pipegraph.reader.block_reader import BlockReader
     from pipegraph.storage import NodeCache, ShardFile
     from pipegraph.storage.formats import Format
+    from pipegraph.storage.label_table import Table
 
 
 @final
@@ -52,14 +53,21 @@ class ListFiles(OrderedSource):
         pattern: a glob on file names, such as ``"*.jpg"``. If it contains a ``/``, it is matched with the path below
             `root` (``"train/*.jpg"``). You can give several: ``("*.jpg", "*.png")``. Case is ignored. By default all
             files are taken except those that are usually not samples: READMEs, licences, checksums, ``Thumbs.db``.
-        classes: whether the first folder of a path is the file's class; with ``"auto"`` it is if all files are in such
-            folders, and there are at least two of them.
+        classes: whether the first folder of a path is the file's class, or the classes' names in the order of their
+            labels. With ``"auto"`` it is if at least two folders have files. The folders are numbered in sorted order,
+            whatever is in them; ``.classes`` has their names.
         order: decides which file is at which position.
         shuffle: whether the files are shuffled in each epoch; by default they are not.
+        allow_empty: whether a class folder may have no files.
+        table: a CSV file with a header, or its rows as mappings: only the files that it names are samples, and its
+            other columns are their fields. Columns of whole numbers become int, of other numbers float.
+        on: the table's column with the path of a file below `root`, with or without its extension.
 
     Raises:
-        GraphError: ``classes`` or ``pattern`` is something else, or both ``order`` and ``shuffle`` are given.
-        DataError: at the first pass or ``len``: there is no such folder, or no file in it.
+        GraphError: ``classes`` or ``pattern`` is something else, ``table`` comes without ``on``, or both ``order`` and
+            ``shuffle`` are given.
+        DataError: at the first pass or ``len``: there is no such folder, no file in it, a file outside class folders,
+            a class folder without files, or a row of the table without a file.
     """
 
     name = "listfiles"
@@ -68,13 +76,23 @@ class ListFiles(OrderedSource):
         self,
         root: str | os.PathLike[str],
         pattern: str | Sequence[str] | None = None,
-        classes: Literal["auto", True, False] = "auto",
+        classes: Classes = "auto",
         order: Order | None = None,
         shuffle: bool | None = None,
+        allow_empty: bool = False,
+        table: Table | None = None,
+        on: str | None = None,
     ) -> None:
         super().__init__(order_of(order, shuffle, StridedOrder(shuffle=False), "ListFiles"))
-        if classes not in ("auto", True, False):
-            raise GraphError(f'ListFiles: classes must be "auto", True or False, got {shown(classes)}')
+        named = isinstance(classes, list | tuple) and len(set(classes)) == len(classes) > 0
+        if not named and not (isinstance(classes, str | bool) and classes in ("auto", True, False)):
+            raise GraphError(
+                f'ListFiles: classes must be "auto", True, False or a list of names, got {shown(classes)}'
+            )
+        if (table is None) != (on is None):
+            raise GraphError(
+                'ListFiles: table and on go together: ListFiles(root, table="labels.csv", on="file")'
+            )
         texts = [pattern] if isinstance(pattern, str) else pattern
         if texts is not None and not (
             isinstance(texts, list | tuple) and texts and all(isinstance(text, str) for text in texts)
@@ -84,12 +102,31 @@ class ListFiles(OrderedSource):
             )
         self.root = path_of(root, "ListFiles: root")
         self.pattern = pattern
-        self.classes = classes
-        self._files = Once(partial(list_files, self.root, self.pattern, self.classes))
+        if table is not None and classes not in ("auto", False):
+            raise GraphError("ListFiles: give table or classes, not both: a table's columns are the labels")
+        self._table = table, on
+        wanted = classes if table is None else False
+        self._listed = partial(
+            list_files, self.root, pattern, wanted, flag(allow_empty, "ListFiles: allow_empty")
+        )
+        self._files = Once(self._list)
+
+    def _list(self) -> FileList:
+        files, (table, on) = self._listed(), self._table
+        if table is None or on is None:
+            return files
+        from pipegraph.storage.label_table import with_table
+
+        return with_table(files, table, on)
 
     def files(self) -> FileList:
-        """The files, in the order of their paths."""
+        """The files, in the order of their paths, or of the table's rows."""
         return self._files.get()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of their labels; lists the folder where that was not done."""
+        return self.files().classes
 
     def layout(self) -> int:
         return len(self.files())
@@ -99,7 +136,13 @@ class ListFiles(OrderedSource):
 
     def config(self) -> dict[str, Any]:
         files = self.files()
-        data = {"files": len(files), "names": digest_of(files.paths), "classes": len(files.classes)}
+        data: dict[str, Any] = {
+            "files": len(files),
+            "names": digest_of(files.paths),
+            "classes": list(files.classes),
+        }
+        if files.columns:
+            data["columns"] = {name: digest_of(map(repr, values)) for name, values in files.columns.items()}
         return {**data, "pattern": self.pattern, **self.order.config()}
 
     def sees(self) -> str:

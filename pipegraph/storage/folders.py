@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -24,56 +24,79 @@ BESIDES = ("readme*", "license*", "licence*", "thumbs.db", "desktop.ini", "md5su
 class FileList:
     """The files of a folder, sorted by path.
 
-    ``paths`` are relative to ``root``, with ``/``, and serve as keys; ``labels``, int64 (files,), number ``classes``.
+    ``paths`` are relative to ``root``, with ``/``, and serve as keys; ``labels``, int64 (files,), number ``classes``;
+    ``columns`` are further fields, a value for each file.
     """
 
     root: str
     paths: tuple[str, ...]
     classes: tuple[str, ...] = ()
     labels: npt.NDArray[np.int64] | None = field(default=None, compare=False)
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, index: int) -> dict[str, str | int]:
-        """The sample ``{"key", "path"}``, with classes also ``"label"`` (int)."""
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """The sample ``{"key", "path"}``, with classes also ``"label"`` (int), and the columns."""
         path = self.paths[index]
-        sample: dict[str, str | int] = {"key": path, "path": os.path.join(self.root, path)}
+        sample: dict[str, Any] = {"key": path, "path": os.path.join(self.root, path)}
         if self.labels is not None:
             sample["label"] = int(self.labels[index])
+        for name, values in self.columns.items():
+            sample[name] = values[index]
         return sample
+
+
+Classes = Literal["auto", True, False] | Sequence[str]
 
 
 def list_files(
     root: str | os.PathLike[str],
     pattern: str | Sequence[str] | None = None,
-    classes: Literal["auto", True, False] = "auto",
+    classes: Classes = "auto",
+    allow_empty: bool = False,
 ) -> FileList:
     """The files below `root`, hidden ones left out; links to folders are followed, but not back to a folder above.
     Arguments as of ``ListFiles``.
 
-    With ``classes="auto"`` the first folder of a path is the file's class if no file lies directly in `root` and there
-    are at least two such folders; classes are numbered in sorted order, as torchvision's ImageFolder does.
+    With ``classes="auto"`` the first folder of a path is the file's class if at least two such folders have files. All
+    folders in `root` are numbered in sorted order, as torchvision's ImageFolder does, whatever is in them.
 
     Raises:
-        DataError: no such folder, no file in it, a folder that is a broken link or cannot be searched, or
-            ``classes=True`` with files outside class folders.
+        DataError: no such folder, no file in it, a folder that is a broken link or cannot be searched, files outside
+            class folders, or a class folder without files.
     """
     root = path_of(root, "ListFiles: root")
     if not os.path.isdir(root):
         raise DataError(f"folder {root!r}: there is no such folder")
     patterns = None if pattern is None else (pattern,) if isinstance(pattern, str) else tuple(pattern)
     paths = tuple(sorted(_walk(root, patterns)))
+    matching = f" matches {pattern!r}" if patterns else ""
     if not paths:
-        raise DataError(f"folder {root!r}: no file in it" + (f" matches {pattern!r}" if patterns else ""))
-    loose = next((p for p in paths if "/" not in p), None)
-    names = () if loose else tuple(sorted({p.partition("/")[0] for p in paths}))
-    if classes is True and loose:
-        raise DataError(f"folder {root!r}: classes=True, but {loose!r} lies in no class folder")
-    if classes is False or not names or (classes == "auto" and len(names) < 2):
+        raise DataError(f"folder {root!r}: no file in it{matching}")
+    filled = {path.partition("/")[0] for path in paths if "/" in path}
+    if classes is False or (classes == "auto" and len(filled) < 2):
         return FileList(root, paths)
-    number = {name: i for i, name in enumerate(names)}
-    labels = np.fromiter((number[p.partition("/")[0]] for p in paths), np.int64, len(paths))
+    loose = next((path for path in paths if "/" not in path), None)
+    if loose is not None:
+        raise DataError(
+            f"folder {root!r}: {loose!r} is in no class folder. Leave it out, as with pattern='*/*', or give "
+            "classes=False: samples without labels"
+        )
+    there = {each.name for each in os.scandir(root) if each.is_dir() and not each.name.startswith(".")}
+    names = tuple(sorted(there)) if isinstance(classes, str | bool) else tuple(classes)
+    strange = sorted(there - set(names))
+    if strange:
+        raise DataError(f"folder {root!r}: classes= does not name the folder {strange[0]!r}")
+    empty = [name for name in names if name not in filled]
+    if empty and not allow_empty:
+        raise DataError(
+            f"folder {root!r}: no file in the class folder {empty[0]!r}{matching}. If that is meant, give "
+            "allow_empty=True: the folder keeps its number"
+        )
+    number = {name: index for index, name in enumerate(names)}
+    labels = np.fromiter((number[path.partition("/")[0]] for path in paths), np.int64, len(paths))
     return FileList(root, paths, names, labels)
 
 

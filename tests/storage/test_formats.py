@@ -214,7 +214,7 @@ def test_folders_give_classes_in_sorted_order(tmp_path: Path) -> None:
 def test_a_flat_folder_has_no_classes(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"")
     assert list_files(tmp_path).classes == ()
-    with pytest.raises(DataError, match=r"'a.jpg' lies in no class folder"):
+    with pytest.raises(DataError, match=r"'a.jpg' is in no class folder"):
         list_files(tmp_path, classes=True)
     with pytest.raises(DataError, match=r"no file in it matches '\*.png'"):
         list_files(tmp_path, "*.png")

@@ -1,0 +1,106 @@
+"""ListFiles: labels never depend on which files happen to be there, and may come from a table."""
+
+from pathlib import Path
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import DataError, GraphError, StateError
+
+
+def folder(root: Path, *names: str) -> Path:
+    for name in names:
+        path = root / name
+        if name.endswith("/"):
+            path.mkdir(parents=True, exist_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"x")
+    return root
+
+
+def samples(*args, **options):
+    graph = pg.Graph("files")
+    graph.add(ops.ListFiles(*args, **options))
+    with graph.loader() as loader:
+        return list(loader)
+
+
+def labels(*args, **options):
+    return {sample["key"]: sample.get("label") for sample in samples(*args, **options)}
+
+
+def test_an_empty_class_folder_is_an_error_and_keeps_its_number_where_that_is_meant(tmp_path):
+    root = folder(tmp_path, "bus/1.jpg", "car/", "dog/1.jpg", "car/notes.txt")
+    for classes in ("auto", True):
+        with pytest.raises(DataError, match=r"'car' matches '\*\.jpg'.*allow_empty=True"):
+            labels(root, "*.jpg", classes)
+        assert labels(root, "*.jpg", classes, allow_empty=True) == {"bus/1.jpg": 0, "dog/1.jpg": 2}
+
+
+def test_names_give_the_numbering(tmp_path):
+    root = folder(tmp_path, "bus/1.jpg", "dog/1.jpg")
+    assert labels(root, classes=["dog", "bus"]) == {"bus/1.jpg": 1, "dog/1.jpg": 0}
+    with pytest.raises(DataError, match="'car'"):
+        labels(root, classes=["bus", "car", "dog"])
+    assert labels(root, classes=["bus", "car", "dog"], allow_empty=True)["dog/1.jpg"] == 2
+    with pytest.raises(DataError, match="does not name the folder 'dog'"):
+        labels(root, classes=["bus"])
+    assert ops.ListFiles(root).classes == ("bus", "dog")
+
+
+def test_a_state_of_other_classes_is_refused(tmp_path):
+    def graph(root):
+        graph = pg.Graph("files")
+        graph.add(ops.ListFiles(root), name="list")
+        return graph
+
+    one = folder(tmp_path / "one", "bus/1.jpg", "dog/1.jpg")
+    two = folder(tmp_path / "two", "bus/1.jpg", "cat/1.jpg")
+    with graph(one).loader() as loader:
+        state = loader.state_dict()
+    with graph(two).loader() as loader, pytest.raises(StateError, match="list"):
+        loader.load_state_dict(state)
+
+
+def test_a_stray_file_beside_class_folders_does_not_take_the_labels_away(tmp_path):
+    root = folder(tmp_path, "bus/1.jpg", "dog/1.jpg", "labels.csv")
+    with pytest.raises(DataError, match=r"'labels\.csv'.*pattern=.*classes=False"):
+        samples(root)
+    assert labels(root, "*/*") == {"bus/1.jpg": 0, "dog/1.jpg": 1}
+    assert len(samples(root, classes=False)) == 3
+
+
+def test_a_table_names_the_files_and_their_fields(tmp_path):
+    root = folder(tmp_path / "images", "a.jpg", "deep/b.jpg", "c.jpg")
+    table = tmp_path / "labels.csv"
+    table.write_text("file,label,score,note\ndeep/b.jpg,2,0.5,x\na,1,1,2y\n")
+    found = samples(root, table=table, on="file")
+    assert [(each["key"], each["label"], each["score"], each["note"]) for each in found] == [
+        ("deep/b.jpg", 2, 0.5, "x"),
+        ("a.jpg", 1, 1.0, "2y"),
+    ]
+    rows = [{"file": "c.jpg", "label": 7}]
+    assert [each["label"] for each in samples(root, table=rows, on="file")] == [7]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("file,label\nz.jpg,1\n", "row 1 of the table names 'z.jpg'.*no such file"),
+        ("file,label\na.jpg,1\na,2\n", "row 2.*named twice"),
+        ("name,label\na.jpg,1\n", "no column on='file'; there are 'name', 'label'"),
+        ("file,label\na.jpg\n", "another number of cells"),
+    ],
+)
+def test_a_table_that_does_not_fit_its_folder_is_refused(tmp_path, text, said):
+    root = folder(tmp_path / "images", "a.jpg")
+    (tmp_path / "labels.csv").write_text(text)
+    with pytest.raises(DataError, match=said):
+        samples(root, table=tmp_path / "labels.csv", on="file")
+
+
+def test_table_and_on_go_together(tmp_path):
+    with pytest.raises(GraphError, match="go together"):
+        ops.ListFiles(tmp_path, table="labels.csv")
