@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import sys
@@ -33,17 +32,13 @@ class Turn:
     def __init__(self) -> None:
         self._lock = concurrency.Lock()
         self._latest: weakref.ref[DrawnItems] | None = None
-        self._unfinished: object = None  # stands for the pass that has begun last, until it has ended
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Turn, ()
 
-    def begin(self, items: Any, epoch: int, state: Any = None, whole: bool = False) -> DrawnItems:
+    def begin(self, items: Any, epoch: int, state: Any = None) -> DrawnItems:
         """Begin to read ``items`` in an epoch, from ``state`` if there is one; ``set_epoch`` is called first where it
         exists.
-
-        A state of the beginning of an epoch (``whole``) is loaded before that. It may be of the end of the epoch
-        before: then the iterable first finishes that one, and its next iteration is the epoch.
 
         Another loader may set another epoch, or load another state, as soon as the first item is there, and no sooner.
         """
@@ -51,61 +46,25 @@ class Turn:
         if not resumable and not hasattr(items, "set_epoch"):
             return DrawnItems.of_iterator(iterator_of(items), state)
         with self._lock:
-            start = self._between(items) if resumable and state is None else None
-            if whole and state is not None and resumable:
-                items.load_state_dict(copy.deepcopy(state))
             if hasattr(items, "set_epoch"):
                 items.set_epoch(epoch)
-            if not resumable:
-                begun = iterator_of(items)
-                if _is_resumable(begun):  # it may resume from a state, and then must not have begun
-                    return DrawnItems.of_iterator(begun, state)
-                begun = without_rewind(begun)
-                return DrawnItems(chain(list(islice(begun, 1)), begun))
-            if state is not None and not whole:
+            if resumable and state is not None:
                 items.load_state_dict(copy.deepcopy(state))
-            begun = without_rewind(iterator_of(items))
+            begun = iterator_of(items)
+            if not resumable and _is_resumable(
+                begun
+            ):  # it may resume from a state, and then must not have begun
+                return DrawnItems.of_iterator(begun, state)
+            begun = without_rewind(begun)
             first = list(islice(begun, 1))
-            if not first and whole and state is not None:
-                if hasattr(items, "set_epoch"):
-                    items.set_epoch(epoch)
-                begun = without_rewind(iterator_of(items))
-                first = list(islice(begun, 1))
+            if not resumable:
+                return DrawnItems(chain(first, begun))
             if state is not None and _is_streaming(items):
                 # Later passes start from their beginning; else each over its epoch would go back to the loaded state.
                 items.load_state_dict(None)
-            self._unfinished = mine = object()
-            drawing = DrawnItems(chain(first, begun, self._finished(mine)), items, self)
-            if state is None and first:
-                drawing.beginning = {**(start or {}), "first": copy.deepcopy(items.state_dict())}
+            drawing = DrawnItems(chain(first, begun), items, self)
             self._latest = weakref.ref(drawing)
         return drawing
-
-    def _finished(self, mine: object) -> Iterator[Any]:
-        """No items; noted when these are asked for."""
-        if self._unfinished is mine:
-            self._unfinished = None
-        yield from ()
-
-    def between(self, items: Any) -> Any:
-        """The beginning of the next pass over ``items``; None where it is not known, as in the middle of a pass."""
-        if not _is_resumable(items):
-            return None
-        with self._lock:
-            return self._between(items)
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether the latest pass has not ended."""
-        return self._unfinished is not None
-
-    def _between(self, items: Any) -> Any:
-        # The state of a streaming dataset is of the end of its last pass; set_epoch alone decides what comes.
-        if self._unfinished is not None or _is_streaming(items):
-            return None
-        with contextlib.suppress(Exception):  # some have none before they are first read
-            return {"start": copy.deepcopy(items.state_dict())}
-        return None
 
     def is_latest(self, drawing: DrawnItems) -> bool:
         """Whether no other loader has begun to read the same object since."""
@@ -114,28 +73,19 @@ class Turn:
 
 
 class DrawnItems:
-    """What is read of an iterable in one pass: ``items`` are those that are left.
-
-    ``beginning`` has the state at its start, and that behind its first item, where these are known. The former may be
-    of the end of the pass before, or, where that was left early, is unknown.
-    """
+    """What is read of an iterable in one pass: ``items`` are those that are left."""
 
     def __init__(self, items: Iterator[Any], resumable: Any = None, turn: Turn | None = None) -> None:
         self.items = without_rewind(items)
         self._resumable: Any = items if resumable is None and _is_resumable(items) else resumable
         self._turn = turn
-        self.beginning: Any = None
 
     @staticmethod
     def of_iterator(items: Iterator[Any], state: Any) -> DrawnItems:
         """What an iterator has left, from ``state`` if there is one."""
-        drawing = DrawnItems(items)
         if state is not None:
             items.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
-        elif drawing._resumable is not None:
-            with contextlib.suppress(Exception):  # some have none before their first item
-                drawing.beginning = {"start": copy.deepcopy(drawing._resumable.state_dict())}
-        return drawing
+        return DrawnItems(items)
 
     def state(self) -> Any:
         """From which another pass can resume where this one stands; None where there is none.
@@ -145,11 +95,6 @@ class DrawnItems:
         if self._resumable is None or (self._turn is not None and not self._turn.is_latest(self)):
             return None
         return self._resumable.state_dict()
-
-
-def lasts(items: Any) -> bool:
-    """Whether a pass over ``items`` begins where the one before has left their state."""
-    return _is_resumable(items) and not _is_streaming(items)
 
 
 def _is_resumable(items: Any) -> bool:

@@ -18,7 +18,7 @@ from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
 from pipegraph.handed_out import Results
 from pipegraph.integers import flag
-from pipegraph.operators.drawn_items import DrawnItems, Turn, lasts, own
+from pipegraph.operators.drawn_items import DrawnItems, Turn, own
 from pipegraph.operators.ordered import POSITIONS_AT_ONCE
 from pipegraph.order.left import Left, check_history, left_of
 from pipegraph.parameters import UNORDERED, function_name, length_of
@@ -39,9 +39,10 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
 
     On resume, the iterable is read again from its start, and the items already delivered are skipped. It must therefore
     yield the same items again. If the iterable or its iterator has ``state_dict()`` and ``load_state_dict(state)``, as
-    Hugging Face's streaming datasets and torchdata's loaders have, it resumes from its own state instead. A Hugging
-    Face dataset with a shuffle buffer is always read again, because its state does not include the buffer: put
-    ``Shuffle`` after it instead. If there are fewer items than were delivered, a ``StateError`` says so.
+    Hugging Face's streaming datasets and torchdata's loaders have, it resumes inside an epoch from its own state
+    instead; each epoch calls ``iter`` anew. A Hugging Face dataset with a shuffle buffer is always read again, because
+    its state does not include the buffer: put ``Shuffle`` after it instead. If there are fewer items than were
+    delivered, a ``StateError`` says so.
 
     If the iterator blocks for long (a silent socket, a queue), ``close`` and Ctrl-C take 5 s and the thread is left
     behind, because a thread cannot be ended from outside. A worker process is ended within 3 s. A ``Source`` whose
@@ -172,16 +173,10 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
         stride, offset = (world_size, rank) if self.shard else (1, 0)
         left, number = self._left(epoch), start * stride + offset
         resumed, self._from = self._from, None
-        read, state, whole = 0, None, False
-        if resumed is not None and resumed[0]:
-            step, state = resumed
-            read = int(left.at(np.array([(step - 1) * stride + offset]))[0]) + 1
-        elif resumed is not None:
-            beginning = resumed[1]
-            read = int("first" in beginning and int(left.at(np.array([number]))[0]) > 0)
-            state, whole = beginning.get("first" if read else "start"), not read
+        step, state = resumed or (0, None)
+        read = int(left.at(np.array([(step - 1) * stride + offset]))[0]) + 1 if step else 0
         self._draws.one(epoch, (self._stage, read))
-        self._now = drawing = self._drawing.begin(self._items(epoch, state is not None), epoch, state, whole)
+        self._now = drawing = self._drawing.begin(self._items(epoch, state is not None), epoch, state)
         items = drawing.items
         if Fact.IN_MEMORY not in self.facts:
             items = self._draws.each(items, epoch, (self._stage,), read)
@@ -225,20 +220,6 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
 
     def snapshot(self) -> Any:
         return None if self._now is None else self._now.state()
-
-    def begun(self) -> Any:
-        return None if self._now is None else self._now.beginning
-
-    def between(self) -> Any:
-        if self._callable or self._claims:  # an iterator that was begun has no other pass
-            return None
-        return self._drawing.between(self.iterable)
-
-    def left_early(self) -> bool:
-        return self.lasts() and self._drawing.unfinished
-
-    def lasts(self) -> bool:
-        return not (self._callable or self._one_shot) and lasts(self.iterable)
 
     def restore(self, step: int, snapshot: Any) -> None:
         # None: another loader was reading the same object then.

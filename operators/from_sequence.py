@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
@@ -15,10 +14,10 @@ import torch
 from pipegraph.capabilities import BundleSource, Grouped, Resumable, Sampled, UserFunctions
 from pipegraph.chunk import Lineages
 from pipegraph.contracts import Context, Drawn, DrawnRows, Fact
-from pipegraph.errors import GraphError, StateError, shown
+from pipegraph.errors import GraphError, shown
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
-from pipegraph.nested_samplers import generators_of, keeps_state, nested_samplers, plain_indices
+from pipegraph.nested_samplers import generators_of, nested_samplers
 from pipegraph.operators.drawn_items import SHARED, Turn
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order.base import Order
@@ -97,9 +96,8 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
 
     On resume the sampler is iterated again and the indices already delivered are skipped, so it must yield the same
     sequence. Samplers with ``set_epoch`` do; so do samplers with a ``generator`` (its state at the start of the epoch
-    is saved, 7 KB) or with ``state_dict()`` and ``load_state_dict(state)`` (saved as of the start of the epoch too),
-    and those that draw from torch's global generator, which is seeded by the graph's seed and the epoch. A sampler with
-    its own source of randomness needs a ``set_epoch`` that seeds it, or these two methods.
+    is saved, 7 KB), and those that draw from torch's global generator, which is seeded by the graph's seed and the
+    epoch. A sampler with another source of randomness needs a ``set_epoch`` that seeds it.
 
     Args:
         dataset: has ``__len__`` and ``__getitem__``. If its class has ``__getitems__`` too, several rows are read in
@@ -183,8 +181,6 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
         self.lacks = () if self.draws else (Resumable, Sampled)
         self.reads_ahead = sampler is None and not isinstance(dataset, LOOPS_CHANGE)
         self._drawing = Turn()
-        self._began: Any = None  # the sampler's beginning of the pass
-        self._restored: Any = None
         self._stage = ""
         self._lengths: dict[
             int, int
@@ -278,57 +274,16 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
                 self._lengths.pop(old, None)
             return super().positions(epoch, rank, world_size, start)
         self._sampling.one(epoch, ("sampler",))
-        indices = self._begin(epoch)
+        indices = self._drawing.begin(self.sampler, epoch).items
         deque(islice(indices, start), maxlen=0)
         return _SampledIndices(indices, count(start * world_size + rank, world_size), self._sampling)
 
-    def _begin(self, epoch: int) -> Iterator[Any]:
-        """The indices of an epoch, from the sampler's beginning of it.
-
-        The state of a sampler of its own may be of the end of the epoch before, as torchdata's have it: then the
-        sampler first finishes that one, and its next iteration is the epoch.
-        """
-        restored, self._restored = self._restored, None
-        if not _stateful(self.sampler):
-            return self._drawing.begin(self.sampler, epoch).items
-        expected = None if restored is None else restored["first"]
-        for once_more in (restored is not None, False):
-            indices = self._drawing.begin(self.sampler, epoch).items
-            first = list(islice(indices, 1))
-            found = plain_indices(first[0]) if first else None
-            if restored is None or (first and expected in (found, None)):
-                break
-            if once_more:
-                _load(_generators(self.sampler), restored["generators"])
-        else:
-            if expected is not None:
-                raise StateError(
-                    f"stage {self._stage!r}: its sampler, a {type(self.sampler).__qualname__}, begins epoch {epoch} "
-                    f"with {found} where the state has {expected}: its load_state_dict must put it to where it draws "
-                    "the same indices again"
-                )
-        if self._began is not None:
-            self._began = {**self._began, "first": found}
-        return chain(first, indices)
-
-    def snapshot(self) -> Any:
-        return None
-
     def between(self) -> Any:
-        generators = [generator.get_state() for generator in _generators(self.sampler)]
-        states = [copy.deepcopy(each.state_dict()) for each in _stateful(self.sampler)]
-        found = {"generators": generators, "states": states, "first": None} if generators or states else None
-        self._began = found if states else None
-        return found
-
-    def begun(self) -> Any:
-        return self._began
+        return [generator.get_state() for generator in _generators(self.sampler)] or None
 
     def restore(self, step: int, snapshot: Any) -> None:
-        self._restored = snapshot
-        for each, state in zip(_stateful(self.sampler), snapshot["states"], strict=False):
-            each.load_state_dict(copy.deepcopy(state))
-        _load(_generators(self.sampler), snapshot["generators"])
+        for generator, state in zip(_generators(self.sampler), snapshot, strict=False):
+            generator.set_state(state)
 
     def draw_into(self, drawn: DrawnRows, positions: Iterator[Drawn], rows: int) -> None:
         if isinstance(positions, _SampledIndices):
@@ -346,18 +301,6 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
 
     def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
         return super().substitute(position, epoch, attempt) if self.sampler is None else None
-
-
-def _stateful(sampler: Any) -> list[Any]:
-    """Those with a state, by their classes: a mock has every method."""
-    return [
-        each for each in nested_samplers(sampler) if keeps_state(each) and hasattr(type(each), "state_dict")
-    ]
-
-
-def _load(generators: Iterator[torch.Generator], states: Sequence[torch.Tensor]) -> None:
-    for generator, state in zip(generators, states, strict=False):
-        generator.set_state(state)
 
 
 def _generators(sampler: Any) -> Iterator[torch.Generator]:

@@ -254,21 +254,8 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
         inner = self._of(Resumable).snapshot()
         return inner if self.random_access else [*self._began, inner]
 
-    def begun(self) -> Any:
-        found = self._of(Resumable).begun()
-        if self.random_access or found is None:
-            return found
-        return None if self._began[0] else [0, 0, found]
-
     def between(self) -> Any:
-        found = self._of(Resumable).between()
-        return found if self.random_access or found is None else [0, 0, found]
-
-    def left_early(self) -> bool:
-        return self._of(Resumable).left_early()
-
-    def lasts(self) -> bool:
-        return self._of(Resumable).lasts()
+        return self._of(Resumable).between()
 
     def restore(self, step: int, snapshot: Any) -> None:
         if self.random_access:

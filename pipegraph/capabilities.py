@@ -141,27 +141,16 @@ class UserData(ABC):
 
 
 class Resumable(ABC):
-    """A source whose iterator, or whose sampler, has a state of its own."""
+    """A source whose iterator has a state of its own, or whose sampler draws from generators of its own."""
 
-    @abstractmethod
     def snapshot(self) -> Any:
         """JSON from which :meth:`restore` can continue at the current item; None if ``iterate`` can only start over."""
-
-    def begun(self) -> Any:
-        """JSON for ``restore(0, ...)``, of the beginning of the pass whose first item was drawn; None if unknown."""
         return None
 
     def between(self) -> Any:
-        """As :meth:`begun`, of the pass to come: called while none reads the source."""
+        """JSON for ``restore(0, ...)``, of the pass to come: called while none reads the source. None if there is
+        none, as for an iterator: each epoch begins one anew."""
         return None
-
-    def left_early(self) -> bool:
-        """Whether :meth:`between` is None because a pass was left before its end, though there is a state."""
-        return False
-
-    def lasts(self) -> bool:
-        """Whether all passes read one object with a state: one that is left early decides where the next begins."""
-        return False
 
     @abstractmethod
     def restore(self, step: int, snapshot: Any) -> None:

@@ -255,7 +255,7 @@ class Pass:
         self._run.discard_output(self.epoch)
         while self._rest:
             self._release(self._rest.pop().buffers)
-        self._finish(cut=True)
+        self._finish()
 
     def _warn_of_no_steps(self) -> None:
         rank, world_size = self.own
@@ -269,10 +269,10 @@ class Pass:
             stacklevel=4,
         )
 
-    def _finish(self, cut: bool = False) -> NoReturn:
+    def _finish(self) -> NoReturn:
         self._move(PassState.FINISHED)
         self._runtime.pass_totals.end()
-        self._progress.pass_finished(self._place, cut)
+        self._progress.pass_finished(self._place)
         if self._same_data is not None:
             self._same_data.look()
         raise StopIteration

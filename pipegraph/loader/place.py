@@ -71,14 +71,12 @@ class Place:
             where the plan's numbers say nothing of what is left: the graph was changed, or others' parts are continued.
         before: chunks and samples that the loader had delivered when it entered here.
         snapshots: of the sources' iterators, from the run that resumes here.
-        anew: states of the sources' iterators at its start, if none of the run is known yet; None where that is not
-            known because a pass was left early.
-        beginnings: of the sources' iterators, at the start of the epoch, as a state has them.
+        anew: states of the samplers' generators at its start, if none of the run is known yet.
         floors: per source, the step before which ``delivered`` no longer holds that run's samples.
     """
 
     __slots__ = (
-        "_reached anew before beginnings dealt delivered epoch failed first floors rows later nothing restored "
+        "_reached anew before dealt delivered epoch failed first floors rows later nothing restored "
         "snapshots start"
     ).split()
 
@@ -103,7 +101,6 @@ class Place:
         self.failed = False
         self.snapshots: Mapping[str, Snapshots] | None = None
         self.anew: Mapping[str, Any] = {}
-        self.beginnings: Mapping[str, Any] = {}
         self.floors: dict[str, int] = {}
 
     @property
@@ -145,7 +142,6 @@ class Place:
         """Where a state has left off."""
         place = Place.within(found.epoch, found.streams, own, found.steps, found.dealt)
         place.start = replace(place.start, iterators=found.iterators)
-        place.beginnings = found.beginnings
         place.restored = True
         return place
 

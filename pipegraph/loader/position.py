@@ -7,31 +7,21 @@ one assignment to ``Progress.place``), and each chunk then changes a single refe
 
 from __future__ import annotations
 
-import warnings
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pipegraph.capabilities import Resumable, UserData
+from pipegraph.capabilities import Resumable
 from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.durations import Stopwatch
 from pipegraph.engine.run import Run
 from pipegraph.engine.stage.kept import encode_state
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.restore import restarts
-from pipegraph.errors import Naming, PipegraphWarning
 from pipegraph.loader import delivered as record
 from pipegraph.loader.place import Place
 from pipegraph.planning.plan import Plan
-
-LEFT_EARLY = (
-    "stage {!r}: a pass over its iterable, or its sampler, was left before its end (a break, a failure, a Take, Zip or "
-    "Mix that needs no more, the end of the ranks' equal steps, or another loader still reads it), so the loader's "
-    "state cannot say where the next pass begins: a resume from it begins where the given object does. Save the state "
-    "inside the loop, or after a pass that has ended"
-)
 
 
 class Progress:
@@ -45,26 +35,16 @@ class Progress:
         waits: durations for which the training loop waited, one per chunk.
     """
 
-    def __init__(self, plan: Plan, ledger: Ledger, isolated: bool = False) -> None:
+    def __init__(self, plan: Plan, ledger: Ledger) -> None:
         self._plan = plan
         self._ledger = ledger
         self.tracked = plan.stages[plan.output.stage].unordered_above
         self.counted = self.tracked or any(not stage.spec.outcome.ends for stage in plan.running)
         self._asked = [
-            (stage.name, stage.source, source)
+            (stage.name, source)
             for stage in plan.running
             if stage.source is not None and (source := stage.source.can(Resumable)) is not None
         ]
-        # Those of which another process reads a copy, made when it starts.
-        self._elsewhere = {
-            stage.name
-            for stage in plan.running
-            if stage.source is not None
-            and (isolated or not (stage.backend.in_trainer or stage.source.random_access))
-        }
-        self._unread = True  # whether the copies are as the objects here
-        self._stood: dict[str, Any] = {}  # by source, what the copies' next pass begins with
-        self._warned: set[str] = set()
         self.place = Place(0)
         self.chosen: Place | None = self.place
         self.started_ns = 0
@@ -155,7 +135,6 @@ class Progress:
         if self.tracked and place.delivered is None:
             place.delivered = record.Delivered(place.reached, {})
         place.snapshots = run.snapshots
-        self.read_from(None)
         mine = weakref.ref(self)
         for name, snapshots in place.snapshots.items():
             if self._plan.stages[name].source is not None:
@@ -176,15 +155,9 @@ class Progress:
         following.snapshots = place.snapshots  # hold the samplers' generators as of the epoch's end
         return following
 
-    def pass_finished(self, place: Place, cut: bool) -> None:
-        """The pass over this epoch has run to its end, or was ``cut`` short where the ranks' common steps end."""
+    def pass_finished(self, place: Place) -> None:
+        """The pass over this epoch has run to its end, or to that of the ranks' common steps."""
         following = self.next_epoch(place)
-        if place.snapshots is not None:
-            lasting = {name for name, _, resumable in self._asked if resumable.lasts()}
-            left = {name for name, each in place.snapshots.items() if each.left_in(place.epoch)}
-            following.anew = dict.fromkeys(left if cut else left & lasting)
-            stood = {name: place.snapshots[name].newest(following.epoch, 0) for name in self._elsewhere}
-            self._stood = {name: found[1] for name, found in stood.items() if found is not None}
         # First: however far this comes, the epoch has ended.
         self._stand_at(self.chosen or following)
         self.chosen = self.place
@@ -206,15 +179,7 @@ class Progress:
         """The next part taken over from another rank, once this one is delivered."""
         no_rank = (-1, 0)  # this rank's own part came first
         at = no_rank if place.start.stream is None else own
-        found = Place.within(place.epoch, place.later, at, place.steps, None)
-        sources = [
-            stage.name for stage in self._plan.running if stage.source is not None and stage.source.resizable
-        ]
-        found.beginnings = _beginnings(place, sources)
-        found.start = replace(
-            found.start, iterators={name: (0, each) for name, each in found.beginnings.items()}
-        )
-        return found
+        return Place.within(place.epoch, place.later, at, place.steps, None)
 
     # -- the state -----------------------------------------------------------------------------
 
@@ -224,7 +189,6 @@ class Progress:
         if ended and not (self.idle or self.untouched):
             place = self.next_epoch(place)
         (cursor, steps, _), rows = place.read()
-        iterators = self._iterator_states(place, cursor)
         return {
             "epoch": place.epoch,
             "chunks": steps,
@@ -235,8 +199,7 @@ class Progress:
             "later": list(map(record.encode_part, place.later)),
             "delivered": record.encode_delivered(rows),
             "ledger": self._ledger_state(place, cursor),
-            "iterators": iterators,
-            "beginnings": _beginnings(place, [name for name, (step, _) in iterators.items() if step]),
+            "iterators": self._iterator_states(place, cursor),
         }
 
     def _ledger_state(self, place: Place, cursor: Cursor) -> list[Any]:
@@ -256,43 +219,18 @@ class Progress:
             steps = restarts(self._plan, cursor).steps if known or place.anew else {}
             anew = place.anew
             found = {name: snapshots[name].newest(place.epoch, step) for name, step in steps.items()}
-        taken = {**anew, **{name: list(each) for name, each in found.items() if each is not None}}
-        for name in taken.keys() - self._warned:
-            if taken[name] is None:
-                self._warned.add(name)
-                warnings.warn(LEFT_EARLY.format(name), PipegraphWarning, stacklevel=5)
-        return {name: each for name, each in taken.items() if each is not None}
+        return {**anew, **{name: list(each) for name, each in found.items() if each is not None}}
 
-    def read_from(self, place: Place | None) -> None:
-        """The sources are read from now on: at this place, if they begin anew. No pass runs."""
-        if place is not None:
-            place.anew = self._beginnings_of(place)
-        self._unread, self._stood = False, {}
-
-    def copied_anew(self) -> None:
-        """Other processes will start with new copies of the sources."""
-        self._unread, self._stood = True, {}
+    def read_from(self, place: Place) -> None:
+        """The sources are read from now on, at this place. No pass runs."""
+        place.anew = self._beginnings_of(place)
 
     def _beginnings_of(self, place: Place) -> dict[str, Any]:
-        """``[0, state]`` of the sources' iterators where a pass that begins anew begins; None where that is not known
-        because a pass was left early. No pass runs."""
+        """``[0, state]`` of the samplers' generators where a pass that begins anew begins. No pass runs."""
         found: dict[str, Any] = {}
-        for name, source, resumable in () if place.begun else self._asked:
-            if name in place.start.iterators:
-                continue
-            with Naming(name, "its state before a pass", ", in its state before a pass"):
-                taken = resumable.between()
-            if self._unread or name not in self._elsewhere:
-                if taken is not None:
-                    found[name] = [0, encode_state(taken, name)]
-                elif resumable.left_early():
-                    found[name] = None
-            elif name in self._stood:
-                found[name] = [0, self._stood[name]]
-            elif taken is not None:
-                described = source.can(UserData)
-                if described is None or described.reads_once() is None:
-                    found[name] = None
+        for name, resumable in () if place.begun else self._asked:
+            if name not in place.start.iterators and (taken := resumable.between()) is not None:
+                found[name] = [0, encode_state(taken, name)]
         return found
 
     def _forget(self, place: Place, run: Run) -> None:
@@ -313,17 +251,6 @@ class Progress:
                 behind += [(name, position) for position in positions]
                 place.floors[name] = step
         delivered.forget(behind)
-
-
-def _beginnings(place: Place, names: Sequence[str]) -> dict[str, Any]:
-    """The states of these sources' iterators at the start of the epoch, where they are known."""
-    snapshots, found = place.snapshots or {}, dict(place.beginnings)
-    for name in names:
-        each = snapshots[name].newest(place.epoch, 0) if name in snapshots else None
-        each = each or place.anew.get(name)
-        if each is not None:
-            found[name] = each[1]
-    return {name: found[name] for name in names if name in found}
 
 
 def _restart_of(progress: weakref.ref[Progress], source: str) -> tuple[int, int] | None:

@@ -46,7 +46,7 @@ class Runs:
         self.closed = ""
         self.tracer = Tracer()
         self.ledger = Ledger([stage.name for stage in plan.running if stage.unordered_above])
-        self.progress = Progress(plan, self.ledger, options.isolate)
+        self.progress = Progress(plan, self.ledger)
         self.group: Any = None
         self.same_data: SameData | None = None
         self.runtime: Runtime | None = None
@@ -62,7 +62,6 @@ class Runs:
         if self.runtime is not None and self.runtime.half_started and not self.closed:  # interrupted before
             self.runtime.close()
             self.runtime = None
-            self.progress.copied_anew()
         if self.runtime is None:
             options = self.options
             rank, world_size = options.own()
@@ -147,7 +146,6 @@ class Runs:
         if self.runtime is not None and self.seed != seed:
             self.runtime.close()
             self.runtime = None
-            self.progress.copied_anew()
         self.seed = seed
         if self.runtime is not None:
             self.runtime.end_run()  # its workers may still write into the ledger

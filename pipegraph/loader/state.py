@@ -14,7 +14,7 @@ from pipegraph.errors import GraphError, PipegraphWarning, StateError
 from pipegraph.loader.adapt import adapted_all
 from pipegraph.loader.delivered import check_state, damaged, decode_delivered, decode_part
 from pipegraph.order.left import Taken, check_history
-from pipegraph.planning.plan import Plan, StagePlan
+from pipegraph.planning.plan import Plan
 
 MAX_STEPS = 1 << 53
 """More than any state has of steps, epochs or samples: a larger number is not counted out, nor is an array's size."""
@@ -40,7 +40,6 @@ class Restored:
     steps: int
     dealt: int | None
     iterators: Mapping[str, tuple[int, Any]] = field(default_factory=dict)
-    beginnings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_state(
@@ -57,7 +56,6 @@ def read_state(
     saved = (state[0] if isinstance(state, list | tuple) else state)["world_size"]
     if len(found.streams) > 1 and saved != world_size:
         _warn_of_tails(plan, len(found.streams))
-    _warn_of_untold_ends(plan, found)
     others = [name for name in carrying_others(state, plan) if name not in names]
     if others:
         warnings.warn(
@@ -87,38 +85,6 @@ def _warn_of_tails(plan: Plan, parts: int) -> None:
                 PipegraphWarning,
                 stacklevel=4,
             )
-
-
-def _warn_of_untold_ends(plan: Plan, found: Restored) -> None:
-    """For users' fan-ins: which of their inputs had ended is in no state."""
-    if all(stream.cursor is None for stream in found.streams):
-        return
-    for stage in plan.running:
-        operator: Any = stage.operator
-        if not stage.kind.reads_in_turn or Fact.TRUSTED in operator.facts:
-            continue
-        if operator.merged_length([1] * len(stage.upstream)) is None:
-            sources = [each for each in _sources_above(plan, stage) if each.name in found.iterators]
-            names = ", ".join(repr(each.name) for each in sources if not each.operator.random_access)
-            if names:
-                warnings.warn(
-                    f"stage {stage.name!r} does not say whether it reads its inputs to their ends. Where one had ended "
-                    f"before this state, source {names}, which has a state of its own, may begin its next epoch too "
-                    "early and lose samples of it. Define merged_length(self, lengths): sum(lengths) if it reads all "
-                    "of them, or the lower number at which it stops",
-                    PipegraphWarning,
-                    stacklevel=4,
-                )
-
-
-def _sources_above(plan: Plan, stage: StagePlan) -> list[Any]:
-    found, waiting = {}, [stage]
-    while waiting:
-        each = waiting.pop()
-        if each.name not in found:
-            found[each.name] = each
-            waiting += [plan.stages[edge.stage] for edge in each.upstream]
-    return [each for each in found.values() if not each.upstream]
 
 
 def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bool = True) -> Restored:
@@ -153,7 +119,7 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
         part = parts.get(f"rank{rank}") or _part_of_another(parts, rank, plan)
         of_part = part["epoch"], part["ledger"], _streams(part), part["chunks"], part["dealt"]
         iterators = {name: (step, snapshot) for name, (step, snapshot) in part["iterators"].items()}
-        return Restored(first["seed"], *of_part, iterators, part["beginnings"])
+        return Restored(first["seed"], *of_part, iterators)
     if not parts:
         raise StateError("the state has no part of any rank")
     part = parts.get(f"rank{rank}") or next(iter(parts.values()))
@@ -161,9 +127,7 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
     steps = max(each["chunks"] for each in parts.values())
     if all(_is_whole(each) for each in parts.values()):
         # A whole epoch: there is nothing to deal anew.
-        return Restored(
-            *found_in, (Resume(stream=(rank, world_size)),), steps, steps, _beginnings({"": part}, plan)
-        )
+        return Restored(*found_in, (Resume(stream=(rank, world_size)),), steps, steps)
     missing = [r for r in range(saved) if f"rank{r}" not in parts]
     found = _consumed(parts, saved, first["seed"], plan)
     taken = found if isinstance(found, dict) else {}
@@ -179,7 +143,7 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
         if any(one != (0, "") for each in by_rank for one in each.values()):
             history = (*history, history_entry(saved, by_rank))
         stream = Resume(history=history, stream=(rank, world_size))
-        return Restored(*found_in, (stream,), steps, steps, _beginnings(parts, plan))
+        return Restored(*found_in, (stream,), steps, steps)
     left = [stream for r in range(saved) for stream in _streams(parts[f"rank{r}"])]
     if equal_steps and len(left) % world_size:
         raise StateError(
@@ -188,7 +152,7 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
             f"evenly into {world_size} ranks. Resume with {saved if saved == 1 else f'{saved} or 1'}, or, if ranks may "
             "differ in steps, give loader(equal_steps=False)"
         )
-    return Restored(*found_in, tuple(left[rank::world_size]), steps, None, _beginnings(parts, plan))
+    return Restored(*found_in, tuple(left[rank::world_size]), steps, None)
 
 
 def carrying_others(state: Any, plan: Plan) -> list[str]:
@@ -239,7 +203,7 @@ def _part_of_another(parts: Mapping[str, Any], rank: int, plan: Plan) -> Any:
     rank_of, world_size = first["stream"] or (None, None)
     if rank_of is None or f"rank{rank_of}" not in parts:
         raise StateError(f"{missing}, whose rank had taken over another's part: load each rank's own")
-    return {**first, "stream": (rank, world_size), "ledger": [[], [], 0], "iterators": {}, "beginnings": {}}
+    return {**first, "stream": (rank, world_size), "ledger": [[], [], 0], "iterators": {}}
 
 
 def _check(state: Any, plan: Plan) -> None:
@@ -277,7 +241,6 @@ def _check_part(key: str, part: Mapping[str, Any], plan: Plan) -> None:
             and all(map(_is_count, value[2:]))
         ),
         "iterators": lambda value: all(_is_count(step) for step, _ in value.values()),
-        "beginnings": lambda value: isinstance(value, Mapping),
     }
     for name, check in checks.items():
         if name not in part:
@@ -340,15 +303,6 @@ def _streams(part: Mapping[str, Any]) -> tuple[Resume, ...]:
         return ()
     own = (part["stream"], part["cursor"], part["history"], part["delivered"])
     return tuple(map(decode_part, (own, *part["later"])))
-
-
-def _beginnings(parts: Mapping[str, Any], plan: Plan) -> dict[str, tuple[int, Any]]:
-    """The states of iterators of which each rank reads its own share, as they were at the start of the epoch."""
-    found = {name: (0, state) for part in parts.values() for name, state in part["beginnings"].items()}
-    for part in parts.values():
-        found.update({name: (0, state) for name, (step, state) in part["iterators"].items() if not step})
-    sources = {name: stage.source for name, stage in plan.stages.items()}
-    return {name: each for name, each in found.items() if (source := sources.get(name)) and source.resizable}
 
 
 def _is_whole(part: Mapping[str, Any]) -> bool:

@@ -116,7 +116,6 @@ HOOKS = [
     *((Opens, each) for each in ("open",)),
     *((Flushes, each) for each in ("begin", "flush")),
     (Keeps, "state_dict"),
-    ("sampler", "state_dict"),
     ("iterable", "state_dict"),
 ]
 

@@ -2,11 +2,9 @@
 
 import itertools
 import random
-import warnings
 
 import pytest
 import torch
-from random_graphs.stage_functions import CountingStream
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -396,29 +394,6 @@ def test_a_fan_in_that_another_loader_has_run_to_its_end_is_refused():
 class ReadsAll(InTurn):
     def merged_length(self, lengths):
         return sum(lengths)
-
-
-@pytest.mark.parametrize("join", [InTurn, ReadsAll])
-@pytest.mark.parametrize("stop", [0, 2])
-def test_a_fan_in_that_does_not_say_whether_it_reads_all_is_named_when_a_source_with_a_state_resumes(
-    join, stop
-):
-    graph = pg.Graph("own")
-    graph.add(
-        join(),
-        graph.add(ops.FromIterable(CountingStream(3)), name="counts"),
-        graph.add(ops.FromSequence("ab")),
-        name="join",
-    )
-    with graph.loader(epochs=2) as loader:
-        assert len(list(itertools.islice(loader, stop))) == stop
-        state = loader.state_dict()
-    with graph.loader(epochs=2) as loader, warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        loader.load_state_dict(state)
-    expected = ["stage 'join' does not say"] if join is InTurn and stop else []
-    assert [str(each.message)[:25] for each in said] == expected
-    assert not said or (said[0].filename == __file__ and "source 'counts'" in str(said[0].message))
 
 
 # -- routes ------------------------------------------------------------------------------------------

@@ -23,21 +23,3 @@ class Counting:
 
     def load_state_dict(self, state):
         self.next = state["next"]
-
-
-class CountingOn:
-    """An iterable of ``count`` numbers an epoch, each epoch the following ones; its place is its state."""
-
-    def __init__(self, count):
-        self.count, self.next = count, 0
-
-    def __iter__(self):
-        for number in range(self.next, self.next // self.count * self.count + self.count):
-            self.next = number + 1
-            yield number
-
-    def state_dict(self):
-        return {"next": self.next}
-
-    def load_state_dict(self, state):
-        self.next = state["next"]

@@ -4,13 +4,11 @@ import gc
 import itertools
 import json
 import threading
-import warnings
 
 import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from tests.loader.counting import CountingOn
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -248,23 +246,3 @@ def test_ranks_in_different_epochs_lose_none_in_silence(programs, tmp_path, mode
         )
         assert error.endswith("call set_epoch() with the same number on every rank")
         assert sorted(map(len, found)) == [4, 4]
-
-
-def test_a_state_behind_an_epoch_that_was_cut_says_what_it_does_not_know(monkeypatch):
-    """The rank with more items has read ahead of the common end, nobody knows how far."""
-
-    def run(rank):
-        graph = pg.Graph("g")
-        graph.add(ops.FromIterable(CountingOn(500 if rank == 0 else 5), shard=False), name="rows")
-        with graph.loader(equal_steps=True, rank=rank, world_size=2, epochs=None) as loader:
-            assert len(list(loader)) == 5
-            with warnings.catch_warnings(record=True) as said:
-                warnings.simplefilter("always")
-                state = loader.state_dict()
-        return [str(each.message) for each in said], state[f"rank{rank}"]["iterators"]
-
-    # One rank after the other takes its state: warnings are caught for the whole process.
-    (cut, unknown), (ended, known) = Ranks(2, monkeypatch).run(run, run)
-    said = [*cut, *ended]
-    assert len(said) == 1 and "stage 'rows': a pass over its iterable" in said[0]
-    assert (unknown, known) == ({}, {"rows": [0, {"start": {"next": 5}}]})

@@ -8,7 +8,6 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import StateError
-from tests.loader.counting import CountingOn
 from tests.loader.test_equal_steps import Ranks
 from tests.loader.test_unequal_ranks import Own
 
@@ -181,13 +180,3 @@ def test_rows_of_a_bundle_end_where_the_ranks_have_agreed(monkeypatch, fewest):
         warnings.simplefilter("error")
         found = Ranks(2, monkeypatch).run(job(300), job(fewest))
     assert found == [(list(range(fewest)), list(range(fewest)), 2 * fewest)] * 2
-
-
-def test_a_list_with_the_state_of_this_rank_restores_its_iterators():
-    with graph_of(ops.FromIterable(CountingOn(20))).loader() as loader:
-        assert list(loader) == list(range(20))
-        state, _ = saved(loader, 5)
-    for given in (state, [state]):
-        with graph_of(ops.FromIterable(CountingOn(20))).loader() as loader:
-            loader.load_state_dict(given)
-            assert list(loader) == list(range(25, 40))

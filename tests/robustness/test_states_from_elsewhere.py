@@ -99,7 +99,6 @@ def test_a_changed_value_is_named_before_anything_starts(path: tuple[str, ...], 
         "delivered",
         "ledger",
         "iterators",
-        "beginnings",
     ],
 )
 def test_a_missing_part_is_named(key: str) -> None:

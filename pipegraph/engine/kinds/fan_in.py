@@ -26,9 +26,6 @@ from pipegraph.planning.plan import StagePlan
 
 Loop = Iterator[None]
 
-MANY_ITEMS = 10**12
-"""More than any fan-in takes of an input that it leaves early."""
-
 
 class FanInKind(StageKind):
     """See the module docstring."""
@@ -170,23 +167,14 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
         for buffers in held:
             account.release(buffers)
         left = [index for index in range(count) if index not in ended]
-        had_ended = resumed and _reads_all(operator, count)  # before the cursor
         own = _own(stage, left)
-        at_once = []
-        for index in left:
-            stateful = [each for each in _sources(stage, index) if _keeps_state(each)]
-            mine = [each for each in stateful if each in own]
-            if had_ended:
-                for source in mine:
-                    source.ends_first = True
-                for source in _sources(stage, index, cut=False):
-                    source.reads_rest = source.reads_rest or source in mine
-            if (had_ended and stateful) or any(map(_random_access, mine)):
-                at_once.append(index)
+        at_once = [
+            index for index in left if any(each in own and _draws(each) for each in _sources(stage, index))
+        ]
         for index in left:
             stage.discard_input(index, epoch)
             inboxes[index].drop()
-        # A source with a state has to come to where the next epoch begins, which may be another run.
+        # A sampler's generator has to come to where the next epoch begins, which may be another run.
         _to_the_end(inboxes, at_once, account)
         left = [index for index in left if index not in at_once]
         put(EndOfEpoch(epoch))
@@ -200,12 +188,6 @@ def _to_the_end(inboxes: Sequence[RowIntake], left: Iterable[int], account: Acco
     for index in left:
         while not isinstance(item := inboxes[index].get(), EndOfEpoch):
             account.release(item.buffers)
-
-
-def _reads_all(operator: FanIn, inputs: int) -> bool:
-    """Whether a fan-in reads every input to its end."""
-    lengths = [MANY_ITEMS + number for number in range(inputs)]
-    return operator.merged_length(lengths) == sum(lengths)
 
 
 def _own(stage: StageRun, left: Sequence[int]) -> list[StageRun]:
@@ -227,27 +209,17 @@ def _own(stage: StageRun, left: Sequence[int]) -> list[StageRun]:
     return found
 
 
-def _sources(stage: StageRun, index: int, cut: bool = True) -> Iterator[StageRun]:
-    """The sources above an input; without ``cut`` those that all fan-ins between read to their end."""
+def _sources(stage: StageRun, index: int) -> Iterator[StageRun]:
+    """The sources above an input."""
     if index < len(stage.above):
         above: StageRun = stage.above[index]
         if not above.above:
             yield above
-        operator: Any = above.plan.operator
-        if cut or not above.plan.kind.reads_in_turn or _reads_all(operator, len(above.above)):
-            for each in range(len(above.above)):
-                yield from _sources(above, each, cut)
-
-
-def _keeps_state(source: StageRun) -> bool:
-    return source.snapshots.taken or _draws(source)
+        for each in range(len(above.above)):
+            yield from _sources(above, each)
 
 
 def _draws(source: StageRun) -> bool:
-    """Whether a source that has not begun draws its order from what has a state."""
+    """Whether a source draws its order from a sampler's generators."""
     resumable = source.plan.operator.can(Resumable)
-    return _random_access(source) and resumable is not None and resumable.between() is not None
-
-
-def _random_access(source: StageRun) -> bool:
-    return source.plan.source is not None and source.plan.source.random_access
+    return resumable is not None and resumable.between() is not None

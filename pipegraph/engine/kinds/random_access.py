@@ -96,7 +96,6 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
         run.horizon.wait_for(epoch, source.reads_ahead)
         filled = 0
         positions: Any = None
-        begun: Callable[[], Any] | None = None
         ended = False
         # Begun also if nobody needs the epoch: what its generator gives must not depend on who was first.
         begins = resumable is not None
@@ -108,7 +107,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                 if positions is None:
                     stage.snapshots.restore(source, epoch, run.first_epoch)
                     if resumable is not None and stage.snapshots.begins(epoch, run.first_epoch):
-                        failure, begun = snapshot_of(stage, resumable.between, epoch, 0), resumable.begun
+                        failure = snapshot_of(stage, resumable.between, epoch, 0)
                     ranks = run.rank, run.world_size
                     seeded: Callable[[], object] = (
                         bool if draws is None else partial(draws.one, epoch, ("positions",))
@@ -126,8 +125,6 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                     group.extend(islice(positions, rows))
                 else:
                     sampled.draw_into(group, positions, rows)
-                if begun is not None:
-                    failure, begun = failure or snapshot_of(stage, begun, epoch, 0), None
                 if timed:
                     stage.drawing_ns += perf_counter_ns() - stage.draws_since_ns
                 stage.draws_since_ns = 0

@@ -168,24 +168,15 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     resumable = planned.can(Resumable) is not None
     snapshots: bool | None = None  # whether the iterator has snapshots; not known before it has begun
 
-    def rest(epoch: int) -> bool:
-        return stage.reads_rest and epoch == run.first_epoch
-
     while True:
         run.horizon.wait_for(epoch, planned.reads_ahead)
         items: Iterator[Any] | None = None
         failure: Failure | None = None
         ended = False
-        begins = resumable and stage.snapshots.begins(epoch, run.first_epoch)
-        restores = resumable and stage.snapshots.restores(epoch, run.first_epoch)
-        while (restores or stage.stop_epoch < epoch or rest(epoch)) and not ended and failure is None:
+        while stage.stop_epoch < epoch and not ended and failure is None:
             rows = pace.rows(step - began)
             if snapshots:  # taken between two items
                 rows = min(rows, SNAPSHOT_EVERY - step % SNAPSHOT_EVERY)
-            if begins or restores:  # no state has an item of the epoch without the epoch's beginning
-                # None if only the position matters.
-                rows = int(begins or stage.ends_first or alone is None or stage.stop_epoch < epoch)
-                restores = False
             unit.begin(0)
             unit.epoch, unit.step = epoch, step
             rows = unit.reserve(rows)
@@ -213,8 +204,6 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                 ended = len(made) < rows
                 if snapshots is None:
                     snapshots = resumable and source.snapshot() is not None
-                if begins:
-                    begins, failure = False, snapshot_of(stage, source.begun, epoch, 0)
             except BaseException as error:
                 failure = failure_of(stage, error, epoch, step + len(made))
             if ended and failure is None and not trusted:
@@ -230,9 +219,6 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
             if made:
                 pace.note(len(made), spent, unit.nbytes)
                 yield
-        if ended and resumable and failure is None:
-            # Before the epoch's end is sent: a state taken after it must hold this.
-            failure = snapshot_of(stage, source.between, epoch + 1, 0)
         if failure is not None:
             sender.send(0, failure, False)
             failure = None  # its traceback refers to this frame

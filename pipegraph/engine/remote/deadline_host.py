@@ -157,7 +157,6 @@ class ThreadHost(Host):
     """Starts threads; see the module docstring."""
 
     place = "thread"
-    copies = False
     gave_up = "its thread was left alone"
 
     def __init__(self, operator: Any, context: Context, timeout_s: float) -> None:

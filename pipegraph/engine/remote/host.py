@@ -71,11 +71,9 @@ class Host(ABC):
         meter: of the worker whose thread calls; it also counts what a child works on a call before its turn.
         deaths: children that died.
         ended: children that are no more.
-        copies: whether a child has copies of the operator's objects.
     """
 
     place: str
-    copies = True
     gave_up: str
     hurried: frozenset[str] = frozenset()
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partialmethod
-from itertools import islice
 from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.capabilities import BundleSource, Neighbours, Resumable, RowOperator
+from pipegraph.capabilities import BundleSource, Neighbours, RowOperator
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.engine.remote.base_proxy import Deaths, Remote
@@ -16,9 +15,6 @@ from pipegraph.engine.remote.contract import Call, Died, Overdue
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.remote.host import Host
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
-
-LEFT_EARLY = object()
-"""In place of where a source stood: it is in the middle of a pass, or was left there."""
 
 
 class RemoteMap(Remote):
@@ -105,11 +101,8 @@ class RemoteSource(Remote):
         near = operator.can(Neighbours)
         self.substitute = None if near is None else near.substitute
         self._restored: Any = None
-        self._begun: Any = None
-        self._stood: Any = None  # at the end of the last pass
         self._run: tuple[int, tuple[tuple[int, int], ...]] = 0, ()
         self._notified = 0  # children that had ended when one was notified of the run
-        self._ended = 0  # and when one last began to read
         self._prepared: tuple[Any, int, Sequence[Any]] | None = None  # indices for the next position
 
     def open(self, context: Context) -> None:
@@ -169,51 +162,16 @@ class RemoteSource(Remote):
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
         """``(position, item)`` from step ``start`` on; after a death the new process continues at the next step."""
-
-        first, self._restored = self._restored, None
-        stood, self._stood = self._stood, LEFT_EARLY
-        self._begun = None
+        restored, self._restored = self._restored, None
 
         def begin(step: int) -> Call:
-            # A new process has an object of its own, of no epoch yet.
-            restored = first if self._begun is None else (0, self._begun)
-            another = self._host.copies and self._ended != self._host.ended
-            self._ended = self._host.ended
-            if another and restored is None:
-                if stood is LEFT_EARLY:
-                    self._refuse_lost()
-                elif stood is not None:
-                    restored = 0, stood
-            new, self._notified = self._notified != self._ended, self._ended  # a child without begin_run
-            return "iterate", epoch, rank, world_size, step, restored, self._run if new else None
+            anew, self._notified = self._notified != self._host.ended, self._host.ended
+            return "iterate", epoch, rank, world_size, step, restored, self._run if anew else None
 
-        pulled = self._pulled(begin, start)
-        for item in islice(pulled, 1):
-            if start == 0:
-                self._begun = self._snapshot
-            yield item
-        yield from pulled
-        self._stood = self._snapshot
-
-    def _refuse_lost(self) -> None:
-        """Raises WorkerDiedError if the source, left early, continues from where a process stood that has died."""
-        resumable = self._operator.can(Resumable)
-        if resumable is not None and resumable.between() is not None:
-            raise WorkerDiedError(
-                f"stage {self._stage!r}: the worker's {self._host.place} has ended since the last pass, which was left "
-                "before its end, and where its iterable stood there is lost. Resume from a state that was saved inside "
-                "the loop; the next pass begins where the given object does"
-            )
+        return self._pulled(begin, start)
 
     def snapshot(self) -> Any:
         """The snapshot sent with the last items; at multiples of ``PULL`` it is the current one."""
-        return self._snapshot
-
-    def begun(self) -> Any:
-        return self._begun
-
-    def between(self) -> Any:
-        """That sent with the end of the epoch."""
         return self._snapshot
 
     def restore(self, step: int, snapshot: Any) -> None:

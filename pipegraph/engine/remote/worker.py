@@ -258,7 +258,7 @@ class ProcessWorker:
         """Begin an epoch of a source that is read in sequence at a step, from a snapshot taken there if one is given.
 
         Returns as :meth:`more`: the first item alone, because an answer that is sent early has the snapshot of the one
-        before. That of an epoch's first item is of the epoch's beginning, and that of its end of the next one's.
+        before.
 
         Args:
             run: the arguments of ``begin_run``, if this worker has not had them.
@@ -270,11 +270,7 @@ class ProcessWorker:
             self._resumable.restore(*snapshot)
         items = iter(self._operator.iterate(epoch, rank, world_size, step))
         self._page.begin(0)
-        answer = self._begin(items if self._own else self._draws.each(items, epoch, (self._stage,), step), 1)
-        if step == 0 and self._resumable is not None and not answer[1]:
-            self._snapshot = self._resumable.begun()
-            answer = (*answer[:3], self._snapshot)
-        return answer
+        return self._begin(items if self._own else self._draws.each(items, epoch, (self._stage,), step), 1)
 
     def _begin(self, items: Iterator[Any], most: int) -> Any:
         self._items, self._late = items, None
@@ -291,9 +287,7 @@ class ProcessWorker:
                 self._answered, self._late = False, late
                 return ANSWERED
         if self._resumable is not None:
-            ended, failed = late[1:]
-            taken = self._resumable.between if ended else self._resumable.snapshot
-            self._snapshot = None if failed is not None else taken()
+            self._snapshot = None if late[1] else self._resumable.snapshot()
         return *late, self._snapshot
 
     def _collect(self, found: list[Any], most: int) -> tuple[list[Any], bool, Carried | None]:

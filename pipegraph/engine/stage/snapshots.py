@@ -50,14 +50,6 @@ class Snapshots:
         """Whether the epoch's beginning is not known from the state that the run resumes from."""
         return epoch > first_epoch or self.first is None
 
-    def restores(self, epoch: int, first_epoch: int) -> bool:
-        """Whether the source is restored for this epoch.
-
-        It then begins it, also if nobody needs the rest: a fan-in that resumes behind this input drops what is left of
-        it, and the source would begin the next epoch from where the user's object stands.
-        """
-        return epoch == first_epoch and self.first is not None
-
     def restore(self, source: Any, epoch: int, first_epoch: int) -> None:
         """Restore the source from the run's snapshot, if the run begins in this epoch."""
         if epoch == first_epoch and self.first is not None:
@@ -78,8 +70,7 @@ class Snapshots:
         if needed is not None:
             # Keep one more than needed: another thread may be taking a state of the previous chunk.
             gone = max(0, sum(1 for each in taken if each[:2] <= needed) - 2)
-            beginning = (each for each in taken[:gone] if each[:2] == (needed[0], 0))
-            taken = (*beginning, *taken[gone:])
+            taken = taken[gone:]
         if len(taken) > MAX_SNAPSHOTS:
             half = MAX_SNAPSHOTS // 2
             taken = _thinned(taken[:half]) + taken[half:]
@@ -97,11 +88,6 @@ class Snapshots:
         """Whether there is a snapshot."""
         return bool(self._taken)
 
-    def left_in(self, epoch: int) -> bool:
-        """Whether an epoch has begun, and its end is not known: where a later one begins is not known either."""
-        taken = self._taken
-        return any(each[0] == epoch for each in taken) and not any(each[0] > epoch for each in taken)
-
     def newest(self, epoch: int, step: int) -> tuple[int, Any] | None:
         """``(step, snapshot)`` of the latest from which ``step`` of ``epoch`` can be reached; else None."""
         for at, taken, snapshot, _ in reversed(self._taken):
@@ -111,7 +97,7 @@ class Snapshots:
 
 
 def _thinned(taken: Entries) -> Entries:
-    """Every second one, and the beginnings of epochs, which a resume at another world size needs."""
+    """Every second one, and the beginnings of epochs."""
     beginnings = [each for each in taken if each[1] == 0]
     return tuple(sorted([*beginnings, *[each for each in taken if each[1]][::2]], key=itemgetter(0, 1)))
 

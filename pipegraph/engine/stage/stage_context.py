@@ -48,9 +48,6 @@ class StageContext:
         numbers_taken: whether items are numbered as workers take them: there are several workers, or an error budget.
         judging: held while a failure is checked against the stage's budget.
         stop_epoch: the last epoch whose remaining items are not wanted.
-        ends_first: whether the epoch that a run resumes was at its end here.
-        reads_rest: whether that epoch is read to its end although it is not needed: what is left of it was dropped by
-            stages below, and the next epoch begins behind it.
         wait_turn: blocks until every earlier ticket has left.
     """
 
@@ -70,8 +67,6 @@ class StageContext:
         self.ordinals = Ordinals(plan, run.ledger)
         self.judging = concurrency.Lock()
         self.stop_epoch = -1
-        self.ends_first = False
-        self.reads_rest = False
 
     def number(self, worker: Worker, item: Any) -> None:
         """Number an item of a stage with a budget and a single worker that does not use ``take``."""
