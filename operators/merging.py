@@ -37,7 +37,6 @@ class Zip(FanIn):
 
     facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.PAIRS
     name = "zip"
-    inputs_in = (0, None)
 
     def __init__(self, strict: bool = False) -> None:
         self.strict = flag(strict, "Zip: strict")
@@ -95,7 +94,6 @@ class Concat(FanIn):
     """Read one input after the other."""
 
     facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.SEPARATE
-    inputs_in = (1, None)
 
     def begin(self, inputs: int, epoch: int) -> None:
         self._inputs = inputs
@@ -139,7 +137,6 @@ class Mix(FanIn, Planned, Repeats):
     """
 
     facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.SEPARATE
-    inputs_in = (2, None)
 
     def __init__(self, weights: Sequence[float], stop: Literal["first", "all", "repeat"] = "first") -> None:
         try:
@@ -245,7 +242,6 @@ class Take(FanIn):
 
     facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.NEEDS_ORDER
     inputs = 1
-    inputs_in = (1, None)
 
     def __init__(self, count: int) -> None:
         self.count = integer(count, "Take: count", 0)
@@ -317,7 +313,6 @@ class Merge(FanIn, FollowsRoute):
     """
 
     facts = Fact.SEEDS_ITSELF | Fact.TRUSTED
-    inputs_in = (0, -1)
 
     def follow(self, route: str, outputs: tuple[int, ...]) -> None:
         self._route = route

@@ -115,11 +115,7 @@ class Pack(Regroup, BundleRegroup):
         self._failed: tuple[Exception, Chunk] | None = None
         self._epoch = 0
         self._layout: dict[str, Any] = {}  # name and dtype, of the fields of the last document
-        self.inputs_in = (0, 1) if split else (1, 2)
         self.spent: list[Lineage] = []
-
-    def begin_at(self, cursor: Cursor) -> Cursor:
-        return (cursor, 0) if self.method == "split" else (0, cursor, "0")
 
     def resume(self, cursor: Cursor) -> Cursor:
         self.begin()  # a copy of this operator shares nothing with it then

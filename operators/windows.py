@@ -30,7 +30,6 @@ class Shuffle(Regroup, CarriesImages):
     """
 
     facts = Fact.SEEDS_ITSELF
-    inputs_in = (0, 1)
 
     def __init__(self, window: int) -> None:
         self.window = integer(window, "Shuffle: window")
@@ -50,9 +49,6 @@ class Shuffle(Regroup, CarriesImages):
         self._open: list[Chunk] = []
         self._number = 0
         self._drop = 0
-
-    def begin_at(self, cursor: Cursor) -> Cursor:
-        return (cursor, 0, 0)
 
     def resume(self, cursor: Cursor) -> Cursor:
         up, self._number, self._drop = cursor[:3]
@@ -159,7 +155,6 @@ class Bucket(Regroup, Keyed, UserFunctions):
     """
 
     needs = "sample"
-    inputs_in = (1, 2)
 
     def __init__(
         self,
@@ -213,9 +208,6 @@ class Bucket(Regroup, Keyed, UserFunctions):
         self._emitted = 0
         self._drop = 0
         self._last: Cursor = None
-
-    def begin_at(self, cursor: Cursor) -> Cursor:
-        return (0, cursor, self._state((0,) * len(self._ghosts), (0,) * len(self._ghosts)), 0)
 
     def _state(self, counts: tuple[int, ...], sums: tuple[float, ...]) -> tuple[Any, ...]:
         return counts if self.cost is None else (counts, sums)

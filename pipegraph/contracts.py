@@ -114,9 +114,6 @@ class Regroup(Operator):
     spent: list[Lineage] | None = None
     drop_last: bool = False
     """Whether it leaves out a last group that is not full."""
-    inputs_in: tuple[int, int | None] | None = None
-    """Slice ``(from, to)`` of the input's cursor within a cursor of its own. None: the cursor is the input's. With a
-    known slice a state can still be loaded after the graph was changed at this stage."""
 
     def begin(self) -> None:
         """A run begins (perhaps after one that was broken off): drop everything held."""
@@ -128,10 +125,6 @@ class Regroup(Operator):
     def flush(self) -> Iterable[Chunk]:
         """The remaining chunks at the end of an epoch; the next chunk begins a new epoch."""
         return ()
-
-    def begin_at(self, cursor: Cursor) -> Cursor:
-        """A cursor from which :meth:`resume` starts empty, with the input at ``cursor``."""
-        return cursor
 
     def resume(self, cursor: Cursor) -> Cursor:
         """Prepare to resume at ``cursor`` (of one of this operator's chunks); returns the cursor at which the input
@@ -163,9 +156,6 @@ class FanIn(Operator):
     one_to_one = False
     inputs: int | Literal["many"] = "many"
     """Number of upstream nodes."""
-    inputs_in: tuple[int, int | None] | None = None
-    """Slice ``(from, to)`` of the input cursors within a cursor. With a known slice a state can still be loaded after
-    the graph was changed at this stage."""
 
     def begin(self, inputs: int, epoch: int) -> None:
         """A new epoch over ``inputs`` upstream nodes begins."""

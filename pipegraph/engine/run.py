@@ -155,9 +155,9 @@ class Run:
         return Pace(rows, fewest, size, nbytes, stage.backend.bundle_ms, batches)
 
     def _restore(self, resume: Resume) -> None:
-        if resume.cursor is None and not resume.delivered:
+        if resume.cursor is None and not (resume.delivered or resume.begun):
             return
-        found = restarts(self.plan, resume.cursor)
+        found = restarts(self.plan, resume.cursor, resume.begun)
         for name, restart in found.stages.items():
             self.stages[name].restart = restart
         for edge, cursor in found.skips.items():

@@ -34,7 +34,6 @@ from pipegraph.loader.lengths import length_of, warn_of_unequal
 from pipegraph.loader.options import LoaderOptions as LoaderOptions
 from pipegraph.loader.place import Place
 from pipegraph.loader.runs import Runs, warn_of_unsaved
-from pipegraph.planning.plan import Wiring
 from pipegraph.planning.tunable import tune_all, why_not_tuned
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class Loader(Closing):
         self._progress = self._runs.progress
         self._ledger = self._runs.ledger
         self._pass: weakref.ref[Pass] | None = None
-        self._digest: tuple[dict[str, str], Wiring] | None = None
+        self._digest: dict[str, str] | None = None
         self._tuner: Tuner | None = None
         if any(stage.tuned for stage in self.plan.running):
             from pipegraph.tuning.tuner import Tuner
@@ -199,24 +198,22 @@ class Loader(Closing):
         """The state; ``ended``: as if the pass had run to its end."""
         rank, world_size = self._options.own()
         part = self._progress.part((rank, world_size), ended)
-        digests, wired = self._digests()
         return {
             "version": VERSION,
             "seed": self._runs.seed,
             "world_size": world_size,
-            "digest": dict(digests),
-            "graph": dict(wired),
+            "digest": dict(self._digests()),
             "functions": self.plan.carried(),
             f"rank{rank}": part,
         }
 
-    def _digests(self, anew: bool = False) -> tuple[dict[str, str], Wiring]:
+    def _digests(self, anew: bool = False) -> dict[str, str]:
         """What a state says of its graph."""
         found = self._digest
         if found is None:
             warn_of_unsaved(self.plan)
         if found is None or anew:
-            found = self._digest = self.plan.digests(), self.plan.wiring()
+            found = self._digest = self.plan.digests()
         return found
 
     def load_state_dict(self, state: Any, allow: Sequence[str] = ()) -> None:
@@ -226,8 +223,8 @@ class Loader(Closing):
             state: what :meth:`state_dict` returned on this rank (it may contain parts of other ranks too). Or the list
                 of all ranks' states: with it, a graph that is not elastic can also resume at another world size, with
                 each sample exactly once, in another order.
-            allow: names of stages that were changed, added or removed since the state was taken. A warning says what
-                continues and what starts again; ``docs/resuming.md`` has the rules.
+            allow: names of stages that were changed, added or removed since the state was taken. The sources' positions
+                are kept, everything else begins anew, and a warning says so.
 
         Raises:
             StateError: the state is from another graph, version or world size; the message says what differs.

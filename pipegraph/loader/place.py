@@ -165,7 +165,9 @@ class Place:
     def begun(self) -> bool:
         """Whether a pass from here delivers anything other than a whole epoch of this rank."""
         (cursor, *_), rows = self.read()
-        return cursor is not None or bool(rows or self.start.history or self.start.stream or self.nothing)
+        return cursor is not None or bool(
+            rows or self.start.history or self.start.begun or self.start.stream or self.nothing
+        )
 
     def resume(self) -> Resume:
         """The starting point of a run that resumes from here."""

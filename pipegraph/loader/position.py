@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from pipegraph.capabilities import Resumable
-from pipegraph.chunk import Chunk, Cursor, Lineage
+from pipegraph.chunk import Chunk, Lineage
 from pipegraph.durations import Stopwatch
 from pipegraph.engine.run import Run
 from pipegraph.engine.stage.kept import encode_state
@@ -146,7 +146,7 @@ class Progress:
     def restart_of(self, source: str) -> tuple[int, int]:
         """Epoch and step at which a source would restart from here."""
         place = self.place
-        return place.epoch, restarts(self._plan, place.reached[0]).steps[source]
+        return place.epoch, restarts(self._plan, place.reached[0], place.start.begun).steps[source]
 
     @staticmethod
     def next_epoch(place: Place) -> Place:
@@ -189,6 +189,7 @@ class Progress:
         if ended and not (self.idle or self.untouched):
             place = self.next_epoch(place)
         (cursor, steps, _), rows = place.read()
+        found = restarts(self._plan, cursor, place.start.begun)
         return {
             "epoch": place.epoch,
             "chunks": steps,
@@ -198,25 +199,21 @@ class Progress:
             "stream": () if place.nothing else place.start.stream or own,
             "later": list(map(record.encode_part, place.later)),
             "delivered": record.encode_delivered(rows),
-            "ledger": self._ledger_state(place, cursor),
-            "iterators": self._iterator_states(place, cursor),
+            "ledger": [[], [], 0]
+            if self._ledger.empty
+            else self._ledger.state(place.epoch, found.inputs.get, found.steps),
+            "iterators": self._iterator_states(place, found.steps),
+            "begun": dict(place.start.begun),
+            "steps": found.steps,
         }
 
-    def _ledger_state(self, place: Place, cursor: Cursor) -> list[Any]:
-        if self._ledger.empty:
-            return [[], [], 0]
-        found = restarts(self._plan, cursor)
-        return self._ledger.state(place.epoch, found.inputs.get, found.steps)
-
-    def _iterator_states(self, place: Place, cursor: Cursor) -> dict[str, Any]:
-        """``[step, state]`` of each source's iterator from which a restart here would continue."""
+    def _iterator_states(self, place: Place, steps: Mapping[str, int]) -> dict[str, Any]:
+        """``[step, state]`` of each source's iterator from which a restart at these steps would continue."""
         snapshots = place.snapshots
         found: Mapping[str, tuple[int, Any] | None]
         if snapshots is None:
             anew, found = place.anew or self._beginnings_of(place), place.start.iterators
         else:
-            known = any(each.taken for each in snapshots.values())
-            steps = restarts(self._plan, cursor).steps if known or place.anew else {}
             anew = place.anew
             found = {name: snapshots[name].newest(place.epoch, step) for name, step in steps.items()}
         return {**anew, **{name: list(each) for name, each in found.items() if each is not None}}
@@ -236,7 +233,7 @@ class Progress:
     def _forget(self, place: Place, run: Run) -> None:
         """Drop records that a restart from here would not need."""
         delivered = place.delivered
-        found = restarts(self._plan, place.reached[0])
+        found = restarts(self._plan, place.reached[0], place.start.begun)
         self._ledger.prune(place.epoch, found.inputs.get)
         if delivered is None:
             return

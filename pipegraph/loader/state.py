@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipegraph.contracts import Fact
 from pipegraph.engine.stage.cursors import freeze
 from pipegraph.engine.stage.restore import Resume, Unknown, consumed, history_entry, restarts, why_unknown
 from pipegraph.errors import GraphError, PipegraphWarning, StateError
-from pipegraph.loader.adapt import adapted_all
 from pipegraph.loader.delivered import check_state, damaged, decode_delivered, decode_part
 from pipegraph.order.left import Taken, check_history
 from pipegraph.planning.plan import Plan
@@ -47,12 +46,20 @@ def read_state(
 ) -> Restored:
     """See :meth:`Loader.load_state_dict`; warnings point at its caller."""
     names = (allow,) if isinstance(allow, str) else tuple(allow)
-    if names:
-        state, said = adapted_all(state, plan, names)
-        if said:
-            about = f"the state is of a graph that was changed since: {'; '.join(said)}"
-            warnings.warn(about, PipegraphWarning, stacklevel=3)
-    found = restored(state, rank, world_size, plan, equal)
+    given = state if isinstance(state, list | tuple) else [state]
+    if not given:
+        raise StateError("the list of states is empty")
+    for each in given:
+        check_state(each)
+    if not all(plan.check_digests(each["digest"], names) for each in given):
+        given = [_of_changed_graph(each, plan, names) for each in given]
+        warnings.warn(
+            "the state is of a graph that was changed since: its sources continue where they stood, everything else "
+            "begins anew",
+            PipegraphWarning,
+            stacklevel=3,
+        )
+    found = restored(given, rank, world_size, plan, equal)
     saved = (state[0] if isinstance(state, list | tuple) else state)["world_size"]
     if len(found.streams) > 1 and saved != world_size:
         _warn_of_tails(plan, len(found.streams))
@@ -87,7 +94,9 @@ def _warn_of_tails(plan: Plan, parts: int) -> None:
             )
 
 
-def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bool = True) -> Restored:
+def restored(
+    given: Sequence[Any], rank: int, world_size: int, plan: Plan, equal_steps: bool = True
+) -> Restored:
     """What this rank continues with from a state, or from the list of all ranks' states.
 
     At another world size what is left is dealt anew, where the cursors say what was consumed. Where they do not, the
@@ -100,9 +109,6 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
         StateError: not a loader's state, of another version or graph, or of a world size that this graph
             cannot resume from; says which stage is in the way.
     """
-    given = state if isinstance(state, list | tuple) else [state]
-    if not given:
-        raise StateError("the list of states is empty")
     for each in given:
         _check(each, plan)
     first = given[0]
@@ -155,12 +161,48 @@ def restored(state: Any, rank: int, world_size: int, plan: Plan, equal_steps: bo
     return Restored(*found_in, tuple(left[rank::world_size]), steps, None)
 
 
+def _of_changed_graph(state: Mapping[str, Any], plan: Plan, allow: Collection[str]) -> dict[str, Any]:
+    """The state as one of this graph: where its sources stood, and nothing else."""
+    sources = [stage.name for stage in plan.running if not stage.upstream]
+    found = {**state, "digest": plan.digests()}
+    for key, part in state.items():
+        if not key.startswith("rank") or not isinstance(part, Mapping) or _is_whole(part):
+            continue
+        if part["later"]:
+            raise StateError(
+                "the graph was changed, and the state's ranks had taken over parts of others: load a state from the "
+                "end of an epoch"
+            )
+        found[key] = {
+            **part,
+            "cursor": None,
+            "begun": {name: part["steps"].get(name, 0) for name in sources},
+            "dealt": None,
+            "delivered": [],
+            "history": [
+                [
+                    ranks,
+                    {
+                        name: counts.get(name, 0) if isinstance(counts, Mapping) else counts
+                        for name in sources
+                    },
+                ]
+                for ranks, counts in part["history"]
+            ],
+            "ledger": [[], [], 0],
+            "iterators": {
+                name: each
+                for name, each in part["iterators"].items()
+                if name in sources and name not in allow
+            },
+        }
+    return found
+
+
 def carrying_others(state: Any, plan: Plan) -> list[str]:
     """The stages whose functions carry other values than they did when a state, or the first of a list, was saved."""
     first = state[0] if isinstance(state, list | tuple) else state
-    saved, ours = first.get("functions"), plan.carried()
-    if not isinstance(saved, Mapping):  # of a version that did not say
-        return []
+    saved, ours = first["functions"], plan.carried()
     return [name for name in plan.stages if saved.get(name, "") != ours.get(name, "")]
 
 
@@ -174,7 +216,7 @@ def _consumed(
             return "its ranks had taken over parts of others"
     try:
         return {
-            key: consumed(plan, freeze(each["cursor"]), seed or 0, each["epoch"])
+            key: consumed(plan, freeze(each["cursor"]), seed or 0, each["epoch"], each["begun"])
             for key, each in parts.items()
         }
     except Unknown as error:
@@ -197,7 +239,7 @@ def _part_of_another(parts: Mapping[str, Any], rank: int, plan: Plan) -> Any:
             "save and load a state on every rank"
         )
     first = next(iter(parts.values()))
-    shared = ("epoch", "cursor", "history")
+    shared = ("epoch", "cursor", "history", "begun")
     if any(part["later"] or any(part[key] != first[key] for key in shared) for part in parts.values()):
         raise StateError(f"{missing}, and these do not stand at the same step: load each rank's own")
     rank_of, world_size = first["stream"] or (None, None)
@@ -207,12 +249,12 @@ def _part_of_another(parts: Mapping[str, Any], rank: int, plan: Plan) -> Any:
 
 
 def _check(state: Any, plan: Plan) -> None:
-    check_state(state)
-    plan.check_digests(state["digest"])
     if not isinstance(state.get("seed", ""), int | None):  # None: saved before a seed was drawn
         raise damaged("'seed'", state.get("seed"))
     if not _is_ranks(state.get("world_size")):
         raise damaged("'world_size'", state.get("world_size"))
+    if not isinstance(state.get("functions"), Mapping):
+        raise damaged("'functions'", state.get("functions"))
     for key, part in state.items():
         if key.startswith("rank") and isinstance(part, Mapping):
             _check_part(key, part, plan)
@@ -241,6 +283,8 @@ def _check_part(key: str, part: Mapping[str, Any], plan: Plan) -> None:
             and all(map(_is_count, value[2:]))
         ),
         "iterators": lambda value: all(_is_count(step) for step, _ in value.values()),
+        "begun": lambda value: all(map(_is_count, value.values())),
+        "steps": lambda value: all(map(_is_count, value.values())),
     }
     for name, check in checks.items():
         if name not in part:
@@ -294,19 +338,21 @@ def _is_delivered(value: Any) -> bool:
 
 def _leads_to_steps(cursor: Any, plan: Plan) -> bool:
     return _largest(cursor) <= MAX_STEPS and all(
-        _is_count(step) for step in restarts(plan, freeze(cursor)).steps.values()
+        _is_count(step) for step in restarts(plan, freeze(cursor), {}).steps.values()
     )
 
 
 def _streams(part: Mapping[str, Any]) -> tuple[Resume, ...]:
     if not part["stream"]:
         return ()
-    own = (part["stream"], part["cursor"], part["history"], part["delivered"])
-    return tuple(map(decode_part, (own, *part["later"])))
+    own = decode_part((part["stream"], part["cursor"], part["history"], part["delivered"]))
+    return (replace(own, begun=part["begun"]), *map(decode_part, part["later"]))
 
 
 def _is_whole(part: Mapping[str, Any]) -> bool:
-    begun = part["cursor"] is not None or part["history"] or part["delivered"] or part["later"]
+    begun = (
+        part["cursor"] is not None or part["history"] or part["delivered"] or part["later"] or part["begun"]
+    )
     return not begun and bool(part["stream"])
 
 

@@ -16,9 +16,6 @@ from pipegraph.chunk import Cursor
 from pipegraph.components import History, Source
 from pipegraph.contracts import Fact, Operator
 
-UNTOLD = "untold"
-"""Only the operator knows where in its cursors those of its inputs are."""
-
 if TYPE_CHECKING:
     from pipegraph.planning.plan import Plan, StagePlan
 
@@ -44,22 +41,6 @@ class Reached(NamedTuple):
     holes: str = ""
 
 
-class Former(NamedTuple):
-    """What a stage was in the graph of a state, for :meth:`StageKind.carry`.
-
-    Attributes:
-        cursor: of its output; None: it begins anew.
-        changed: whether its operator has other parameters now.
-        marked: whether marks passed through it, so that its cursor counts them.
-        same_inputs: whether it reads from the same stages.
-    """
-
-    cursor: Cursor
-    changed: bool
-    marked: bool
-    same_inputs: bool
-
-
 class StageKind:
     """A kind of operators. Where nothing else is said, the answers are those of a stage that passes items on in place.
 
@@ -71,7 +52,6 @@ class StageKind:
         by_sample: whether its input may be filtered by sample, because chunks keep their lineages.
         expands: whether it makes several items of one.
         gathers: whether it makes one item of several.
-        counts_marks: whether its cursors count the marks of a ``Route`` that pass through.
         collects: whether its operators with ``bundles`` take whole bundles.
         stateless: why its operators cannot have a ``state_dict()``, in words.
         judges_rows: whether it applies the stage's policy to each row of a batch.
@@ -87,7 +67,6 @@ class StageKind:
     expands = False
     gathers = False
     collects = False
-    counts_marks = False
     judges_rows = False
     stateless = ""
     reads_in_turn = False
@@ -180,13 +159,6 @@ class StageKind:
 
     # -- cursors ------------------------------------------------------------------------------
 
-    def inputs_at(self, stage: StagePlan) -> int | tuple[int, int | None] | str | None:
-        """Where in a cursor of the output those of the inputs are.
-
-        An index, a slice ``(from, to)``, ``UNTOLD``, or None: it is the input's own.
-        """
-        return None
-
     def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
         """The stage's own restart behind a cursor of its output (not None), and the cursors of its inputs."""
         return Restart(), [cursor]
@@ -205,14 +177,6 @@ class StageKind:
     def why_unknown(self, operator: Any) -> str | None:
         """Why its cursors never tell what was consumed; None if they may."""
         return None
-
-    def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
-        """A cursor of the output in a graph that was changed, where the inputs' are ``ups``."""
-        return ups[0]
-
-    def becomes(self, added: bool, other: bool) -> str:
-        """What becomes of a stage that was added or changed, perhaps to another class, in words."""
-        raise NotImplementedError
 
 
 KindOf = Callable[[Operator | Source], StageKind]

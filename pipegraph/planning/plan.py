@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -24,9 +24,6 @@ queues of cheap items must be long enough to pay it rarely. Measured in benchmar
 BATCHES_PER_WORKER = 2
 """Default capacity of a queue of batches, per worker: one in work, one ready."""
 
-
-Wiring = dict[str, dict[str, Any]]
-"""Of each stage what it is, where in its cursors those of its inputs are, and what it reads from."""
 
 _PLURAL = {"batch": "batches", "batches": "lists"}
 
@@ -206,28 +203,11 @@ class Plan:
             operator = stage.spec.operator
             kind = f"{type(operator).__module__}.{type(operator).__qualname__}"
             upstream = [[edge.stage, edge.output] for edge in self.described_upstream(stage)]
-            parts = [kind, parameters(stage.spec), upstream, *([] if stage.spec.ordered else ["unordered"])]
+            parts = [kind, parameters(stage.spec), *([] if stage.spec.ordered else ["unordered"])]
             text = json.dumps(parts, sort_keys=True, default=repr)
-            found[stage.name] = _short(text, 6)
+            found[stage.name] = f"{_short(text, 6)}:{_short(json.dumps(upstream), 3)}"
         output = self.described_output()
         found["(output)"] = f"{output.stage}:{output.output}"
-        return found
-
-    def wiring(self) -> Wiring:
-        """What a state notes of its graph, as JSON; the same whatever the plan fuses or leaves out."""
-        found: Wiring = {}
-        for stage in self.described():
-            operator, at = stage.spec.operator, stage.kind.inputs_at(stage)
-            said = json.dumps([parameters(stage.spec), stage.spec.ordered], sort_keys=True, default=repr)
-            found[stage.name] = {
-                "class": _short(f"{type(operator).__module__}.{type(operator).__qualname__}", 4),
-                "parameters": _short(said, 4),
-                "cursor": [
-                    list(at) if isinstance(at, tuple) else at,
-                    stage.marked and stage.kind.counts_marks,
-                ],
-                "from": [edge.stage for edge in self.described_upstream(stage)],
-            }
         return found
 
     def carried(self) -> dict[str, str]:
@@ -254,14 +234,32 @@ class Plan:
             stage = self.stages[edge.stage]
         return edge
 
-    def check_digests(self, saved: Mapping[str, str]) -> None:
-        """Raises StateError naming the stages in which a saved graph differs from this one."""
+    def check_digests(self, saved: Mapping[str, str], allow: Collection[str] = ()) -> bool:
+        """Whether a saved graph is this one.
+
+        Args:
+            allow: stages that may differ, be missing or be new, with what reads from them.
+
+        Raises:
+            StateError: it differs elsewhere; names these stages.
+        """
         ours = self.digests()
         if dict(saved) == ours:
-            return
-        changed = [name for name in ours if name in saved and saved[name] != ours[name]]
-        missing = [name for name in saved if name not in ours]
-        added = [name for name in ours if name not in saved]
+            return True
+        unknown = [name for name in allow if name not in saved and name not in ours]
+        if unknown:
+            raise StateError(f"allow: neither graph has a stage {', '.join(map(repr, unknown))}")
+        missing = [name for name in saved if name not in ours and name not in allow]
+        added = [name for name in ours if name not in saved and name not in allow]
+        changed = [name for name in ours if saved.get(name, ours[name]) != ours[name] and name not in allow]
+        if allow:  # these may only read from, or the loader deliver, another one
+            changed = [
+                name
+                for name in changed
+                if name != "(output)" and saved[name].partition(":")[0] != ours[name].partition(":")[0]
+            ]
+        if not (changed or missing or added):
+            return False
         words = []
         for name in changed:
             if name != "(output)":

@@ -16,6 +16,6 @@ def test_a_restart_begins_each_input_at_the_lowest_cursor_that_a_reader_needs():
         (1, 1, 1, 1, 0),
         (2, 1, None, 2, 0),
     )  # of the inner fan-in: the lower one begins its third input later
-    found = restarts(graph.plan(), (one, other, other, 1, 0))
+    found = restarts(graph.plan(), (one, other, other, 1, 0), {})
     assert found.steps["source"] == 0
-    assert restarts(graph.plan(), (one, one, one, 1, 0)).steps["source"] == 1
+    assert restarts(graph.plan(), (one, one, one, 1, 0), {}).steps["source"] == 1

@@ -150,24 +150,6 @@ BEFORE_ANY_POSITION = Recipe(
     ordered=False,
     fails=False,
 )
-OVERTAKEN = Recipe(
-    (
-        Step("rough", size=5, delay=400, workers=4, capacity=8, wide=True),
-        Step("map", ((0, 0),), 4, 60, workers=2, capacity=8, wide=True),
-        Step("fail", ((1, 0),), 6, workers=2, capacity=6, backend="inline", wide=True),
-        Step("stack", ((2, 0),), 2, 60, workers=3, capacity=2, wide=True),
-        Step("sampled", size=30, delay=400, workers=3, capacity=6),
-        Step("async", ((4, 0),), 7, workers=4, capacity=2),
-        Step("async", ((5, 0),), 6, 400, workers=3, ordered=False),
-        Step("async", ((6, 0),), 7, workers=3, capacity=5),
-        Step("counted", ((7, 0), (2, 0), (6, 0)), 7, 60, workers=4, capacity=3, backend="inline"),
-        Step("shuffle", ((8, 0),), 1, 400, workers=4, backend="inline"),
-        Step("flat", ((9, 0),), 3, 60, workers=4, capacity=6, ordered=False),
-    ),
-    seed=1,
-    ordered=False,
-    fails=True,
-)
 CUT_SHORT = Recipe((Step("drawn", size=45), Step("take", ((0, 0),), 1)))
 """Random graphs that found faults, and one that would have."""
 
@@ -359,38 +341,6 @@ def check_several(recipe, stop, turn):
     for epoch in range(2):
         assert_same(expected[epoch], beside[epoch], recipe.ordered, f"the one in a thread, epoch {epoch}")
     assert set(threading.enumerate()) <= threads
-
-
-@fuzzed
-@given(recipes(), st.integers(0, 12), st.integers(0, 11), st.booleans(), st.integers(0, 5))
-def test_a_graph_resumes_exactly_with_a_stage_more_or_less_that_changes_nothing(
-    recipe, stop, place, more, turn
-):
-    check_changed(recipe, stop, place, more, turn)
-
-
-def test_what_failed_fails_again_though_later_items_had_overtaken_it():
-    for _ in range(20):
-        check_changed(OVERTAKEN, 8, 6, False, 2)
-
-
-def check_changed(recipe, stop, place, more, turn):
-    start_deadline()
-    place %= len(recipe.steps)
-    expected = all_passes(recipe.build(inline=True), recipe, 2, 1)
-    before, after = (None, place) if more else (place, None)
-    with recipe.build(turn=turn, extra=before).loader(recipe.output) as loader:
-        head = run_pass(loader, stop)
-        state = json.dumps(loader.state_dict())
-    with recipe.build(turn=turn + 1, extra=after).loader(recipe.output) as loader:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PipegraphWarning)
-            extra = "extra" in str(loader.plan) or '"extra"' in state
-            loader.load_state_dict(json.loads(state), allow=["extra"] if extra else [])
-        epoch = loader.epoch
-        rest = run_pass(loader)
-    together = Outcome((*(head.chunks if epoch == 0 else ()), *rest.chunks), rest.error)
-    assert_same(expected[epoch], together, recipe.ordered, f"{before} -> {after}, stopped after {stop}")
 
 
 # -- the life of a loader ---------------------------------------------------------------------------

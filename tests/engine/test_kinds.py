@@ -24,9 +24,6 @@ def test_an_unknown_kind_is_refused_with_the_known_ones():
 
 def test_a_new_kind_is_a_class_and_its_entry_in_the_table(monkeypatch):
     class LikeMap(type(KINDS["map"])):
-        def becomes(self, added, other):
-            return "is odd"
-
         def level(self, operator, inputs):
             return "batch"
 
@@ -34,6 +31,6 @@ def test_a_new_kind_is_a_class_and_its_entry_in_the_table(monkeypatch):
     graph = pg.Graph("odd")
     graph.add(ops.FromIterable(range(3))).then(Odd(), name="odd")
     stage = graph.plan().stages["odd"]
-    assert (stage.level, stage.kind.becomes(True, True)) == ("batch", "is odd")
+    assert stage.level == "batch"
     with graph.loader() as loader:
         assert list(loader) == [0, 1, 2]

@@ -45,8 +45,6 @@ class InTurn(pg.FanIn):
 class Numbered(InTurn):
     """Counts its outputs, in a list."""
 
-    inputs_in = (1, None)
-
     def begin(self, inputs, epoch):
         super().begin(inputs, epoch)
         self.sent = 0
@@ -238,10 +236,6 @@ class Late(InTurn):
         return held
 
 
-class Elsewhere(InTurn):
-    inputs_in = (1, None)
-
-
 WRONG = [
     (FromTheStart, r"cursors\(\) returned \[None, None\], not the positions that cursor\(\) was given"),
     (Unsorted, r"cursors must grow from output to output.*put the positions or a count of outputs first"),
@@ -250,7 +244,6 @@ WRONG = [
     (NoJson, r"cursor\(\) must return a tuple .*not JSON serializable"),
     (Unordered, r"cursor\(\) must return a tuple"),
     (Late, r"the sample of 'to-11' at position 0 came before an earlier output"),
-    (Elsewhere, r"inputs_in = \(1, None\)"),
 ]
 
 
@@ -389,11 +382,6 @@ def test_a_fan_in_that_another_loader_has_run_to_its_end_is_refused():
         assert list(loader)
     with graph.loader() as loader, pytest.raises(GraphError, match="at the beginning of epoch 0"):
         list(loader)
-
-
-class ReadsAll(InTurn):
-    def merged_length(self, lengths):
-        return sum(lengths)
 
 
 # -- routes ------------------------------------------------------------------------------------------

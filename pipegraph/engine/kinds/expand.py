@@ -20,7 +20,7 @@ from pipegraph.engine.stage.unit import Unit
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import GraphError
 from pipegraph.parameters import chunks_of
-from pipegraph.planning.kind import Former, Reached, Restart, StageKind
+from pipegraph.planning.kind import Reached, Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 
 Loop = Iterator[Any]
@@ -41,9 +41,6 @@ class ExpandKind(StageKind):
     def hands_over_rows(self, stage: StagePlan) -> bool:
         return True
 
-    def inputs_at(self, stage: StagePlan) -> int | None:
-        return None if stage.unordered_above else 0
-
     def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
         if stage.unordered_above:
             return Restart(), [cursor]
@@ -60,14 +57,6 @@ class ExpandKind(StageKind):
 
     def why_unknown(self, operator: Any) -> str | None:
         return None if operator.elastic else "it makes several items of one"
-
-    def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
-        if stage.unordered_above:
-            return ups[0]
-        return ups[0], 0 if former.cursor is None else former.cursor[1]
-
-    def becomes(self, added: bool, other: bool) -> str:
-        return "resumes inside the item that it stood at"
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:
         return expand_loop(stage, worker)

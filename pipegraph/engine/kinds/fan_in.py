@@ -5,7 +5,6 @@ A cursor is the operator's own. It holds the cursors of the inputs, and all that
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -21,7 +20,7 @@ from pipegraph.engine.stage.restore import ways_in
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
-from pipegraph.planning.kind import UNTOLD, Former, Reached, Restart, StageKind
+from pipegraph.planning.kind import Reached, Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 
 Loop = Iterator[None]
@@ -42,10 +41,6 @@ class FanInKind(StageKind):
         found: int | None = operator.merged_length(inputs)
         return found
 
-    def inputs_at(self, stage: StagePlan) -> tuple[int, int | None] | str:
-        operator: Any = stage.operator
-        return operator.inputs_in or UNTOLD
-
     def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
         return Restart(cursor=cursor), input_cursors(stage, cursor)
 
@@ -60,18 +55,6 @@ class FanInKind(StageKind):
 
     def why_unknown(self, operator: Any) -> str | None:
         return None if Fact.SEPARATE in operator.facts else "it depends on what comes beside each item"
-
-    def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
-        merge: Any = copy.copy(stage.operator)
-        if stage.route is not None:
-            merge.follow(stage.route, stage.route_outputs)
-        merge.begin(len(ups), 0)
-        if former.cursor is not None and former.same_inputs:
-            merge.cursors(former.cursor, len(ups))
-        return merge.cursor(ups)
-
-    def becomes(self, added: bool, other: bool) -> str:
-        return "continues with each input where that stood, and from the start with those that are new"
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:
         return merge_loop(stage, worker)

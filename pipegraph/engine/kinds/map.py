@@ -55,9 +55,6 @@ class MapKind(StageKind):
     ) -> Sequence[Reached] | None:
         return super().reached(stage, at, draw, drops or not stage.work.one_to_one)
 
-    def becomes(self, added: bool, other: bool) -> str:
-        return "works on what was not delivered yet"
-
     def loop(self, stage: StageRun, worker: Worker) -> Iterator[bool]:
         operator = worker.operator
         rows = stage.pace.rows

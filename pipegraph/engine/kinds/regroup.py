@@ -24,7 +24,7 @@ from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.parameters import chunks_of
-from pipegraph.planning.kind import UNTOLD, Former, Reached, Restart, StageKind
+from pipegraph.planning.kind import Reached, Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 from pipegraph.tree import buffers
 
@@ -37,19 +37,11 @@ class RegroupKind(StageKind):
     keeps = True
     gathers = True
     collects = True
-    counts_marks = True
 
     def hands_over_rows(self, stage: StagePlan) -> bool:
         return (
             stage.operator.can(BundleRegroup) is not None and not stage.marked and not stage.unordered_above
         )
-
-    def inputs_at(self, stage: StagePlan) -> tuple[int, int | None] | str | None:
-        operator: Any = stage.operator
-        if operator.inputs_in is not None:
-            found: tuple[int, int | None] = operator.inputs_in
-            return found
-        return UNTOLD if resumes_itself(operator) else None
 
     def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
         marks = 0
@@ -72,24 +64,6 @@ class RegroupKind(StageKind):
     def why_unknown(self, operator: Any) -> str | None:
         tells = type(operator).handed_on is not Regroup.handed_on
         return "it holds items of its own choice" if resumes_itself(operator) and not tells else None
-
-    def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
-        operator: Any = stage.operator
-        inner, marks = former.cursor if former.marked and former.cursor is not None else (former.cursor, 0)
-        at = self.inputs_at(stage)
-        made = ups[0]
-        if at == UNTOLD:
-            made = inner  # it was taken apart, so it is as it was
-        elif inner is None or former.changed:
-            # At the start not begin_at(None), behind which marks that passed before the first group would lie.
-            made = None if ups[0] is None else operator.begin_at(ups[0])
-        elif isinstance(at, tuple):
-            start, stop = at
-            made = (*inner[:start], ups[0], *inner[len(inner) if stop is None else stop :])
-        return (made, marks) if stage.marked else made
-
-    def becomes(self, added: bool, other: bool) -> str:
-        return "begins anew: what it had given of an open window or bucket comes again, nothing is lost"
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:
         return regroup_loop(stage, worker)

@@ -6,7 +6,7 @@ With a ``Merge`` below, a cursor is ``(the input's, the output in turn)``: a res
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import index as as_int
 from time import perf_counter_ns
@@ -21,7 +21,7 @@ from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import GraphError, shown
-from pipegraph.planning.kind import Former, Restart, StageKind
+from pipegraph.planning.kind import Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 
 Loop = Iterator[None]
@@ -41,9 +41,6 @@ class RouteKind(StageKind):
     def elastic(self, stage: StagePlan) -> bool:
         return False
 
-    def inputs_at(self, stage: StagePlan) -> int | None:
-        return None if stage.merge is None else 0
-
     def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
         if stage.merge is None:
             return Restart(), [cursor]
@@ -51,15 +48,6 @@ class RouteKind(StageKind):
 
     def why_unknown(self, operator: Any) -> str | None:
         return "it depends on what comes beside each item"
-
-    def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
-        if stage.merge is None:
-            return ups[0]
-        continues = former.cursor is not None and former.cursor[1] < stage.outputs
-        return ups[0], former.cursor[1] if continues else min(stage.route_outputs)
-
-    def becomes(self, added: bool, other: bool) -> str:
-        return "sends on what was not delivered yet"
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:
         return route_loop(stage, worker)

@@ -24,7 +24,7 @@ from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import GraphError, as_raised, note, shown
 from pipegraph.global_generators import Draws
 from pipegraph.parameters import without_rewind
-from pipegraph.planning.kind import Former, Restart, StageKind
+from pipegraph.planning.kind import Restart, StageKind
 from pipegraph.planning.plan import Plan, StagePlan
 
 Loop = Iterator[Any]
@@ -85,12 +85,6 @@ class SourceKind(StageKind):
 
     def why_unknown(self, operator: Any) -> str | None:
         return None if operator.resizable else "it cannot resume at another world size"
-
-    def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
-        return former.cursor
-
-    def becomes(self, added: bool, other: bool) -> str:
-        return "begins at the start of the epoch" if added else "resumes at the step at which it stood"
 
     def bundle_sizes(
         self, stage: StagePlan, plan: Plan, reader: Any, world_size: int

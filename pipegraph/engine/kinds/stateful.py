@@ -12,7 +12,7 @@ epoch never depends on earlier ones (promise 3).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -27,7 +27,7 @@ from pipegraph.engine.stage.snapshots import snapshot_bytes
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import GraphError, note
-from pipegraph.planning.kind import Former, Restart, StageKind
+from pipegraph.planning.kind import Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 
 SNAPSHOT_EVERY = 64
@@ -57,9 +57,6 @@ class StatefulKind(StageKind):
     def elastic(self, stage: StagePlan) -> bool:
         return False
 
-    def inputs_at(self, stage: StagePlan) -> int:
-        return 1
-
     def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
         if stage.unordered_above:
             cursor = (*cursor[:3], 0)  # samples say what was delivered
@@ -67,16 +64,6 @@ class StatefulKind(StageKind):
 
     def why_unknown(self, operator: Any) -> str | None:
         return "it keeps a state"
-
-    def carry(self, stage: StagePlan, ups: Sequence[Cursor], former: Former) -> Cursor:
-        if former.cursor is None:
-            return None if ups[0] is None else (0, ups[0], None, 0)
-        number, _, snapshot, drop = former.cursor
-        # What a changed one made since its snapshot may be other groups of the samples: these come again.
-        return number, ups[0], snapshot, 0 if former.changed and not self.of.in_place else drop
-
-    def becomes(self, added: bool, other: bool) -> str:
-        return "begins with its first state" if other else "is given the state that was saved, as it was"
 
     def loop(self, stage: StageRun, worker: Worker) -> Iterator[None]:
         return stateful_loop(stage, worker, self.of)

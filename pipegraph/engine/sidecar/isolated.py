@@ -44,7 +44,7 @@ class IsolatedRun(Run):
         sources = [stage.source for stage in runtime.isolation.whole.running]
         # One call to the sidecar at a time: none may wait there for a pass to begin.
         self.reads_ahead = all(source.reads_ahead for source in sources if source is not None)
-        self._steps = restarts(runtime.isolation.whole, resume.cursor).steps
+        self._steps = restarts(runtime.isolation.whole, resume.cursor, resume.begun).steps
         self.snapshots = {stage.name: Snapshots(stage.name) for stage in runtime.isolation.whole.running}
         for name, snapshot in resume.iterators.items():
             self.snapshots[name].begin(epoch, snapshot)

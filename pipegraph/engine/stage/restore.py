@@ -40,6 +40,7 @@ class Resume:
         history: what was consumed before, at other world sizes.
         stream: (rank, world size) whose part of the epoch it is; None: this rank's own.
         iterators: by source, the ``(step, state)`` of its iterator from which a restart continues.
+        begun: by source, the step at which all begins anew, where the graph was changed inside the epoch.
     """
 
     cursor: Cursor = None
@@ -47,6 +48,7 @@ class Resume:
     history: History = ()
     stream: tuple[int, int] | None = None
     iterators: Mapping[str, tuple[int, Any]] = field(default_factory=dict)
+    begun: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -66,8 +68,12 @@ class Restarts:
     steps: dict[str, int] = field(default_factory=dict)
 
 
-def restarts(plan: Plan, cursor: Cursor) -> Restarts:
-    """How every running stage must restart so that the output continues after ``cursor``."""
+def restarts(plan: Plan, cursor: Cursor, begun: Mapping[str, int]) -> Restarts:
+    """How every running stage must restart so that the output continues after ``cursor``.
+
+    Args:
+        begun: by source, the step at which it begins where nothing was delivered (0 for others).
+    """
     found = Restarts()
     asked: dict[str, dict[EdgeKey, list[Cursor]]] = {stage.name: {} for stage in plan.running}
     asked[plan.output.stage]["", 0] = [cursor]
@@ -89,6 +95,8 @@ def restarts(plan: Plan, cursor: Cursor) -> Restarts:
             asking += [stage.kind.split(stage, each)[1] for each in cursors if each is not lowest]
         found.stages[stage.name] = restart
         if not stage.upstream:
+            if lowest is None:
+                restart.step = begun.get(stage.name, 0)
             found.steps[stage.name] = restart.step
             found.inputs.update({follower.name: restart.step for follower in stage.followers})
         for index, edge_up in enumerate(stage.upstream):
@@ -122,7 +130,7 @@ class Unknown(Exception):
     """The cursor does not tell what was consumed, because of the stage named in the message."""
 
 
-def consumed(plan: Plan, cursor: Cursor, seed: int, epoch: int) -> dict[str, Taken]:
+def consumed(plan: Plan, cursor: Cursor, seed: int, epoch: int, begun: Mapping[str, int]) -> dict[str, Taken]:
     """What was consumed, by source.
 
     Raises:
@@ -136,7 +144,7 @@ def consumed(plan: Plan, cursor: Cursor, seed: int, epoch: int) -> dict[str, Tak
         if why_unknown(plan, stage) is not None:
             raise Unknown(name)
         if not stage.upstream:
-            found[name] = ((0 if at.cursor is None else int(at.cursor)) + at.more, at.holes)
+            found[name] = ((begun.get(name, 0) if at.cursor is None else int(at.cursor)) + at.more, at.holes)
             continue
         inputs = stage.kind.reached(stage, at, (seed, epoch), stage.spec.outcome.drops)
         if inputs is None:

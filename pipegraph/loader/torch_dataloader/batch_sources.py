@@ -203,7 +203,6 @@ class InTurn(FanIn):
 
     facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.SEPARATE
     name = "batches"
-    inputs_in = (2, None)
 
     def __init__(self, first: int = 0) -> None:
         self._first = first

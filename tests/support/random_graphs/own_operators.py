@@ -60,8 +60,6 @@ class Shuffled(InSequence):
 class InTurn(FanIn):
     """``run`` items of each input in turn, until all have ended; its cursor begins with the positions."""
 
-    inputs_in = (0, -2)
-
     def __init__(self, run: int) -> None:
         self.run = run
 
@@ -98,8 +96,6 @@ class InTurn(FanIn):
 
 class Counted(InTurn):
     """Its cursor is a list, and begins with the number of outputs."""
-
-    inputs_in = (3, None)
 
     def begin(self, inputs: int, epoch: int) -> None:
         super().begin(inputs, epoch)
@@ -153,8 +149,6 @@ class FromTheStart(InTurn):
 
 
 class Unsorted(InTurn):
-    inputs_in = (1, -1)
-
     def cursor(self, positions: Sequence[Any]) -> Any:
         return (-self.at - self.sent, *positions, self.at)
 
@@ -164,8 +158,6 @@ class Unsorted(InTurn):
 
 
 class Forgetful(InTurn):
-    inputs_in = (0, None)
-
     def cursor(self, positions: Sequence[Any]) -> Any:
         return tuple(positions)
 

@@ -38,7 +38,6 @@ from random_graphs.stage_functions import (
     sampled_from,
     several,
     transform,
-    unchanged,
 )
 
 MAX_STAGES = 12
@@ -92,11 +91,8 @@ class Recipe:
             steps=tuple(replace(each, kind="drawn") if each.kind in drawn else each for each in self.steps),
         )
 
-    def build(self, inline: bool = False, turn: int = 0, extra: int | None = None) -> Graph:
-        """The graph, inline or placed as drawn; ``turn`` varies the placement.
-
-        With ``extra`` the readers of that step read from a stage ``"extra"`` behind it, which changes nothing.
-        """
+    def build(self, inline: bool = False, turn: int = 0) -> Graph:
+        """The graph, inline or placed as drawn; ``turn`` varies the placement."""
         graph = Graph("fuzz", seed=self.seed)
         nodes: list[Node] = []
         for number, step in enumerate(self.steps):
@@ -122,8 +118,6 @@ class Recipe:
                     on_error=step.policy,
                 )
             )
-            if number == extra and step.kind not in SPLITS:
-                nodes[-1] = nodes[-1].then(unchanged, name="extra")
         return graph
 
 
