@@ -40,7 +40,6 @@ MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "mlp": (wide_mlp, (512, 1024)),
 }
 PLAIN, ONE, TWO = "plain, 1 thread", "executor, 1 slot of 1 thread", "executor, 2 slots of 1 thread"
-SHARDED = "executor, 2 slots, sharded optimizer"
 DDP, LIMIT = "DDP, 2 gloo processes", "2 processes, no reduction"
 
 
@@ -76,10 +75,10 @@ def plain(model: str) -> Iterator[Iterator[float]]:
 
 
 @contextmanager
-def executor(model: str, slots: int, shard: bool = False) -> Iterator[Iterator[float]]:
+def executor(model: str, slots: int) -> Iterator[Iterator[float]]:
     torch.set_num_threads(slots)  # dealt among the slots: one thread each
     x, y = whole_batch(MODELS[model][1])
-    with ReplicaExecutor(made(model), ["cpu"] * slots, optimizer=sgd, shard_optimizer=shard) as trained:
+    with ReplicaExecutor(made(model), ["cpu"] * slots, optimizer=sgd) as trained:
         yield (
             trained.step(
                 {"x": x, "y": y},
@@ -149,7 +148,6 @@ def main() -> None:
         PLAIN: partial(plain, options.model),
         ONE: partial(executor, options.model, 1),
         TWO: partial(executor, options.model, 2),
-        SHARDED: partial(executor, options.model, 2, True),
         DDP: partial(processes, options.model, True),
         LIMIT: partial(processes, options.model, False),
     }

@@ -242,11 +242,8 @@ class Backend(Closing, ABC):
         """A new uint8 tensor of `nbytes` bytes on the device, its contents undefined."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
-    def sum_together(
-        self, buffers: Sequence[torch.Tensor], streams: Sequence[Stream], root: int | None = None
-    ) -> None:
-        """Sum equal-sized 1-d tensors on distinct devices into all of them, or into that of ``root`` for half of the
-        bytes, each on its own stream."""
+    def sum_together(self, buffers: Sequence[torch.Tensor], streams: Sequence[Stream]) -> None:
+        """Sum equal-sized 1-d tensors on distinct devices into all of them, each on its own stream."""
         raise NotImplementedError
 
     def synchronize(self) -> None:

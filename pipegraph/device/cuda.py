@@ -50,16 +50,11 @@ class CudaBackend(AcceleratorBackend):
 
     sums_together = hasattr(torch._C, "_nccl_all_reduce")
 
-    def sum_together(
-        self, buffers: Sequence[torch.Tensor], streams: Sequence[Stream], root: int | None = None
-    ) -> None:
+    def sum_together(self, buffers: Sequence[torch.Tensor], streams: Sequence[Stream]) -> None:
         given = [_real(buffer) for buffer in buffers]
         raw: Any = [raw_of(stream) for stream in streams]
         with _ONE_AT_A_TIME:
-            if root is None:
-                torch.cuda.nccl.all_reduce(given, streams=raw)  # type: ignore[no-untyped-call]
-            else:
-                torch.cuda.nccl.reduce(given, output=given[root], root=root, streams=raw)
+            torch.cuda.nccl.all_reduce(given, streams=raw)  # type: ignore[no-untyped-call]
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,5 +9,5 @@ from pipegraph.replicas.coalesce import (
 )
 from pipegraph.replicas.executor import ReplicaExecutor as ReplicaExecutor, StepResult as StepResult
 from pipegraph.replicas.replicate import replicate as replicate
-from pipegraph.replicas.runner import parallel_apply as parallel_apply, replica_seed as replica_seed
+from pipegraph.replicas.runner import parallel_apply as parallel_apply
 from pipegraph.replicas.scatter import gather as gather, scatter as scatter

@@ -10,7 +10,6 @@ from torch.utils.hooks import RemovableHandle
 
 from pipegraph.replicas.buckets import plan_buckets
 from pipegraph.replicas.coalesce import sum_in_order
-from pipegraph.replicas.group import Ranks
 from pipegraph.replicas.reduce_streams import LiveBucket, ReduceStreams
 
 #: What a parameter's gradients are.
@@ -36,14 +35,10 @@ class BucketLayout:
         self,
         parameters: Sequence[Sequence[Parameter]],
         reduce_streams: ReduceStreams,
-        owners: Sequence[int] | None,
-        ranks: Ranks | None,
         apart: Iterable[int],
     ) -> None:
         self._parameters = parameters
         self._reduce_streams = reduce_streams
-        self._owners = owners
-        self._ranks = ranks
         self.buckets: list[LiveBucket] = []
         self.home: dict[int, LiveBucket] = {}
         self.hooked: tuple[bool, ...] = ()
@@ -74,8 +69,6 @@ class BucketLayout:
             seen = dict.fromkeys(self._arrived)
             order = [*seen, *(index for index in self.home if index not in seen)]
             order = [index for index in order if index not in self.apart]
-            if self._ranks is not None:
-                order = self._ranks.first_ranks(order)
             self._rebuilt = True
             self._lay_out(order)
 
@@ -113,13 +106,13 @@ class BucketLayout:
         self.hooked = wanted
 
     def _lay_out(self, order: Sequence[int]) -> None:
-        plans = plan_buckets(self._parameters[0], self._owners, order, len(self._parameters))
+        plans = plan_buckets(self._parameters[0], order, len(self._parameters))
         self.buckets = [
             self._reduce_streams.make(number, plan, self._parameters) for number, plan in enumerate(plans)
         ]
         self.home = {index: live for live in self.buckets for index in live.plan.offsets}
 
-    # The way back: `flags` are what the gradients of each parameter are, on any replica of any rank
+    # The way back: `flags` are what the gradients of each parameter are, on any replica
 
     def kinds(self, sparse: set[int]) -> list[int]:
         """By parameter what its gradients on these replicas are; all backwards have returned."""
@@ -137,50 +130,20 @@ class BucketLayout:
         sparse = self._sums_of_sparse(flags)
         for index, wanted in enumerate(self.hooked):
             for replica, given in enumerate(self._parameters if wanted else ()):
-                elsewhere = self._owners is not None and self._owners[index] != replica
-                if flags[index] == NONE or elsewhere:
+                if flags[index] == NONE:
                     given[index].grad = None
                 elif index in sparse:
                     given[index].grad = sparse[index].to(given[index].device, copy=True)
                 else:
                     given[index].grad = self.home[index].views[replica][index]
 
-    def give_first(self, flags: Sequence[int]) -> None:
-        """Set the first replica's ``.grad`` alone, to tensors that stay; the others' to None."""
-        sparse = self._sums_of_sparse(flags)
-        for index, first in enumerate(self._parameters[0]):
-            if not self.hooked[index]:
-                continue
-            if index in sparse:
-                first.grad = sparse[index]
-            elif flags[index] == DENSE:
-                live = self.home[index]
-                reduced = live.views[live.plan.owner][index]
-                if first.grad is None or first.grad is live.views[0][index]:
-                    first.grad = torch.empty_like(reduced, device=first.device)
-                first.grad.copy_(reduced)
-            for given in self._parameters[1:]:
-                given[index].grad = None
-
     def _sums_of_sparse(self, flags: Sequence[int]) -> dict[int, torch.Tensor]:
-        """Sums of sparse gradients over replicas, then their means over ranks, in the parameters' order."""
+        """Sums of sparse gradients over replicas."""
         sums = {}
         for index, flag in enumerate(flags):
             if flag == SPARSE:
                 first = self._parameters[0][index]
                 grads = [given[index].grad for given in self._parameters]
                 parts = [grad.to(first.device) for grad in grads if grad is not None]
-                total = sum_in_order(parts) if parts else _no_rows(first)
-                sums[index] = total if self._ranks is None else self._ranks.mean_of_sparse(total)
+                sums[index] = sum_in_order(parts)
         return sums
-
-
-def _no_rows(parameter: torch.Tensor) -> torch.Tensor:
-    """The sparse gradient of a parameter that was not used."""
-    return torch.sparse_coo_tensor(
-        torch.zeros((1, 0), dtype=torch.int64, device=parameter.device),
-        parameter.new_zeros((0, *parameter.shape[1:])),
-        parameter.shape,
-        is_coalesced=True,
-        check_invariants=False,
-    )

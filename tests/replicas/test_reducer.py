@@ -14,7 +14,7 @@ from torch import nn
 
 from pipegraph.device.backend import slots_on
 from pipegraph.device.opening import backend_for
-from pipegraph.replicas.buckets import deal_owners, plan_buckets
+from pipegraph.replicas.buckets import plan_buckets
 from pipegraph.replicas.reducer import Reducer
 
 from .conftest import MakeExecutor, assert_close
@@ -23,18 +23,14 @@ from .conftest import MakeExecutor, assert_close
 
 
 @given(
-    st.lists(
-        st.tuples(st.integers(0, 500), st.sampled_from([torch.float32, torch.float64]), st.integers(0, 2))
-    ),
+    st.lists(st.tuples(st.integers(0, 500), st.sampled_from([torch.float32, torch.float64]))),
     st.randoms(use_true_random=False),
-    st.booleans(),
 )
-def test_every_parameter_has_one_aligned_place(sizes: list[Any], random: Any, owned: bool) -> None:
-    parameters = [torch.empty(numel, dtype=dtype) for numel, dtype, _ in sizes]
-    owners = [owner for _, _, owner in sizes] if owned else None
+def test_every_parameter_has_one_aligned_place(sizes: list[Any], random: Any) -> None:
+    parameters = [torch.empty(numel, dtype=dtype) for numel, dtype in sizes]
     order = list(range(len(sizes)))
     random.shuffle(order)
-    buckets = plan_buckets(parameters, owners, order, 3, first_bytes=64, bucket_bytes=1024)
+    buckets = plan_buckets(parameters, order, 3, first_bytes=64, bucket_bytes=1024)
     placed = [index for bucket in buckets for index in bucket.offsets]
     assert sorted(placed) == sorted(order)
     for bucket in buckets:
@@ -43,26 +39,16 @@ def test_every_parameter_has_one_aligned_place(sizes: list[Any], random: Any, ow
             assert offset >= end
             assert offset * bucket.dtype.itemsize % 64 == 0
             assert parameters[index].dtype == bucket.dtype
-            assert owners is None or owners[index] == bucket.owner
             end = offset + parameters[index].numel()
         assert end <= bucket.numel
 
 
 def test_the_first_bucket_is_small_and_owners_take_turns() -> None:
     buckets = plan_buckets(
-        [torch.empty(1000)] * 10, None, range(9, -1, -1), 3, first_bytes=4000, bucket_bytes=12000
+        [torch.empty(1000)] * 10, range(9, -1, -1), 3, first_bytes=4000, bucket_bytes=12000
     )
     assert [list(b.offsets) for b in buckets] == [[9], [8, 7, 6], [5, 4, 3], [2, 1, 0]]
     assert [b.owner for b in buckets] == [0, 1, 2, 0]
-
-
-def test_owners_shares_are_near_equal() -> None:
-    nbytes = [100, 90, 10, 10, 80, 10]
-    owners = deal_owners(nbytes, 2)
-    shares = [
-        sum(n for n, owner in zip(nbytes, owners, strict=True) if owner == replica) for replica in (0, 1)
-    ]
-    assert shares == [130, 170]  # at most 4/3 of the best (Graham)
 
 
 # In the executor

@@ -14,7 +14,6 @@ from pipegraph.device import accelerator
 from pipegraph.device.backend import Event
 from pipegraph.device.computed import Computed
 from pipegraph.device.copy import Arrival
-from pipegraph.replicas.update import Exchange
 
 ROOT = Path(__file__).parents[2]
 WAITS = (
@@ -28,7 +27,6 @@ WAITS = (
     (Event, "delivered"),
     (Computed, "delivered"),
     (Arrival, "read_on"),
-    (Exchange, "wait"),
     (Arrival, "synchronize"),
 )
 MARKS = (".wait(", "event.delivered(", ".wait_event(", ".synchronize()", ".read_on(")

@@ -63,7 +63,6 @@ class ReducerModel(Model):
     def run(self) -> None:
         fails = self.draw.random() < 0.3
         with ReplicaExecutor(network(), ["cpu"] * 3, optimizer=sgd) as executor:
-            executor._calls.joint_backward = self.draw.random() < 0.5
             for number, batch in enumerate(batches()):
                 if fails and number == 0:
                     try:
@@ -73,7 +72,6 @@ class ReducerModel(Model):
                     else:
                         raise AssertionError("the error was lost")
                 executor.step(batch, square)
-                executor._exchange.settle()
                 for replica in executor._replicas.parameters:
                     for mine, alone in zip(replica, self.reference[number], strict=True):
                         torch.testing.assert_close(mine, alone)
