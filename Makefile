@@ -169,6 +169,7 @@ $(BENCH)/.installed: $(STATED) benchmarks/requirements.txt | $(BENCH)/.made
 # (torchmetrics) fails on a torch without them. Its transforms are Python and need no operator.
 $(INTEROP)/.installed: $(STATED) tests/interop/requirements.txt | $(INTEROP)/.made
 	$(INTEROP)/bin/python $(PIP) -e ".[test]" -r tests/interop/requirements.txt
+	$(INTEROP)/bin/python $(PIP) --no-deps litdata==0.2.76
 	$(INTEROP)/bin/python $(PIP) --no-deps --upgrade --target $(INTEROP)/vision torchvision==0.28.0
 	@touch $@
 

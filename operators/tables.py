@@ -235,7 +235,7 @@ class FromTokens(OrderedSource, Gathers):
 
     A mapped file is read in place, and crosses to worker processes as its name. Do not write to it while it is read:
     replace it (``os.replace``), since a file that is cut at that moment ends the program. Tokens behind the last whole
-    window are left out. Many files, or files in a store, are read as shards: see ``TokenFormat``.
+    window are left out. Many files, or files in a store, are read as shards: save their windows as ``.npy``.
 
     Args:
         tokens: a one-dimensional array or ``numpy.memmap`` of integers, or the path of a ``.npy`` or raw file.

@@ -204,7 +204,7 @@ def index(
 
 @app.command(
     epilog="Examples:  pipegraph pack photos/ shards/  |  pipegraph pack photos/ shards/ --format parquet  |  "
-    "pipegraph pack files.txt shards/ --workers 8  |  pipegraph pack hf:ylecun/mnist:train shards/ --format mds  |  "
+    "pipegraph pack files.txt shards/ --workers 8  |  pipegraph pack hf:ylecun/mnist:train shards/  |  "
     "pipegraph pack convert.py:samples shards/  |  pipegraph pack 'sorted/*.tar' shuffled/ --shuffle"
 )
 def pack(
@@ -217,9 +217,7 @@ def pack(
         ),
     ],
     target: Annotated[str, typer.Argument(help="The folder for the shards and their manifest.")],
-    format: Annotated[
-        str, typer.Option(help="tar, parquet, mds, or another of docs/writing-shards.md.")
-    ] = "tar",
+    format: Annotated[str, typer.Option(help="tar or parquet: see docs/writing-shards.md.")] = "tar",
     size: Annotated[str, typer.Option(help="About how large shards are, such as '128MB'.")] = "128MB",
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one per core by default.")] = None,
     shuffle: Annotated[

@@ -51,18 +51,15 @@ def load_beside(parts: Sequence[Part], store: StoreClient | None = None) -> tupl
 
 
 def index_beside(parts: Sequence[Part]) -> tuple[str, list[Part]] | None:
-    """MosaicML's or LitData's ``index.json`` beside local shards, and the shards that it lists."""
+    """MosaicML's ``index.json`` beside local shards, and the shards that it lists."""
     path = manifest_beside(parts, "index.json")
     if path is None or not parts[0].is_local:
         return None
     try:
         with open(path, "rb") as file:
             index = json.load(file)
-        if "chunks" in index:
-            names = [[chunk["filename"]] for chunk in index["chunks"]]
-        else:
-            files = [[shard.get("zip_data"), shard.get("raw_data")] for shard in index["shards"]]
-            names = [[each["basename"] for each in pair if each] for pair in files]
+        files = [[shard.get("zip_data"), shard.get("raw_data")] for shard in index["shards"]]
+        names = [[each["basename"] for each in pair if each] for pair in files]
         # A shard may be there packed, unpacked or both.
         paths = [[os.path.join(os.path.dirname(path), name) for name in each] for each in names]
         return path, [Part(next(filter(os.path.exists, each), each[0])) for each in paths]

@@ -73,8 +73,7 @@ def index_part(
     for block in _blocks(form, part, file, block_nbytes, broken):
         blocks.append(block)
         crcs.append(file_crc32c(file, block.offset, block.nbytes))
-        # Blocks may leave gaps (headers) or overlap (token windows): the part's
-        # own checksum goes over every byte once.
+        # Blocks may leave gaps (headers) or overlap: the part's own checksum goes over every byte once.
         end = block.offset + block.nbytes
         if end > hashed:
             part_crc = file_crc32c(file, hashed, end - hashed, part_crc)

@@ -12,13 +12,8 @@ import sys
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-
-import pipegraph as pg
-from pipegraph import operators as ops
-from pipegraph.errors import DataError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
 BLOCK = re.compile(r'^```python(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
@@ -54,7 +49,7 @@ def sections():
         blocks = BLOCK.findall(section)
         titles = [title for title, _ in blocks if title]
         if titles:
-            (title,) = titles
+            title = titles[0]
             yield title, "\n\n".join([head, *(code for _, code in blocks)])
 
 
@@ -161,95 +156,6 @@ def test_litdata_leaves_blocks_out_after_a_resume_with_more_workers(tmp_path):
 
 def one_array(length):
     yield torch.arange(length)
-
-
-def of_plain_values(number):
-    return {
-        "label": number,
-        "text": "ä" * number,
-        "ids": list(range(number)),
-        "none": None,
-        "tree": {"half": number / 2},
-    }
-
-
-def with_bytes(number):
-    return {"image": number.to_bytes(2) * 1000, "label": number}
-
-
-def with_an_array(number):
-    return {"array": np.full((2, 3), number), "label": number}
-
-
-def as_it_is(number):
-    return number
-
-
-def a_pair(number):
-    return number, "text"
-
-
-PACKED = {"compression": "zstd", "compression_level": "chunk"}
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        (of_plain_values, {}),
-        (with_bytes, {}),
-        (with_an_array, {}),
-        (with_an_array, PACKED),
-        (as_it_is, {}),
-        (as_it_is, PACKED),
-        (a_pair, {}),
-    ],
-)
-def test_what_the_newest_litdata_writes_by_default_is_read(make, options, tmp_path):
-    litdata = of("LitData")
-    litdata.optimize(
-        make, list(range(300)), str(tmp_path), chunk_size=290, num_workers=1, start_method="fork", **options
-    )
-    graph = pg.Graph("chunks")
-    graph.add(ops.ShardSelect(tmp_path, order=pg.order.LaneOrder(shuffle=False))).then(ops.Load())
-    with graph.loader() as loader:
-        found = list(loader)
-    expected = [sample_of(make(number)) for number in range(300)]
-    assert list(map(plain, found)) == list(map(plain, expected))
-
-
-def plain(sample):
-    return {
-        name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in sample.items()
-    }
-
-
-def sample_of(value):
-    if isinstance(value, tuple):
-        return {str(place): each for place, each in enumerate(value)}
-    return value if isinstance(value, dict) else {"data": value}
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("make", [as_it_is, of_plain_values])
-def test_what_litdata_compresses_by_rows_is_refused_by_name(make, tmp_path):
-    litdata = of("LitData")
-    litdata.optimize(
-        make,
-        list(range(20)),
-        str(tmp_path),
-        chunk_size=10,
-        num_workers=1,
-        start_method="fork",
-        compression="zstd",
-    )
-    graph = pg.Graph("chunks")
-    graph.add(ops.ShardSelect(tmp_path)).then(ops.Load())
-    with (
-        graph.loader() as loader,
-        pytest.raises(DataError, match=r"compressed .* not read here; optimize with"),
-    ):
-        list(loader)
 
 
 def test_a_bad_image_ends_a_dali_pipeline(tmp_path):

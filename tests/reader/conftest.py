@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from pipegraph.storage import Manifest, build_manifest
-from pipegraph.storage.formats import TokenFormat, register_format
 from pipegraph.storage.stores import StoreClient
 
 PARTS, SAMPLES = 4, 30
@@ -25,12 +24,6 @@ PARTS, SAMPLES = 4, 30
 def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Manifests that are made on the way go nowhere else."""
     monkeypatch.setenv("PIPEGRAPH_CACHE", str(tmp_path / "made"))
-
-
-@pytest.fixture(autouse=True)
-def tokens_have_a_type(formats_of_its_own: None) -> None:
-    """The suffix ``.bin`` says nothing of what it holds."""
-    register_format(TokenFormat("uint16", window=64))
 
 
 def write_part(path: Path, part: int, samples: int) -> None:
@@ -56,10 +49,8 @@ def write_part(path: Path, part: int, samples: int) -> None:
             json.dumps({"key": f"{part}-{i}", "x": rng.randbytes(150).hex()}) + "\n" for i in range(samples)
         ).encode()
         path.write_bytes(gzip.compress(lines, mtime=0) if suffix.endswith("gz") else lines)
-    elif suffix == "npy":
-        np.save(path, np.arange(samples * 80, dtype=np.int32).reshape(samples, 80) + 10_000_000 * part)
     else:
-        (np.arange(samples * 64, dtype=np.uint16) + 8_000 * part).tofile(path)
+        np.save(path, np.arange(samples * 80, dtype=np.int32).reshape(samples, 80) + 10_000_000 * part)
 
 
 WriteShards = Callable[..., Path]

@@ -12,7 +12,6 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import PipegraphWarning, ShardError
 from pipegraph.storage import build_manifest
-from pipegraph.storage.formats import Block, TokenFormat
 from pipegraph.storage.formats.tar import TarFormat
 from pipegraph.storage.shard_files import LocalFile
 
@@ -60,15 +59,6 @@ def test_a_tar_cut_behind_a_whole_sample_does_not_pass_for_a_shorter_one(
     truncated = pytest.raises(ShardError, match="truncated: no end-of-archive marker")
     with loader_of(part) as loader, pytest.warns(PipegraphWarning, match="truncated"), truncated:
         list(loader)
-
-
-def test_tokens_cut_within_one_are_refused(tmp_path: Path) -> None:
-    form = TokenFormat("uint16", window=4, suffixes=(".tokens",))
-    with LocalFile(write_bytes(tmp_path / "a.tokens", bytes(17))) as file:
-        with pytest.raises(ShardError, match="no whole number"):
-            list(form.index(file))
-        with pytest.raises(ShardError, match="no whole number"):  # what is read in its place
-            form.read(file, Block(0, 17, 0, 1))
 
 
 def write_bytes(path: Path, data: bytes) -> Path:

@@ -14,7 +14,7 @@ from pipegraph.storage.shard_files import LocalFile
 from pipegraph.storage.stores import StoreClient
 from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
 
-FORMATS = ("tar", "parquet", "jsonl", "jsonl.gz", "npy", "bin")
+FORMATS = ("tar", "parquet", "jsonl", "jsonl.gz", "npy")
 
 
 def plain(sample: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Data that is not whole is an error that names it, never a shorter epoch."""
 
 import errno
+import json
 import os
 import re
 import shlex
@@ -216,13 +217,15 @@ def test_shards_of_which_one_is_missing_are_not_packed_again(write_shards: Any, 
 
 
 def test_a_shard_that_another_librarys_index_lists_and_that_is_missing(tmp_path: Path) -> None:
-    pack_shards([{"n": n} for n in range(90)], tmp_path / "out", format="mds", size=300, workers=1)
+    pack_shards([{"n": n} for n in range(90)], tmp_path / "out", format="parquet", size=300, workers=1)
+    shards = [{"raw_data": {"basename": path.name}} for path in sorted((tmp_path / "out").glob("*.parquet"))]
+    (tmp_path / "out" / "index.json").write_text(json.dumps({"shards": shards, "version": 2}))
     for name in ("_manifest.json", "_pack.json"):
         (tmp_path / "out" / name).unlink()
     assert count(tmp_path / "out") == 90
-    (tmp_path / "out" / "shard.00001.mds").unlink()
+    (tmp_path / "out" / "shard-000001.parquet").unlink()
     for order in (None, pg.order.PartOrder()):
-        with pytest.raises(DataError, match=r"index\.json' lists are missing: 'shard\.00001\.mds'\."):
+        with pytest.raises(DataError, match=r"index\.json' lists are missing: 'shard-000001\.parquet'\."):
             count(tmp_path / "out", order=order)
     with pytest.raises(DataError, match=r"index\.json' lists are missing"):
         pack_shards(tmp_path / "out", tmp_path / "again", workers=1)

@@ -15,7 +15,6 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, GraphError
 from pipegraph.storage import Manifest, build_manifest, pack_shards
-from pipegraph.storage.formats.litdata import LitDataFormat
 from pipegraph.storage.parts import expand_parts
 
 
@@ -43,7 +42,6 @@ ONE: dict[str, Callable[[Any], Any]] = {
     "NodeCache: folder": lambda path: pg.NodeCache(path, "1 MB"),
     "the folder for the shards": lambda path: pg.ShardWriter(path),
     "Manifest.load: path": lambda path: Manifest.load(path),
-    "LitDataFormat: index": lambda path: LitDataFormat([path]),
 }
 LISTS: dict[str, Callable[[Any], Any]] = {
     "ShardSelect: parts": lambda path: ops.ShardSelect(path),

@@ -13,7 +13,7 @@ import pytest
 
 from pipegraph.errors import DataError, ShardError
 from pipegraph.storage.folders import list_files
-from pipegraph.storage.formats import TokenFormat, format_of
+from pipegraph.storage.formats import format_of
 from pipegraph.storage.formats.unpacking import CHUNK_NBYTES, unpacked
 from pipegraph.storage.shard_files import BytesFile, LocalFile, OverlayFile
 from tests.storage.reading_shards import check
@@ -152,47 +152,9 @@ def test_fortran_order_is_refused_with_its_remedy() -> None:
         list(format_of("a.npy").samples(BytesFile(npy(np.asfortranarray(np.ones((3, 4)))))))
 
 
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_arrays_of_an_npz_are_fields(save: Callable[..., None]) -> None:
-    out = io.BytesIO()
-    save(out, image=np.arange(40).reshape(10, 2, 2), label=np.arange(10, dtype=np.uint8))
-    expected = [{"image": np.arange(4 * i, 4 * i + 4).reshape(2, 2).tolist(), "label": i} for i in range(10)]
-    check("a.npz", out.getvalue(), expected)
-
-
-def test_arrays_of_unequal_length_are_refused() -> None:
-    out = io.BytesIO()
-    np.savez(out, a=np.zeros(3), b=np.zeros(4))
-    with pytest.raises(ShardError, match=r"equal lengths, got \{'a': 3, 'b': 4\}"):
-        list(format_of("a.npz").samples(BytesFile(out.getvalue())))
-
-
-@pytest.mark.parametrize(
-    ("window", "stride", "header"), [(16, 16, 0), (17, 16, 0), (8, 3, 1024), (5000, 1, 0)]
-)
-def test_token_windows_are_samples(window: int, stride: int, header: int) -> None:
-    tokens = np.arange(1000, dtype=np.uint16)
-    form = TokenFormat("uint16", window, stride=stride, header_nbytes=header)
-    expected = [
-        {"tokens": tokens[i : i + window].tolist()} for i in range(0, len(tokens) - window + 1, stride)
-    ]
-    check("a.bin", bytes(header) + tokens.tobytes(), expected, form)
-
-
-def test_token_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(DataError, match="1 <= stride <= window"):
-        TokenFormat("uint16", 4, stride=5)
-    with pytest.raises(DataError, match="integer type"):
-        TokenFormat("float32", 4)
-
-
 def test_arrays_of_samples_can_be_written_to() -> None:
-    for form, data in (
-        (format_of("a.npy"), npy(np.ones((4, 3)))),
-        (TokenFormat("int64", 2), np.ones(4, np.int64).tobytes()),
-    ):
-        for sample in form.samples(BytesFile(data, "x")):
-            next(iter(sample.values()))[0] = 5
+    for sample in format_of("a.npy").samples(BytesFile(npy(np.ones((4, 3))), "x")):
+        sample["array"][0] = 5
 
 
 def test_an_unknown_suffix_names_the_known_ones() -> None:

@@ -27,7 +27,7 @@ from pipegraph.storage.writing.pack_sources import PackSource, source_of
 from pipegraph.storage.writing.tar_encoder import header
 from tests.storage.reading_shards import written as samples
 
-FORMATS = ["tar", "parquet", "mds"]
+FORMATS = ["tar", "parquet"]
 
 
 @pytest.fixture
@@ -157,28 +157,6 @@ class Rows:
             "tokens": list(range(index % 5 + 1)),
             "x": index / 2 if index % 2 else index,
         }
-
-
-def test_a_data_set_keeps_its_types_in_mds(tmp_path: Path) -> None:
-    pack_shards(Rows(), tmp_path / "out", format="mds", size="10 kB", workers=2)
-    found = []
-    for part in Manifest.load(tmp_path / "out" / "_manifest.json").parts:
-        with LocalFile(part.uri) as file:
-            found += format_of(part).samples(file)
-    assert len(found) == 500
-    for index, sample in enumerate(found):
-        wanted = Rows()[index]
-        assert np.array_equal(wanted["image"], sample["image"])
-        assert sample["image"].dtype == np.uint8
-        assert sample["tokens"].dtype == np.int64
-        assert sample["tokens"].tolist() == wanted["tokens"]
-        assert (sample["n"], sample["text"], sample["x"]) == (
-            index,
-            wanted["text"],
-            index / 2 if index % 2 else index,
-        )
-        assert isinstance(sample["x"], float)
-        assert bool(sample["ok"]) == wanted["ok"]
 
 
 def test_a_data_set_in_a_tar_is_text_numbers_and_npy(tmp_path: Path) -> None:
@@ -450,7 +428,7 @@ def test_a_writer_resumes_behind_its_last_whole_shard(tmp_path: Path) -> None:
         ("tar", {"x": object()}, None, "sample '000000000', field 'x': object has no place in JSON"),
         ("tar", {"x": [{"a": {1: 2}}]}, None, "sample '000000000', field 'x': the key 1 would become a text"),
         ("parquet", {"x": {None: 2}}, None, "field 'x'.*: the key None would become a text"),
-        ("mds", {"x": {"a": {True: 2}}}, None, "field 'x'.*: the key True would become a text"),
+        ("parquet", {"x": {"a": {True: 2}}}, None, "field 'x'.*: the key True would become a text"),
         ("tar", {"key": "a", "x": "\ud800"}, None, "sample 'a', field 'x': 'utf-8' codec can't encode"),
         ("tar", {"key": "a", "x": torch.ones(2).bfloat16()}, None, "sample 'a', field 'x': .*BFloat16"),
         (
@@ -462,30 +440,19 @@ def test_a_writer_resumes_behind_its_last_whole_shard(tmp_path: Path) -> None:
         ("parquet", {"a": 1, "x": "\ud800"}, None, r"field 'x': a value has no place in its Parquet column"),
         ("parquet", {"x": np.array(["a"])}, None, "field 'x': Parquet has no arrays of str"),
         (
-            "mds",
+            "parquet",
             {"x": 1},
             {"x": "a"},
             "field 'x' holds int in the samples that were looked at first, and text",
         ),
-        ("mds", {"x": 1}, {"x": None}, "'x' is None or missing, which MDS has no place for"),
-        ("mds", {"x": 1}, {"x": 1, "y": 2}, "has the field 'y', which those looked at first have not"),
-        ("mds", {"x": np.zeros(0)}, None, r"no arrays of shape \(0,\)"),
-        ("mds", {"x": np.zeros(1, bool)}, None, "MDS has no arrays of bool"),
-        ("mds", {"x": 1 << 63}, None, r"field .x.: 9223372036854775808 does not fit int64, .* np.uint64"),
+        ("parquet", {"x": 1}, {"x": 1, "y": 2}, "has the field 'y', which those looked at first have not"),
         ("parquet", {"x": np.zeros((2, 2))}, None, r"not arrays of shape \(2, 2\)"),
         ("parquet", {"x": np.zeros(2, np.float32)}, {"x": np.zeros(2)}, "an array of float64"),
-        ("mds", {"x": np.zeros(2, np.uint8)}, {"x": torch.tensor([300, 1])}, "an array of int64"),
-        ("mds", [1, 2], None, "a sample is a dict of fields, got list"),
+        ("parquet", {"x": np.zeros(2, np.uint8)}, {"x": torch.tensor([300, 1])}, "an array of int64"),
+        ("parquet", [1, 2], None, "a sample is a dict of fields, got list"),
         ("tar", {"key": "a\ud800", "x": 1}, None, "a tar keeps keys in the names of files, as UTF-8"),
         ("tar", {"key": b"\xff", "x": 1}, None, "a tar keeps keys in the names of files, as UTF-8"),
         ("tar", {"key": "b\0", "x": 1}, None, "which end at a null character"),
-        ("mds", {"x": "\ud800"}, None, "field 'x': 'utf-8' codec can't encode"),
-        (
-            "mds",
-            {"x": torch.ones(2).bfloat16()},
-            None,
-            r"field 'x' has no place in a shard: .*BFloat16.*\.float\(\)",
-        ),
         ("parquet", {"x": torch.ones(2).bfloat16()}, None, "field 'x' has no place in a shard: .*BFloat16"),
         (
             "parquet",
@@ -545,26 +512,24 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("format", ["parquet", "mds"])
 @pytest.mark.parametrize(("first", "odd"), [(first, odd) for first in ODD for odd in ODD[first]], ids=str)
-def test_numbers_that_would_change_are_refused(tmp_path: Path, format: str, first: str, odd: Any) -> None:
-    writer = pg.ShardWriter(tmp_path / "out", format=format)
+def test_numbers_that_would_change_are_refused(tmp_path: Path, first: str, odd: Any) -> None:
+    writer = pg.ShardWriter(tmp_path / "out", format="parquet")
     writer.write({"v": FIRST[first]})
     with pytest.raises(DataError, match="field 'v' holds"), writer:
         writer.write({"v": odd})
 
 
-@pytest.mark.parametrize("format", ["parquet", "mds"])
-def test_lists_of_numbers_that_fit_are_written(tmp_path: Path, format: str) -> None:
+def test_lists_of_numbers_that_fit_are_written(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"a": [1, 2], "b": [0.5], "c": np.ones(1, np.float32)},
-        {"a": [4] if format == "mds" else [], "b": [1, 2.5], "c": [0.1]},
+        {"a": [], "b": [1, 2.5], "c": [0.1]},
         {"a": (np.int64(3),), "b": [float("nan"), float("inf")], "c": [2, -1]},
     ]
-    with pg.ShardWriter(tmp_path / "out", format=format) as writer:
+    with pg.ShardWriter(tmp_path / "out", format="parquet") as writer:
         for row in rows:
             writer.write(row)
-    file = LocalFile(str(next((tmp_path / "out").glob(f"*.{format}"))))
+    file = LocalFile(str(next((tmp_path / "out").glob("*.parquet"))))
     for row, found in zip(rows, format_of(file.name).samples(file), strict=True):
         for name, dtype in (("a", np.int64), ("b", np.float64), ("c", np.float32)):
             assert found[name].dtype == dtype
@@ -696,7 +661,7 @@ def test_a_failure_in_a_worker_names_the_sample_and_leaves_no_processes(photos: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"format": "zip"}, "format must be one of tar, parquet, mds, got 'zip'"),
+        ({"format": "zip"}, "format must be one of tar, parquet, got 'zip'"),
         ({"size": "large"}, "pack: size must be bytes or a size"),
         ({"workers": 0}, "workers must be an int >= 1, got 0"),
     ],
@@ -725,10 +690,10 @@ def test_what_a_kill_in_the_last_moment_leaves_is_removed(
     photos: Path, tmp_path: Path, complete: bool
 ) -> None:
     out = tmp_path / "out"
-    pack_shards(photos, out, format="mds", size="100 kB", workers=1)
+    pack_shards(photos, out, format="parquet", size="100 kB", workers=1)
     whole = shards(out)
-    # Killed while the manifest, the index or the settings were being written, or right behind them.
-    for name in (".manifest.json.0123456789ab", ".index.json.0123456789ab", ".pack.json.0123456789ab"):
+    # Killed while the manifest or the settings were being written, or right behind them.
+    for name in (".manifest.json.0123456789ab", ".pack.json.0123456789ab"):
         (out / name).write_bytes(b"cut")
     journal = out / "_pack.json.partial"
     records = [{"settings": json.loads(whole["_pack.json"])}]
@@ -739,7 +704,7 @@ def test_what_a_kill_in_the_last_moment_leaves_is_removed(
         (out / "_pack.json").unlink()
         records.insert(1, {"kinds": {"key": "text", "jpg": "bytes", "json": "bytes", "label": "int"}})
     journal.write_text("".join(json.dumps(record) + "\n" for record in records))
-    pack_shards(photos, out, format="mds", size="100 kB", workers=1)
+    pack_shards(photos, out, format="parquet", size="100 kB", workers=1)
     assert shards(out) == whole
 
 

@@ -13,9 +13,8 @@ from pipegraph.forks import lock_free_after_fork
 from pipegraph.storage.parts import Part
 from pipegraph.storage.urls import safe_url
 
-from .arrays import NpyFormat, NpzFormat, TokenFormat as TokenFormat
+from .arrays import NpyFormat
 from .lines import JsonLinesFormat, PackedJsonLinesFormat
-from .litdata import LitDataFormat as LitDataFormat
 from .mds import MdsFormat
 from .parquet import ParquetFormat
 from .shard_format import Block as Block, Format as Format, Sample as Sample
@@ -24,7 +23,7 @@ from .unpacking import PackedFormat
 
 _PACKED_TAR = re.compile(r"\.(tar\.\w+|tgz|tbz2?|txz|tzst)$")
 
-_PACKING = re.compile(r"\.(gz|zst|zstd)(?=(\.bin)?$)", re.IGNORECASE)
+_PACKING = re.compile(r"\.(gz|zst|zstd)$", re.IGNORECASE)
 
 _UNREAD = re.compile(
     r"\.(bgz|gz|bz2|bzip2|xz|lzma|lz|lz4|lzo|zst|zstd|z|zip|7z|br|sz|snappy)$", re.IGNORECASE
@@ -153,11 +152,8 @@ _FORMATS = (
     JsonLinesFormat(),
     PackedJsonLinesFormat(),
     NpyFormat(),
-    NpzFormat(),
     MdsFormat(),
     PackedFormat(MdsFormat(), (".mds.zstd", ".mds.gz")),
-    LitDataFormat(),
-    PackedFormat(LitDataFormat(), (".zstd.bin",)),
 )
 for _format in _FORMATS:
     register_format(_format)

@@ -1,4 +1,4 @@
-"""What MDS and LitData's chunks share: a table of offsets at their beginning, and how Pillow's images are stored.
+"""The table of offsets at the beginning of an MDS shard, and how its images of Pillow's are stored.
 
 The table is a uint32 count and the uint32 offsets of the samples and of their end, little-endian, counted from the
 start of the file. An image is the uint32 width, height and length of its mode, the mode, and the pixels.
@@ -22,7 +22,7 @@ Decode = Callable[[bytes, int], Sample]
 """The bytes of one sample, and where they lie, to the sample."""
 
 
-def read_offsets(file: ShardFile, *, has_more: bool = False) -> Offsets:
+def read_offsets(file: ShardFile) -> Offsets:
     """The offset of each sample and of the end, int64 (samples + 1,)."""
     if file.size < 8:
         raise ShardError(f"{file.name}: {file.size} bytes hold no table of samples")
@@ -33,7 +33,7 @@ def read_offsets(file: ShardFile, *, has_more: bool = False) -> Offsets:
             f"{file.name}: says it has {count} samples, whose table takes {end} bytes, but it has {file.size}"
         )
     offsets = np.frombuffer(file.read_at(4, end - 4), "<u4").astype(np.int64)
-    if offsets[-1] != file.size and not (has_more and offsets[-1] < file.size):
+    if offsets[-1] != file.size:
         raise ShardError(
             f"{file.name}: its samples end at byte {offsets[-1]}, but it has {file.size}; it was cut short or is "
             "another file"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, BinaryIO, ClassVar
 
 from pipegraph.storage.formats.shard_format import Block
-from pipegraph.storage.manifest import PartIndex
 
 from .field_kinds import Kinds
 
@@ -56,7 +55,3 @@ class Encoder(ABC):
     @abstractmethod
     def finish(self) -> tuple[Block, ...] | None:
         """The shard ends. Returns its blocks, as the format's ``index`` finds them, or None to have it find them."""
-
-    def index_json(self, shards: Iterable[PartIndex]) -> dict[str, Any] | None:
-        """The ``index.json`` beside the finished shards, where other readers of the format need one."""
-        return None

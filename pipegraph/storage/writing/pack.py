@@ -81,7 +81,7 @@ def pack_shards(
             ``hf:NAME:SPLIT`` of a Hugging Face dataset, a list of paths, a dataset with ``__len__`` and
             ``__getitem__``, an iterable of dicts, or a function that returns one of these.
         target: the folder for the shards.
-        format: one of those of docs/writing-shards.md, such as ``"tar"``, ``"parquet"`` or ``"mds"``.
+        format: one of those of docs/writing-shards.md, ``"tar"`` or ``"parquet"``.
         size: about how large shards are, in bytes or such as ``"128 MB"``. Tars of files never exceed it, unless a
             single sample does; for others the number of samples follows from some all over the data.
         workers: processes; by default one per core. A stream is read and written by this one.
@@ -176,7 +176,7 @@ def _pack_in_parallel(
         target.add(number, index)
         report()
     source.close()
-    return target.finish(kind(kinds, nbytes))
+    return target.finish()
 
 
 def _spread(count: int) -> list[int]:

@@ -30,14 +30,10 @@ from pipegraph.storage.side_files import (
 )
 from pipegraph.storage.space import NO_ROOM
 from pipegraph.storage.writing.encoder import Encoder
-from pipegraph.storage.writing.mds_encoder import MdsEncoder
 from pipegraph.storage.writing.parquet_encoder import ParquetEncoder
 from pipegraph.storage.writing.shard_file import PARTIAL
 from pipegraph.storage.writing.tar_encoder import TarEncoder
 from pipegraph.units import counted
-
-INDEX: Final = "index.json"
-"""What mosaicml-streaming needs beside MDS shards."""
 
 
 class PackFolder(Closing):
@@ -174,9 +170,7 @@ class PackFolder(Closing):
                     self.checksums[int(record["shard"])] = record["checksum"]
 
     def _remove_partial(self) -> None:
-        written_at_once = tuple(
-            f".{name}." for name in (MANIFEST, SETTINGS, INDEX, OLD_MANIFEST, OLD_SETTINGS)
-        )
+        written_at_once = tuple(f".{name}." for name in (MANIFEST, SETTINGS, OLD_MANIFEST, OLD_SETTINGS))
         for name in os.listdir(self.folder):
             if name.startswith(written_at_once) or (name.startswith(".shard") and PARTIAL in name):
                 Path(self.folder, name).unlink(missing_ok=True)
@@ -197,13 +191,10 @@ class PackFolder(Closing):
         self._note({"shard": number, "index": record, **({} if checksum is None else {"checksum": checksum})})
         self.finished[number] = index
 
-    def finish(self, encoder: Encoder) -> Manifest:
-        """All shards are finished: write the manifest, and what else readers of the format need."""
+    def finish(self) -> Manifest:
+        """All shards are finished: write the manifest."""
         shards = [self.finished[number] for number in sorted(self.finished)]
         manifest = Manifest.of(shards)
-        if (index := encoder.index_json(shards)) is not None:
-            text = json.dumps(index, sort_keys=True).encode()
-            write_atomically(os.path.join(self.folder, INDEX), [text])
         manifest.save(os.path.join(self.folder, MANIFEST))
         Path(self.folder, OLD_MANIFEST).unlink(missing_ok=True)  # of a pack that an earlier version began
         text = json.dumps(self.settings, indent=1, sort_keys=True).encode() + b"\n"
@@ -218,7 +209,7 @@ class PackFolder(Closing):
             journal.close()
 
 
-_ENCODERS: Final = (TarEncoder, ParquetEncoder, MdsEncoder)
+_ENCODERS: Final = (TarEncoder, ParquetEncoder)
 
 
 def encoder_of(format: str) -> type[Encoder]:

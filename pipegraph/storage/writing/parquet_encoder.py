@@ -64,7 +64,7 @@ class ParquetEncoder(Encoder):
                 ) from error
             if isinstance(value, np.ndarray) and value.ndim != 1:
                 raise DataError(
-                    f"field {field!r}: Parquet keeps lists of numbers, not arrays of shape {value.shape}; write mds, "
+                    f"field {field!r}: Parquet keeps lists of numbers, not arrays of shape {value.shape}; write tar, "
                     "or flatten them"
                 )
             # Rows wait for their group, and the loop may use its array for the next sample.

@@ -38,7 +38,7 @@ class ShardWriter:
 
     Samples are dicts. ``"key"`` names a sample, else its number does. In a tar each other field is a file
     ``KEY.FIELD``: bytes as they are, text, numbers as text, arrays as ``.npy``, other values as JSON; an int
-    ``"label"`` is ``cls``. In Parquet and MDS each field is a column, of the kind that it has in the first sample
+    ``"label"`` is ``cls``. In Parquet each field is a column, of the kind that it has in the first sample
     whose value says one: None and an empty list do not, and hold the first samples back in memory, at most 64 of them
     or a shard's size.
 
@@ -218,8 +218,7 @@ class ShardWriter:
                 self._finish_shard()
             if not self._target.finished:
                 raise DataError(f"{self._target.folder!r}: no sample was written, so there is no shard")
-            encoder = self._encoder or self._kind(self._target.kinds or {}, self._nbytes)
-            manifest = self._target.finish(encoder)
+            manifest = self._target.finish()
             self._closed = True
             return manifest
         except OSError as error:

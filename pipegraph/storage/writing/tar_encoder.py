@@ -134,7 +134,7 @@ class TarEncoder(Encoder):
         if split_key(name) != (key, field) or name.startswith("/") or ".." in key.split("/"):
             raise DataError(
                 f"a tar keeps a sample's files under KEY.FIELD, the key without a dot behind its last slash and the "
-                f"field in lower case: {name!r} would be read as another one. Change it, or write parquet or mds"
+                f"field in lower case: {name!r} would be read as another one. Change it, or write parquet"
             )
 
     def size(self, encoded: Encoded) -> int:
