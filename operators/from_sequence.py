@@ -248,7 +248,7 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
                 items = list(self.dataset.__getitems__(list(indices[:])))
             except Exception:
                 items = []
-            if len(items) == len(indices) and not self._draws.drew_for_several:
+            if len(items) == len(indices) and not self._draws.drew_for_several():
                 found += map(copy_containers, items)
                 return
         dataset, add, draws, alone = self.dataset, found.append, self._draws, not self._several

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from enum import Flag, auto
 from itertools import islice
 from operator import index as as_int
-from types import FunctionType
 from typing import Any, ClassVar, NamedTuple, TypeVar, final
 
-from pipegraph.errors import GraphError, StateError
+from pipegraph.errors import StateError
 from pipegraph.stopping import Stopping
 
 History = tuple[tuple[int, Any], ...]
@@ -103,21 +102,6 @@ class Fact(Flag):
 
 Capability = TypeVar("Capability")
 
-MISPLACED: dict[str, tuple[type, str]] = {
-    **{name: (FunctionType, f"derive from pipegraph.capabilities.{owner} too") for name, owner in (
-        ("work_into", "BundleMap"), ("read_into", "BundleSource"), ("take_bundle", "BundleRegroup"),
-        ("snapshot", "Resumable"), ("substitute", "Neighbours"),
-        ("pinned_for", "Moves"), ("take_in", "Fuses"), ("length_for", "LengthByRanks"),
-    )},
-    **{name: (bool, f"say it in `facts = Fact.{fact}`") for name, fact in (
-        ("portable", "IN_TRAINER"), ("own_numbers", "SEEDS_ITSELF"), ("consecutive", "TRUSTED"),
-        ("shareable", "ONE_WORKER"), ("needs_order", "NEEDS_ORDER"), ("in_step", "OUT_OF_STEP"),
-        ("slabs", "SLABS"), ("collects", "COLUMNS"), ("pairs", "PAIRS"), ("separate", "SEPARATE"),
-        ("never_waits", "IN_MEMORY"), ("waits", "WAITS"),
-    )},
-}  # fmt: skip
-"""What says nothing in a class of its own -> its type there, and what to write."""
-
 
 class Component(ABC):
     """Base class of operators and sources: a node of a graph, opened and closed by each worker.
@@ -133,12 +117,6 @@ class Component(ABC):
     lacks: tuple[type, ...] = ()
 
     def __init_subclass__(cls) -> None:
-        for name in vars(cls).keys() & MISPLACED.keys():
-            expected, remedy = MISPLACED[name]
-            if isinstance(vars(cls)[name], expected) and not any(
-                hasattr(base, name) for base in cls.__bases__
-            ):
-                raise GraphError(f"{cls.__name__}: nothing asks an operator for `{name}`: {remedy}")
         for base in cls.__bases__:
             cls.facts |= getattr(base, "facts", Fact(0))
 

@@ -28,14 +28,6 @@ def notify(owner: Any) -> None:
     _notified.add(owner)
 
 
-def end_stray(process: int, stage: str) -> None:
-    """End this process if it is not ``process``: a function of this stage has forked, and returned in the child too."""
-    if os.getpid() != process:
-        text = f"pipegraph: stage {stage!r}: its function forked and returned in the child too; the child ends here\n"
-        os.write(2, text.encode(errors="replace"))
-        os._exit(1)
-
-
 def _after_fork() -> None:
     for lock in list(_locks):
         lock._at_fork_reinit()  # type: ignore[attr-defined]

@@ -6,27 +6,23 @@ All threads of a process share these generators, the training loop's included. S
   :mod:`pipegraph.randomness` keys the ``rng`` of a function. This uses a dispatch key that torch reserves for
   out-of-tree code, included in these threads only. It has kernels for the operators that take a generator, and falls
   through for all others: code that does not draw pays nothing, and the training thread is not affected.
-* In a worker's process, where nothing else draws, NumPy's and Python's generators are keyed alike (``first_draw``).
-  In threads that is impossible; :func:`draws_from` finds the functions that use them, so that the plan can warn.
+* In a worker's process, where nothing else draws, NumPy's and Python's generators are seeded alike for each sample. In
+  threads that is impossible.
 
-A generator is seeded at a sample's first draw. Torch's functions of seeds and states (``torch.manual_seed``,
+Torch's generators are seeded at a sample's first draw. Torch's functions of seeds and states (``torch.manual_seed``,
 ``torch.random.fork_rng``) mean the current sample's generator too, in these threads only; those of a device's module do
 not.
 """
 
 from __future__ import annotations
 
-import dis
-import inspect
 import random
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from contextvars import ContextVar
-from functools import lru_cache, partial
-from itertools import chain, islice
-from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from itertools import islice
+from types import FunctionType
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,9 +30,6 @@ import torch
 from pipegraph import concurrency
 from pipegraph.chunk import Chunk
 from pipegraph.hashed_keys import key
-
-if TYPE_CHECKING:
-    from pipegraph.first_draw import FirstDraw
 
 T = TypeVar("T")
 
@@ -60,8 +53,8 @@ _libraries: list[torch.library.Library] = []
 _key: Any = torch._C._parse_dispatch_key(KEY)
 _keys: Any = torch._C.DispatchKeySet(_key)
 _include = torch._C._dispatch_tls_set_dispatch_key_included
-_others: FirstDraw | None = None
-_drawing: Draws  # the last that was begun in this process, if there are _others
+_numpys: Any = None  # NumPy's global generator, in a worker's own process
+_UNDRAWN = 624  # the place in the state of a Mersenne Twister that was just seeded
 
 
 class DrawnForSeveral(Exception):
@@ -72,8 +65,8 @@ class Draws:
     """The generators of one operator copy, keyed by the current sample. Made in ``open``; used by one worker."""
 
     __slots__ = (
-        "_at", "_begun", "_epoch", "_first", "_generators", "_given", "_lineages", "_made", "_row", "_seed",
-        "_stage", "drew", "drew_for_several",
+        "_begun", "_epoch", "_first", "_generators", "_given", "_lineages", "_made", "_row", "_seed",
+        "_stage", "drew",
     )  # fmt: skip
 
     def __init__(self, seed: int = 0, stage: str = "") -> None:
@@ -87,8 +80,6 @@ class Draws:
         self._begun: set[torch.device] = set()
         self._given: int | None = None  # the seed that the user's code has set for the rest of the sample
         self.drew = False  # numbers that no seed of the user's gave
-        self._at = 0  # the row whose numbers NumPy's and Python's generators give
-        self.drew_for_several = False  # from one of these two
 
     def one(self, epoch: int, lineage: Any) -> None:
         """Make this the current sample of the calling thread (or task)."""
@@ -97,8 +88,8 @@ class Draws:
         self._made = None
         self._row, self._given, self.drew = -1, None, False
         _current.set(self)
-        if _others is not None:
-            self._begin_others(0)
+        if _numpys is not None:
+            self._seed_others(lineage)
 
     def rows(
         self, epoch: int, lineages: Sequence[Any], made: list[Any], start: int, items: Iterable[T]
@@ -115,41 +106,40 @@ class Draws:
         self._row, self._given, self.drew = -1, None, False
         _current.set(self)
         rest = islice(items, start, None) if start else items
-        return rest if _others is None else self._beginning_others(rest, start)
+        return rest if _numpys is None else self._seeding_others(rest, start)
 
-    def _beginning_others(self, items: Iterable[T], start: int) -> Iterator[T]:
+    def _seeding_others(self, items: Iterable[T], start: int) -> Iterator[T]:
         for row, item in enumerate(items, start):
-            self._begin_others(row)
+            self._seed_others(self._lineages[row])
             yield item
 
     def several(self) -> None:
-        """Work on several samples in one call: a draw in it raises :class:`DrawnForSeveral`, or is noted in
-        ``drew_for_several``."""
+        """Work on several samples in one call: a draw in it raises :class:`DrawnForSeveral`, or is found by
+        :meth:`drew_for_several`."""
         self._lineages = ()
         self._made = None
         self._row, self._given, self.drew = -1, None, False
-        self.drew_for_several = False
         _current.set(self)
-        if _others is not None:
-            self._begin_others(0)
+        if _numpys is not None:
+            self._seed_others(None)
+
+    def drew_for_several(self) -> bool:
+        """Whether the call drew from NumPy's or Python's generator."""
+        if _numpys is None:
+            return False
+        numpys: dict[str, Any] = _numpys.get_state(legacy=False)["state"]
+        return bool(random.getstate()[1][-1] != _UNDRAWN or numpys.get("pos", _UNDRAWN) != _UNDRAWN)
 
     def over(self) -> None:
         """The rows are done: drop the references to them."""
         self._made, self._lineages = None, ((),)
 
-    def _begin_others(self, row: int) -> None:
-        """NumPy's and Python's global generators give a row's numbers now. Only in a worker's own process."""
-        global _drawing
-        assert _others is not None
-        self._at = row
-        _drawing = self
-        _others.begin()
-
-    def seed_of_others(self) -> int:
-        """The seed of NumPy's and Python's global generators."""
-        self.drew_for_several = not self._lineages
-        lineage = None if self.drew_for_several else self._lineages[self._at]
-        return key(self._seed, self._epoch, lineage, self._stage, "process")
+    def _seed_others(self, lineage: Any) -> None:
+        """NumPy's and Python's global generators give this sample's numbers now. Only in a worker's own process."""
+        seed = key(self._seed, self._epoch, lineage, self._stage, "process")
+        random.seed(seed >> 64)
+        if isinstance(_numpys._bit_generator, np.random.MT19937):  # else the user's, which nothing seeds
+            _numpys.seed(seed & 0xFFFFFFFF)
 
     def again(self) -> None:
         """Resume the current sample, after other operators have worked in this thread."""
@@ -259,11 +249,8 @@ def enter_worker(seed: int, stage: str) -> None:
 
 def own_process() -> None:
     """Declare this process a worker's: NumPy's and Python's generators then give each sample's own numbers."""
-    global _others
-    if _others is None:
-        from pipegraph.first_draw import FirstDraw  # NumPy's generators: the trainer does without
-
-        _others = FirstDraw(lambda: _drawing.seed_of_others())
+    global _numpys
+    _numpys = np.random.rand.__self__  # type: ignore[attr-defined]
 
 
 def install() -> None:
@@ -349,83 +336,3 @@ def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
             return each.device
     device = kwargs.get("device")
     return _CPU if device is None else torch.device(device)
-
-
-# -- finding uses of the generators that cannot be replaced in threads -------------------------
-
-DEPTH = 3
-"""How many levels of called functions are searched."""
-
-
-def draws_from(functions: Iterable[Any]) -> list[str]:
-    """Which of ``numpy.random`` and ``random`` the code of some functions, or of functions that they call, refers to.
-
-    Indirect uses (a method of an object, a function passed as an argument) are not found.
-    """
-    found: set[str] = set()
-    for function in functions:
-        _look(function, found, set(), DEPTH)
-    return sorted(found)
-
-
-def _look(function: Any, found: set[str], seen: set[int], depth: int) -> None:
-    while isinstance(function, partial):
-        function = function.func
-    function = inspect.unwrap(function) if callable(function) else function
-    if not hasattr(function, "__code__"):
-        function = getattr(type(function), "__call__", None)  # noqa: B004
-    function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType) or id(code) in seen or depth == 0:
-        return
-    seen.add(id(code))
-    closed: dict[str, Any] = {}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # an empty cell
-            closed[name] = cell.cell_contents
-    value = None
-    for step, name in _loads(code):
-        if step == "LOAD_ATTR":
-            if value is np and name == "random":  # which NumPy imports at its first use
-                value = np.random
-            else:
-                value = vars(value).get(name) if isinstance(value, ModuleType) else None
-        else:
-            value = closed.get(name, function.__globals__.get(name))
-        # Ask only methods for their owner: other objects may define any attribute, or load a library to do so.
-        owner = value.__self__ if isinstance(value, MethodType | BuiltinMethodType) else None
-        if owner is not None and owner is _numpys_own():
-            found.add("numpy.random")
-        elif owner is _PYTHON:
-            found.add("random")
-        elif inspect.isfunction(value) and value.__module__ not in sys.stdlib_module_names:
-            _look(value, found, seen, depth - 1)
-
-
-_PYTHON = getattr(random.random, "__self__", None)
-
-
-def _numpys_own() -> Any:
-    """NumPy's global generator; None where nobody can have it yet: its module has not been imported."""
-    module = sys.modules.get("numpy.random")
-    return None if module is None else module.rand.__self__
-
-
-@lru_cache(maxsize=512)
-def _loads(code: CodeType) -> tuple[tuple[str, str], ...]:
-    """The names that the code loads, and the attributes that it asks of what it has just loaded.
-
-    Kept: to disassemble a function takes 0.2 ms.
-    """
-    found: list[tuple[str, str]] = []
-    follows = False
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
-            found.append(("LOAD_NAME", step.argval))
-            follows = True
-        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and follows:
-            found.append(("LOAD_ATTR", step.argval))
-        elif step.opname not in ("CACHE", "PUSH_NULL"):
-            follows = False
-    inner = (_loads(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    return (*found, *chain.from_iterable(inner))

@@ -278,9 +278,7 @@ def _check_part(key: str, part: Mapping[str, Any], plan: Plan) -> None:
             for place, cursor, history, lineages in value
         ),
         "ledger": lambda value: (
-            len(value) in (2, 3)  # those of a version that did not count
-            and all(len(each) == 3 for each in value[0])
-            and all(map(_is_count, value[2:]))
+            len(value) == 3 and all(len(each) == 3 for each in value[0]) and all(map(_is_count, value[2:]))
         ),
         "iterators": lambda value: all(_is_count(step) for step, _ in value.values()),
         "begun": lambda value: all(map(_is_count, value.values())),

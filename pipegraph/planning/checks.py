@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from pipegraph.capabilities import Neighbours, RowOperator, UserData, functions_of
+from pipegraph.capabilities import Neighbours, RowOperator, UserData
 from pipegraph.contracts import DEPENDENCES, STATE_METHODS, FanIn, Operator, Source
 from pipegraph.errors import GraphError
-from pipegraph.global_generators import draws_from
 from pipegraph.planning.kind import StageKind
 from pipegraph.planning.plan import Plan, StagePlan, lineage_above
 from pipegraph.stage_spec import Edge, StageSpec
@@ -199,9 +198,6 @@ def check_cache(plan: Plan, stage: StagePlan) -> None:
             why = f"{above.name!r} ({operator.name}) is not one-to-one"
         elif above.work.depends_on != "item":
             why = f"{above.name!r} ({operator.name}) {_dependence(above.work)}"
-        elif drawn := draws_from(functions_of(operator)):
-            names = " and ".join(drawn)
-            why = f"{above.name!r} ({operator.name}) uses {names}, whose numbers must differ in every epoch"
         elif above.work.stateful or above.caches:
             why = f"{above.name!r} ({operator.name}) has state of its own"
         if why is None and above.spec.outcome.substitutes:

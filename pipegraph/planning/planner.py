@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import cast
 
 from pipegraph.backends import THREAD
-from pipegraph.capabilities import FollowsRoute, Planned, functions_of
+from pipegraph.capabilities import FollowsRoute, Planned
 from pipegraph.contracts import Fact, FanIn, Operator
 from pipegraph.errors import GraphError, shown
-from pipegraph.global_generators import draws_from
 from pipegraph.graph import Graph, Node
 from pipegraph.planning.bundle_chains import bundle_rows
 from pipegraph.planning.checks import (
@@ -174,11 +173,6 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: Kind
         notes.append("with one worker it is always in order")
     # By what was asked for and not by the workers: those may change between save and load, and cursors may not.
     unordered = unordered or (not spec.ordered and kind.overtakes(operator))
-    if backend.in_trainer and (drawn := draws_from(functions_of(operator))):
-        notes.append(
-            f"draws from {' and '.join(drawn)}, which all threads share: its numbers differ from run to run. Draw from "
-            "a parameter rng, or use backend='process'"
-        )
     capacity = spec.capacity
     if capacity is None:
         capacity = (

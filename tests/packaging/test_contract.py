@@ -8,11 +8,9 @@ from pkgutil import iter_modules
 
 import pytest
 
-import pipegraph as pg
 from pipegraph import capabilities, operators
 from pipegraph.components import Component, Fact, Source
 from pipegraph.contracts import Operator
-from pipegraph.errors import GraphError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "writing-an-operator.md").read_text()
 
@@ -99,12 +97,3 @@ def test_an_operator_with_a_capabilitys_method_derives_from_it(name):
         for method in (methods - others) & vars(kind).keys()
     ]
     assert not silent
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "remedy"),
-    [("slabs", True, "Fact.SLABS"), ("snapshot", lambda self: None, "pipegraph.capabilities.Resumable")],
-)
-def test_a_member_that_nothing_asks_for_is_refused_with_what_to_write(name, value, remedy):
-    with pytest.raises(GraphError, match=f"Mine: nothing asks an operator for `{name}`: .*{remedy}"):
-        type("Mine", (pg.Source,), {name: value})

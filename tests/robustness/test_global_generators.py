@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 import random
-import subprocess
-import sys
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -434,7 +431,7 @@ def drawn_python(x: int) -> Any:
 
 
 @pytest.mark.parametrize("draw", [drawn_numpy, drawn_python])
-def test_a_first_draw_of_any_kind_is_that_of_a_generator_seeded_for_the_sample(
+def test_any_draw_is_that_of_a_generator_seeded_for_the_sample(
     draw: Callable[[int], Any],
 ) -> None:
     graph = pg.Graph("drawn", seed=3)
@@ -455,66 +452,6 @@ def test_a_first_draw_of_any_kind_is_that_of_a_generator_seeded_for_the_sample(
         random.setstate(states[0])
         np.random.set_state(states[1])
         HELD.clear()
-
-
-IN_THREADS = """
-import random, threading
-import numpy as np
-from pipegraph.first_draw import FirstDraw
-
-def seed_of():
-    seeding.set()
-    seed.wait()
-    return (7 << 64) + 9
-
-def other():
-    begun.set()
-    drawn.append(draw())
-
-first = FirstDraw(seed_of)
-for draw in (lambda: random.random(), lambda: np.random.rand()):
-    seeding, seed, begun = threading.Event(), threading.Event(), threading.Event()
-    drawn = []
-    threads = [threading.Thread(target=lambda: drawn.append(draw())), threading.Thread(target=other)]
-    first.begin()
-    threads[0].start()
-    seeding.wait()
-    threads[1].start()
-    begun.wait()
-    seed.set()
-    for thread in threads:
-        thread.join()
-    random.seed(7)
-    np.random.seed(9)
-    assert sorted(drawn) == sorted([draw(), draw()]), drawn
-"""
-
-
-def test_threads_of_a_function_that_draw_first_at_once_share_one_generator() -> None:
-    subprocess.run([sys.executable, "-c", IN_THREADS], check=True, timeout=300)
-
-
-IN_CHILDREN = """
-import os, random
-from pipegraph.first_draw import FirstDraw
-
-FirstDraw(lambda: (7 << 64) + 9).begin()
-drawn = []
-for _ in range(2):
-    ours, theirs = os.pipe()
-    if not os.fork():
-        os.write(theirs, repr(random.random()).encode())
-        os._exit(0)
-    os.close(theirs)  # a child that fails is the end of what can be read
-    drawn.append(os.read(ours, 100))
-assert drawn[0] != drawn[1]
-random.seed(7)
-assert repr(random.random()).encode() not in drawn
-"""
-
-
-def test_children_that_a_function_forks_draw_numbers_of_their_own_from_pythons_generator() -> None:
-    subprocess.run([sys.executable, "-c", IN_CHILDREN], check=True, timeout=300)
 
 
 def test_a_sample_that_is_tried_again_draws_the_same_numbers() -> None:
@@ -678,37 +615,6 @@ def test_a_generator_that_is_given_is_used_as_it_is() -> None:
 
     expected = [draw(x) for x in range(4)]
     assert delivered(draw, 4, workers=2) == expected
-
-
-def test_the_plan_names_functions_in_threads_that_use_what_all_threads_share() -> None:
-    def helper(x: int) -> float:
-        return float(np.random.rand()) + x
-
-    for function, names in (
-        (helper, "numpy.random"),
-        (lambda x: random.random(), "random"),
-        (lambda x: helper(x), "numpy.random"),
-    ):
-        graph = pg.Graph("shared")
-        graph.add(ops.FromSequence(range(4))).then(function, name="f")
-        assert f"f: draws from {names}, which all threads share" in str(graph.plan()), names
-    graph = pg.Graph("own")
-    node = graph.add(ops.FromSequence(range(4))).then(helper, backend="process")
-    node.then(lambda x, rng: np.random.default_rng(3).random())
-    assert "which all threads share" not in str(graph.plan())
-
-
-def test_a_plan_asks_nothing_of_objects_that_a_function_names():
-    class Touchy:
-        def __getattr__(self, name):
-            raise RuntimeError(f"no {name} without a connection")
-
-    touchy = Touchy()
-    library = types.ModuleType("library")
-    library.__getattr__ = lambda name: 1 / 0  # such as one that imports what is asked for
-    graph = pg.Graph("asks")
-    graph.add(ops.FromSequence(range(4))).then(lambda x: (x, touchy, library.models)[0])
-    assert "draws from" not in str(graph.plan())
 
 
 def test_every_operator_of_torch_that_takes_a_generator_is_known():

@@ -257,10 +257,7 @@ class MapUnit(Unit):
         given = self._given if stop == self._given.count else self._given.part(0, stop)
         if self._local:
             given.data = self.watched(given.data)
-        try:
-            self.operator.work_into(made, given, len(made))
-        finally:
-            self.sender.end_stray()
+        self.operator.work_into(made, given, len(made))
 
     def _apply_policy(self, made: list[Any], error: BaseException, process: Process) -> None:
         """Apply the policy to the next sample, whose first try failed with ``error``; append its result to ``made``."""

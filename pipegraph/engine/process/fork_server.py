@@ -31,7 +31,6 @@ PRELOADED = (
     "torch",
     "pipegraph.operators.functions",
     "pipegraph.engine.process.worker_life",
-    "pipegraph.first_draw",
 )
 """Modules that nearly every worker needs, imported once; others are imported when an operator is unpickled."""
 

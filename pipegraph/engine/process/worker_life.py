@@ -32,4 +32,4 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, *shar
         # Before the answer: a signal that nobody handles does nothing, and the trainer sends one for each call.
         signal.signal(signal.SIGURG, worker.hurry)
         answer(port, None, counts.take())
-        serve(port, page, worker, counts, contexts[0].stage)
+        serve(port, page, worker, counts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 import resource
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +16,6 @@ from pipegraph.engine.remote.contract import Unreadable
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.remote.worker import ANSWERED, NOTHING, OperatorCounts, Page, ProcessWorker, unsent
 from pipegraph.errors import note
-from pipegraph.forks import end_stray
 from pipegraph.global_generators import enter_worker, own_process
 
 
@@ -69,7 +67,6 @@ def serve(
     page: Page,
     worker: Any,
     counts: OperatorCounts,
-    stage: str,
     instead: Callable[[Any, Exception], Any] = _cannot_be_sent,
 ) -> None:
     """Serve the trainer's calls of ``worker``'s methods, until ``close``.
@@ -77,7 +74,7 @@ def serve(
     Args:
         instead: what to answer in place of a result that cannot be sent, and the error.
     """
-    name, process = "", os.getpid()
+    name = ""
     while name != "close":
         page.enter(0, NOTHING)
         try:
@@ -94,7 +91,6 @@ def serve(
         except BaseException as error:
             result = Carried(error)
         del args
-        end_stray(process, stage)
         if result is not ANSWERED:
             answer(port, result, counts.take(), instead, perf_counter_ns() - began_ns)
         del result

@@ -317,7 +317,7 @@ def main(
             return
         try:
             port.send((None, {}, 0))
-            serve(port, page, serving, OperatorCounts(), "", serving.instead)
+            serve(port, page, serving, OperatorCounts(), serving.instead)
         finally:
             serving.runtime.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):

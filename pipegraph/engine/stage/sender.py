@@ -7,7 +7,6 @@ not know its stage's order, nor whether consumers refuse items: both are handled
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,6 @@ from pipegraph.engine.channel import NO_DEMAND, Channel
 from pipegraph.engine.contents import samples_in
 from pipegraph.engine.stage.failure_policy import Failures
 from pipegraph.engine.stage.stage_context import StageContext
-from pipegraph.forks import end_stray
 from pipegraph.tree import copy_containers
 
 
@@ -38,17 +36,10 @@ class Sender:
         self.stage = stage
         self.failures = failures
         self.channels = channels
-        self._process = 0 if stage.plan.backend.in_consumer else os.getpid()
         self.units: list[weakref.ref[Any]] = []
         """The workers' units, whose loops own them: each sends its finished rows when asked."""
         if len(channels) == 1:
             channels[0].starved = self._send_finished
-
-    def end_stray(self) -> None:
-        """End a child that the stage's function has forked, and in which it has returned too. Before any lock: another
-        thread of the parent may have held it."""
-        if self._process:
-            end_stray(self._process, self.stage.name)
 
     def send(self, ticket: int, item: Any, last: bool = True, more: bool = False) -> bool:
         """Put a result of a ticket; blocks while there is no room. False if no consumer wanted it.
@@ -57,7 +48,6 @@ class Sender:
             more: whether another ``send`` or :meth:`wake` follows before the caller waits for anything; only for
                 stages with a single worker.
         """
-        self.end_stray()
         channels = self.channels
         tracer = self.stage.run.tracer
         if tracer.on and isinstance(item, Chunk):

@@ -122,9 +122,7 @@ class StageRun(StageContext):
             if out.__class__ is not Chunk:
                 self.check_made(out)
         except BaseException as error:
-            self.sender.end_stray()
             out = self.failures.handle(worker, item, error, row)
-        self.sender.end_stray()
         meter.worked(perf_counter_ns() - meter.began_ns)
         meter.calls += 1
         try:

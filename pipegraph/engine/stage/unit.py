@@ -131,7 +131,6 @@ class Unit:
 
     def send(self, last: bool = False) -> None:
         """Send finished rows; ``last``: the unit is done."""
-        self.sender.end_stray()
         paused = self.worker.meter.pause()
         with self._lock:
             unsent, self._unsent = self._unsent, []
