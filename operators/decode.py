@@ -10,7 +10,7 @@ from typing import Any, Literal, final
 import numpy as np
 import torch
 
-from pipegraph.batches import resolved, select_rows, with_row
+from pipegraph.batches import select_rows
 from pipegraph.capabilities import Fuses, Planned, RowOperator
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact, Operator, Source
@@ -256,43 +256,20 @@ class DecodeImage(RowOperator, Fuses, Planned):
             note(error, f"pipegraph: in the work of stage {self._load!r}")
             raise
 
-    def do_row(self, batch: ImageBatch, index: int, sample: Any) -> None:
+    def do_row(self, batch: ImageBatch, index: int) -> None:
         if batch.paths is not None:
             encoded = self._read(batch.paths[index])
             self._decode(encoded, self._part(encoded, batch.numbers[index]), batch.rows[index])
             return
-        if sample is None:
-            encoded, part = batch.encoded[index], batch.parts[index]
-            if isinstance(part, Exception):
-                raise part
-        else:
-            _, encoded = find_encoded(sample, self.field, self.output)
-            part = self._part(encoded, batch.numbers[index])
+        encoded, part = batch.encoded[index], batch.parts[index]
+        if isinstance(part, Exception):
+            raise part
         if self.companions:
             data = batch.chunk.data
-            row = {name: data[name][index] for name in self._columns(batch)} if sample is None else sample
+            row = {name: data[name][index] for name in self._columns(batch)}
             batch.beside[index] = self._beside(row, batch.field, part)
         self._decode(encoded, part, batch.rows[index])
         batch.encoded[index] = None
-        if sample is not None:
-            batch.substitutes[index] = sample  # with its label and the rest
-
-    def put_row(self, batch: ImageBatch, index: int, result: Any) -> None:
-        row, image = torch.from_numpy(batch.rows[index]), result
-        if batch.field is not None:
-            if set(result) != (fields := {*batch.chunk.data, self.output}):
-                raise DataError(
-                    f"DecodeImage: a result must have the fields {sorted(fields)}, got {sorted(result)}"
-                )
-            image = result[self.output]
-            batch.substitutes[index] = result
-        if image.shape != row.shape or image.dtype != row.dtype:
-            raise DataError(
-                f"DecodeImage: a result's image must be {row.dtype} of shape {tuple(row.shape)}, got {image.dtype} of "
-                f"{tuple(image.shape)}"
-            )
-        row.copy_(image)
-        batch.beside[index] = {name: result[name] for name in self._columns(batch)} if self.companions else {}
 
     def _columns(self, batch: ImageBatch) -> list[str]:
         """The fields that follow the image and are there; each must have an entry per sample."""
@@ -308,10 +285,6 @@ class DecodeImage(RowOperator, Fuses, Planned):
     def end_batch(self, batch: ImageBatch, kept: Sequence[int]) -> Chunk:
         chunk, rows, count = batch.chunk, batch.rows, len(batch.chunk.row_lineages)
         data = chunk.data
-        if batch.substitutes:
-            parts = resolved(data, chunk.layout, count)
-            for index, sample in batch.substitutes.items():
-                data = with_row(data, parts, index, sample)
         if len(kept) < count:
             for place, index in enumerate(kept):
                 rows[place] = rows[index]

@@ -299,9 +299,6 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
     def index_of(self, position: Any, epoch: int) -> Any:
         return position.index if self.draws else super().index_of(position, epoch)
 
-    def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
-        return super().substitute(position, epoch, attempt) if self.sampler is None else None
-
 
 def _generators(sampler: Any) -> Iterator[torch.Generator]:
     return chain.from_iterable(map(generators_of, nested_samplers(sampler)))

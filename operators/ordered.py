@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipegraph.capabilities import Neighbours, UserData
+from pipegraph.capabilities import UserData
 from pipegraph.contracts import Context, Drawn, Fact, History, Source
 from pipegraph.errors import GraphError
 from pipegraph.integers import flag
@@ -47,7 +47,7 @@ def digest_of(names: Iterable[str]) -> str:
     return hashlib.blake2b(text, digest_size=6).hexdigest()
 
 
-class OrderedSource(Source, Neighbours, UserData):
+class OrderedSource(Source, UserData):
     """A random-access source whose order, one of ``pg.order``, gets the graph's seed and the pass's epoch as they
     are.
     """
@@ -149,7 +149,3 @@ class OrderedSource(Source, Neighbours, UserData):
 
     def read(self, position: int, epoch: int) -> Any:
         return self.item(self.index_of(position, epoch))
-
-    def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
-        other = self.order.substitute(self.layout_of(epoch), position, attempt, self.seed, epoch)
-        return None if other == position else other

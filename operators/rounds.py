@@ -12,7 +12,6 @@ from typing import Any, final
 from pipegraph.capabilities import (
     BundleSource,
     Grouped,
-    Neighbours,
     Planned,
     Repeats,
     Resumable,
@@ -38,7 +37,7 @@ def round_of(chunk: Chunk) -> int:
     return max(int(lineage[1]) for lineage in chunk.lineages) >> _POSITION_BITS
 
 
-class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, UserData, UserFunctions):
+class Rounds(Source, BundleSource, Grouped, Resumable, Sampled, UserData, UserFunctions):
     """Another source ``count`` times in each epoch (None: endlessly, until a round has no item), each time in the order
     of an epoch of its own. It cannot continue at another world size.
     """
@@ -201,11 +200,6 @@ class Rounds(Source, BundleSource, Grouped, Neighbours, Resumable, Sampled, User
             finally:
                 found += made
             start = stop
-
-    def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
-        number, place = self._decoded(position)
-        other = self._of(Neighbours).substitute(place, self._epoch(epoch, number), attempt)
-        return None if other is None else _coded(number, other)
 
     def _decoded(self, position: Any) -> tuple[int, Any]:
         if isinstance(position, Drawn):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         Source as Source,
     )
     from pipegraph.device.scattered import Scattered as Scattered
-    from pipegraph.engine.stage.budgets import Quarantined as Quarantined
+    from pipegraph.engine.stage.ledger import Quarantined as Quarantined
     from pipegraph.errors import PipegraphError as PipegraphError
     from pipegraph.graph import Graph as Graph, Node as Node
     from pipegraph.loader.in_lightning import lightning_callback as lightning_callback
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pipegraph.loader.torch_dataloader import DataLoader as DataLoader
     from pipegraph.measurements import StageProfile as StageProfile
     from pipegraph.planning.plan import Plan as Plan
-    from pipegraph.policies import Replace as Replace, Retry as Retry, Skip as Skip
+    from pipegraph.policies import Retry as Retry, Skip as Skip
     from pipegraph.profile.live import live as live
     from pipegraph.profile.record import record as record
     from pipegraph.profile.values import ChannelProfile as ChannelProfile, Profile as Profile
@@ -50,7 +50,7 @@ _MODULES = {
     "chunk": "Chunk",
     "contracts": "Context FanIn FanOut Operator Regroup Source",
     "device.scattered": "Scattered",
-    "engine.stage.budgets": "Quarantined",
+    "engine.stage.ledger": "Quarantined",
     "errors": "PipegraphError",
     "graph": "Graph Node",
     "loader.in_lightning": "lightning_callback",
@@ -59,7 +59,7 @@ _MODULES = {
     "loader.torch_dataloader": "DataLoader",
     "measurements": "StageProfile",
     "planning.plan": "Plan",
-    "policies": "Replace Retry Skip",
+    "policies": "Retry Skip",
     "profile.live": "live",
     "profile.record": "record",
     "profile.values": "ChannelProfile Profile",

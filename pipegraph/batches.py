@@ -205,23 +205,3 @@ def select_rows(batch: Any, kept: Sequence[int], count: int, note: Note) -> Any:
         return part[chosen]
 
     return map_rows(select, batch, resolved(batch, note, count))
-
-
-def with_row(batch: Any, parts: Parts, index: int, sample: Any) -> Any:
-    """The batch with the values of another sample in row ``index``; the given batch stays as it is."""
-    if parts is True:
-        if isinstance(batch, tuple):
-            return (*batch[:index], sample, *batch[index + 1 :])
-        made = batch.clone() if isinstance(batch, torch.Tensor) else batch.copy()
-        made[index] = torch.as_tensor(sample) if isinstance(batch, torch.Tensor) else sample
-        return made
-    if parts is False:
-        return batch
-    found, given = _named(batch), _named(sample)
-    return rebuilt(
-        batch,
-        [
-            with_row(found[name], below, index, given[name]) if name in given else found[name]
-            for name, below in parts.items()
-        ],
-    )

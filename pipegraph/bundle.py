@@ -113,12 +113,6 @@ class Bundle(Chunk):
             return self.before + index, self.before + index + 1
         return self.places[index]
 
-    def befores(self) -> Sequence[Cursor]:
-        """The cursor before each sample."""
-        if self.places is None:
-            return range(self.before, self.after)
-        return [before for before, _ in self.places]
-
     def afters(self) -> Sequence[Cursor]:
         """The cursor after each sample."""
         if self.places is None:

@@ -162,14 +162,6 @@ class Resumable(ABC):
         """
 
 
-class Neighbours(ABC):
-    """A source that can name samples near another one, for ``pg.Replace``."""
-
-    @abstractmethod
-    def substitute(self, position: int, epoch: int, attempt: int) -> int | None:
-        """A nearby position whose sample may replace the one at ``position``: a keyed draw per ``attempt``."""
-
-
 class Interchangeable:
     """Operators of one graph with the same ``sent_as`` are the same in another process: one is sent."""
 
@@ -332,12 +324,8 @@ class RowOperator(Operator):
         """Returns what ``do_row`` needs, such as the memory for all rows."""
 
     @abstractmethod
-    def do_row(self, batch: Any, index: int, sample: Any) -> None:
-        """Do row ``index``, on ``sample`` in place of the batch's own if it is not None."""
-
-    def put_row(self, batch: Any, index: int, result: Any) -> None:
-        """Put a finished sample, as ``process`` would give it, in row ``index``: for policies that give results."""
-        raise NotImplementedError
+    def do_row(self, batch: Any, index: int) -> None:
+        """Do row ``index``."""
 
     @abstractmethod
     def end_batch(self, batch: Any, kept: Sequence[int]) -> Chunk:

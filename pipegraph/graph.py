@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from pipegraph.backends import BackendName, backend_of
 from pipegraph.capabilities import functions_of
 from pipegraph.contracts import Component, FanIn, Operator, Source
-from pipegraph.error_policy import Policy
 from pipegraph.errors import GraphError, shown
 from pipegraph.foreign_arguments import names_ours, placed
 from pipegraph.integers import integer
 from pipegraph.parameters import carried, plain_parameters
+from pipegraph.policies import Policy
 from pipegraph.stage_spec import RESERVED, Edge, StageSpec
 from pipegraph.units import parse_bytes
 
@@ -161,7 +161,7 @@ class Graph:
                 ``"auto"`` begins with that, and the tuner changes it.
             max_bytes: maximum number of bytes in the output queue; by default a share of ``memory_limit``.
             ordered: whether chunks leave in the order in which they arrived.
-            on_error: ``"raise"``, or a policy of ``pipegraph.policies`` or your own.
+            on_error: ``"raise"``, ``pg.Skip(budget)`` or ``pg.Retry(times, backoff, then)``.
             timeout: seconds that one item may take; after that it fails with ``StageTimeoutError``. A process is ended
                 and replaced. A thread cannot be ended: it is abandoned and replaced. ``"inline"`` stages have no
                 timeout.

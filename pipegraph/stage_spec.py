@@ -8,9 +8,9 @@ from typing import Any
 
 from pipegraph.backends import BACKENDS, THREAD, StageBackend, backend_of
 from pipegraph.contracts import FanOut, Operator, Source
-from pipegraph.error_policy import ErrorPolicy, Policy, check_policy, policy
 from pipegraph.errors import GraphError, shown
 from pipegraph.integers import flag, integer
+from pipegraph.policies import Policy, Retry, Skip, check_policy, retry_of, skip_of
 
 RESERVED = ("(output)", "consumer")
 """What states and profiles name beside stages."""
@@ -74,14 +74,14 @@ class StageSpec:
         return self.operator.outputs if isinstance(self.operator, FanOut) else 0
 
     @property
-    def policy(self) -> ErrorPolicy:
-        """What the stage does with an item that fails."""
-        return policy(self.on_error)
+    def retry(self) -> Retry:
+        """How often the stage tries an item that fails again."""
+        return retry_of(self.on_error)
 
     @property
-    def outcome(self) -> ErrorPolicy:
-        """What it does once retries are used up."""
-        return self.policy.last
+    def skip(self) -> Skip | None:
+        """What it leaves out once retries are used up; None if a failure ends the pass."""
+        return skip_of(self.on_error)
 
     def _check_options(self) -> None:
         for option, owner in ((option, each) for each in BACKENDS.values() for option in each.options):

@@ -34,7 +34,6 @@ class ImageBatch:
     parts: Sequence[ImagePart | Exception]
     slab: torch.Tensor
     rows: Any
-    substitutes: dict[int, Any] = field(default_factory=dict)
     beside: dict[int, dict[str, Any]] = field(default_factory=dict)
     """By row: what follows its cut."""
 

@@ -309,12 +309,10 @@ class Runtime(LoaderContext):
 
     def close_operators(self, stage: str, opened: Worker | Source) -> None:
         """Close a worker's operators, or a source, once each; errors become warnings at the end."""
-        operators = [opened.operator, *opened.substituting] if isinstance(opened, Worker) else [opened]
-        for operator in operators:
-            try:
-                operator.close()
-            except BaseException as error:
-                self._close_errors += self.errors_of_close(stage, error)
+        try:
+            (opened.operator if isinstance(opened, Worker) else opened).close()
+        except BaseException as error:
+            self._close_errors += self.errors_of_close(stage, error)
 
     def errors_of_close(self, stage: str, error: BaseException) -> Sequence[str]:
         """What is warned of when an operator's ``close`` has raised this."""

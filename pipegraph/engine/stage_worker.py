@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipegraph.contracts import Operator, Source
 from pipegraph.engine.meter import Meter
 from pipegraph.planning.plan import StagePlan
 
@@ -29,9 +28,6 @@ class Worker:
     opened: bool = False
     leaves: bool = False
     """Whether the worker ends after its current unit of work."""
-    chain: list[Operator | Source] | None = None
-    substituting: list[Operator | Source] = field(default_factory=list)
-    """Operators and sources opened for substitutes, besides the operator."""
     initial: Any = None
     """The state with which a stateful operator starts each epoch."""
 

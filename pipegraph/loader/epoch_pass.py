@@ -304,7 +304,7 @@ class Pass:
         place, runtime = self._progress.following(self._place, self.own), self._runtime
         runtime.pass_totals.end()
         runtime.end_run()  # its workers may still write into the ledger
-        runtime.ledger.take_over(self.epoch)
+        runtime.ledger.begin()
         run = self._run = runtime.start_run(self.epoch, self.epoch, place.resume())
         self._interval = runtime.pass_totals.begin(run)
         self._progress.enter(place, run)

@@ -46,23 +46,13 @@ def warn_of_unequal(plan: Plan, place: Place, world_size: int, seed: int | None)
         )
 
 
-def left_out(plan: Plan, ledger: Ledger, epoch: int) -> bool:
-    """Whether samples of the epoch were left out before it was resumed, perhaps under a policy that is no more."""
-    counts = ledger.base.items()
-    return any(
-        failed and of == epoch and not plan.stages[stage].spec.outcome.substitutes
-        for (stage, of), (failed, _) in counts
-        if stage in plan.stages
-    )
-
-
 def promised(
     plan: Plan, place: Place, rank: int, world_size: int, seed: int | None
 ) -> tuple[list[str], int] | None:
     """As an epoch begins that is not resumed: the stages whose operators say their own ``length(n)``, if there are any,
     and the number of chunks by these; None where a policy may leave out samples."""
     saying = [stage.name for stage in plan.running if stage.source is None and _says_its_length(stage)]
-    if not saying or place.restored or any(stage.spec.outcome.drops for stage in plan.running):
+    if not saying or place.restored or any(stage.spec.skip is not None for stage in plan.running):
         return None
     with suppress(Exception):  # of the data's own len(), for which reading it is not refused
         steps = plan.steps(place.epoch, rank, world_size, seed)
@@ -100,7 +90,7 @@ def length_of(plan: Plan, place: Place, options: LoaderOptions, ledger: Ledger, 
     if None in lengths:
         names = ", ".join(map(repr, plan.unknown_counts()))
         raise TypeError(f"this loader has no length: stages {names} make it depend on the data")
-    if left_out(plan, ledger, place.epoch):
+    if place.restored and ledger.resumed_without == place.epoch:
         raise TypeError("this loader has no length in this epoch: samples of it were left out before")
     if place.dealt is None:
         raise TypeError(

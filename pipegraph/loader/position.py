@@ -39,7 +39,7 @@ class Progress:
         self._plan = plan
         self._ledger = ledger
         self.tracked = plan.stages[plan.output.stage].unordered_above
-        self.counted = self.tracked or any(not stage.spec.outcome.ends for stage in plan.running)
+        self.counted = self.tracked or any(stage.spec.skip is not None for stage in plan.running)
         self._asked = [
             (stage.name, source)
             for stage in plan.running
@@ -199,9 +199,7 @@ class Progress:
             "stream": () if place.nothing else place.start.stream or own,
             "later": list(map(record.encode_part, place.later)),
             "delivered": record.encode_delivered(rows),
-            "ledger": [[], [], 0]
-            if self._ledger.empty
-            else self._ledger.state(place.epoch, found.inputs.get, found.steps),
+            "ledger": self._ledger.state(place.epoch, {**found.inputs, **found.steps}),
             "iterators": self._iterator_states(place, found.steps),
             "begun": dict(place.start.begun),
             "steps": found.steps,
@@ -234,7 +232,7 @@ class Progress:
         """Drop records that a restart from here would not need."""
         delivered = place.delivered
         found = restarts(self._plan, place.reached[0], place.start.begun)
-        self._ledger.prune(place.epoch, found.inputs.get)
+        self._ledger.prune(place.epoch, {**found.inputs, **found.steps})
         if delivered is None:
             return
         behind: list[Lineage] = []

@@ -45,7 +45,7 @@ class Runs:
         self.seed = seed
         self.closed = ""
         self.tracer = Tracer()
-        self.ledger = Ledger([stage.name for stage in plan.running if stage.unordered_above])
+        self.ledger = Ledger()
         self.progress = Progress(plan, self.ledger)
         self.group: Any = None
         self.same_data: SameData | None = None
@@ -113,7 +113,7 @@ class Runs:
             runtime.end_run()  # its workers may still write into the ledger
             progress.broken(failed=False)
             progress.rest_at(place)  # first: a state of the pass before needs what the ledger now forgets
-            self.ledger.begin(epoch, place.begun, delivered)
+            self.ledger.begin(delivered)
             if place.start.stream is not None:
                 horizon = epoch
             elif place.nothing:

@@ -189,7 +189,7 @@ def _of_changed_graph(state: Mapping[str, Any], plan: Plan, allow: Collection[st
                 ]
                 for ranks, counts in part["history"]
             ],
-            "ledger": [[], [], 0],
+            "ledger": [0, []],
             "iterators": {
                 name: each
                 for name, each in part["iterators"].items()
@@ -245,7 +245,7 @@ def _part_of_another(parts: Mapping[str, Any], rank: int, plan: Plan) -> Any:
     rank_of, world_size = first["stream"] or (None, None)
     if rank_of is None or f"rank{rank_of}" not in parts:
         raise StateError(f"{missing}, whose rank had taken over another's part: load each rank's own")
-    return {**first, "stream": (rank, world_size), "ledger": [[], [], 0], "iterators": {}}
+    return {**first, "stream": (rank, world_size), "ledger": [0, []], "iterators": {}}
 
 
 def _check(state: Any, plan: Plan) -> None:
@@ -277,9 +277,7 @@ def _check_part(key: str, part: Mapping[str, Any], plan: Plan) -> None:
             and _is_delivered(lineages)
             for place, cursor, history, lineages in value
         ),
-        "ledger": lambda value: (
-            len(value) == 3 and all(len(each) == 3 for each in value[0]) and all(map(_is_count, value[2:]))
-        ),
+        "ledger": lambda value: _is_count(value[0]) and all(len(each) == 5 for each in value[1]),
         "iterators": lambda value: all(_is_count(step) for step, _ in value.values()),
         "begun": lambda value: all(map(_is_count, value.values())),
         "steps": lambda value: all(map(_is_count, value.values())),

@@ -12,21 +12,14 @@ import numpy as np
 from pipegraph.errors import GraphError, StateError, shown
 from pipegraph.integers import flag
 from pipegraph.order._stream import Tail, stream_length, stream_positions
-from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, total_samples
+from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
 from pipegraph.order.left import Deal, check_history, steps_begun
-from pipegraph.order.permutation import key64
 
 History: TypeAlias = Sequence[tuple[int, Any]]
 """Pairs (world size, samples per rank) already consumed in the epoch, oldest first. Where ranks consumed
 differently, the second is a sequence with an entry for each (see ``left.Taken``)."""
 
 JsonDict: TypeAlias = dict[str, str | int | bool | None]
-
-# Positions that may stand in for each other, where the order has no windows of its own.
-SUBSTITUTES = 1_024
-
-# Places drawn in search of a block that no try has drawn from yet.
-ELSEWHERE_DRAWS = 100
 
 V = TypeVar("V", bound=str)
 
@@ -179,56 +172,6 @@ class Order(abc.ABC):
             raise GraphError(f"{self!r}: draw must return samples from 0 on, got {int(drawn.min())}")
         return drawn
 
-    @final
-    def substitute(
-        self, layout: LayoutLike, position: int, attempt: int, seed: int = 0, epoch: int = 0
-    ) -> int:
-        """A position < N whose sample may stand in for the one at ``position``.
-
-        The first try is a keyed draw among the others of the position's window: the
-        window's blocks in ``LaneOrder``, else aligned windows of 1,024 positions. A
-        sample alone in its window is its own substitute, and so is one of which an order that repeats
-        samples finds no other. Each later try draws from the whole
-        set, in a block that no earlier one has tried: where a block is broken, nothing in it can stand in.
-
-        Args:
-            attempt: >= 0; each one draws anew.
-
-        Raises:
-            GraphError: ``position`` is negative, or the layout has no samples.
-        """
-        check_seed(seed, epoch)
-        total = self._total(layout)
-        if position < 0 or not total:
-            raise GraphError(f"{self!r}: position {position} of a layout with {total} samples")
-        position, seed, epoch = int(position) % total, int(seed), int(epoch)
-
-        def sample_at(place: int) -> int:
-            return int(self.draw(layout, np.array([place]), seed, epoch)[0])
-
-        draw = key64("substitute", seed, epoch, position, 0) // 2
-        found, own = self._substitute(layout, position, draw, seed, epoch), sample_at(position)
-        repeated = found != position and sample_at(found) == own  # an order may read a sample more than once
-        if not (attempt or repeated):
-            return found
-        ends = np.cumsum(block_samples(layout))
-
-        def block_of(sample: int) -> int:
-            return int(np.searchsorted(ends, sample, side="right"))
-
-        tried: set[int] = set()
-        for number in range(0 if repeated else 1, attempt + 1):
-            tried |= {block_of(own), block_of(sample_at(found))}
-            found = position
-            for again in range(ELSEWHERE_DRAWS):
-                place = key64("elsewhere", seed, epoch, position, number, again) % total
-                sample = sample_at(place)
-                if sample != own:
-                    found = place
-                    if len(tried) == len(ends) or block_of(sample) not in tried:
-                        break
-        return found
-
     @abc.abstractmethod
     def config(self) -> JsonDict:
         """The parameters that fix the order, JSON serialisable, for the graph's digest."""
@@ -252,10 +195,6 @@ class Order(abc.ABC):
         """N, the samples of an epoch."""
         return total_samples(layout)
 
-    def _substitute(self, layout: LayoutLike, position: int, draw: int, seed: int, epoch: int) -> int:
-        low = position - position % SUBSTITUTES
-        return low + other_than(position - low, min(SUBSTITUTES, self._total(layout) - low), draw)
-
 
 def _described(drawn: Any) -> str:
     return f"{drawn.dtype} of shape {drawn.shape}" if isinstance(drawn, np.ndarray) else repr(drawn)
@@ -266,14 +205,6 @@ def _integers(values: Any, what: str) -> Int64Array:
     if found.dtype.kind not in "iu" and found.size:
         raise GraphError(f"{what} must be whole numbers (an array, a list or one), got {shown(values)}")
     return found.astype(np.int64, copy=False)
-
-
-def other_than(index: int, size: int, draw: int) -> int:
-    """One of 0..size-1 other than ``index``, chosen by a random number; 0 if there is none."""
-    if size == 1:
-        return 0
-    other = draw % (size - 1)
-    return other + (other >= index)
 
 
 def check_seed(seed: int, epoch: int) -> None:

@@ -13,7 +13,7 @@ from pipegraph.order._blocks import BlockPlaces
 from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._spread import spread
 from pipegraph.order._stream import TAILS, Tail
-from pipegraph.order.base import JsonDict, Order, check_choice, check_flags, other_than
+from pipegraph.order.base import JsonDict, Order, check_choice, check_flags
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, layout_digest, total_samples
 from pipegraph.order.permutation import derived_keys, key64, permute
 
@@ -76,11 +76,6 @@ class LaneOrder(Order):
         positions = positions % total_samples(layout)
         return self._epoch(layout, seed, epoch).samples(positions) if self.shuffle else positions
 
-    def _substitute(self, layout: LayoutLike, position: int, draw: int, seed: int, epoch: int) -> int:
-        if not self.shuffle:
-            return super()._substitute(layout, position, draw, seed, epoch)
-        return self._epoch(layout, seed, epoch).substitute(position, draw)
-
     def _epoch(self, layout: LayoutLike, seed: int, epoch: int) -> LanedEpoch:
         lanes = self.lane_count(layout)
         key = (layout_digest(layout), lanes, self.window, seed, epoch)
@@ -139,17 +134,6 @@ class LanedEpoch:
         if self.window > 1:
             block = self.table.find(place)
         return self.table.samples(place, block)
-
-    def substitute(self, position: int, draw: int) -> int:
-        """Another position of the same window, chosen by a random number; itself if it is alone."""
-        offset, lane = divmod(np.array([position]), self.lanes)
-        place = self._place(lane, offset)
-        _, low, high = self._windows(lane, self.table.find(place))
-        other = low + other_than(int((place - low)[0]), int((high - low)[0]), draw)
-        offset = (other - self.bounds[lane] - self.rotation[lane]) % (
-            self.bounds[lane + 1] - self.bounds[lane]
-        )
-        return int((offset * self.lanes + lane)[0])
 
     def _place(self, lane: Int64Array, offset: Int64Array) -> Int64Array:
         start = self.bounds[lane]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from pipegraph.capabilities import Neighbours, RowOperator, UserData
+from pipegraph.capabilities import UserData
 from pipegraph.contracts import DEPENDENCES, STATE_METHODS, FanIn, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.planning.kind import StageKind
@@ -75,9 +75,9 @@ def check_policy(spec: StageSpec, operator: Operator | Source, kind: StageKind) 
             f"stage {spec.name!r}: on_error={spec.on_error!r} is for stages with one input; {operator.name} "
             f"{'has several' if several else 'does no work on it that could fail'}"
         )
-    if spec.policy.retries and kind.keeps:
+    if spec.retry.times and kind.keeps:
         raise GraphError(
-            f"stage {spec.name!r}: {type(spec.policy).__name__}() tries one item again, but {operator.name} holds "
+            f"stage {spec.name!r}: Retry() tries one item again, but {operator.name} holds "
             "earlier items; put the work that may fail into a separate stage"
         )
 
@@ -124,46 +124,6 @@ def check_level(spec: StageSpec, operator: Operator, levels: list[str], upstream
         )
 
 
-def check_substitutes(stage: StagePlan, planned: Mapping[str, StagePlan]) -> None:
-    """A policy that replaces samples needs one-to-one stages, and other samples to read instead."""
-    policy = stage.spec.outcome
-    if not policy.substitutes:
-        return
-    word = type(policy).__name__
-    if stage.source is None and not stage.one_to_one:
-        raise GraphError(
-            f"stage {stage.name!r}: {word}() works for one-to-one stages, not for {stage.operator.name}"
-        )
-    chain = lineage_above(stage, planned)
-    if stage.source is None and chain[0].level == "batch":
-        rows, why = stage.operator.can(RowOperator), ""
-        if rows is None:
-            why = "replaces a single sample, but this function works on a whole batch"
-        elif policy.substitutes == "output" and type(rows).put_row is RowOperator.put_row:
-            why = f"gives results for rows of a batch, and {type(rows).__name__} has no put_row"
-        if why:
-            raise GraphError(f"stage {stage.name!r}: {word}() {why}; move it before Batch")
-    for above in chain if policy.neighbours else ():
-        operator = above.operator
-        if above.source is not None:
-            if not above.source.random_access:
-                raise GraphError(
-                    f"stage {stage.name!r}: {word}() needs a random-access source, and {above.name!r} "
-                    f"({operator.name}) is not one; use FromSequence or ListFiles, or Skip()"
-                )
-            if above.source.can(Neighbours) is None:
-                raise GraphError(
-                    f"stage {stage.name!r}: {word}() asks the source for a sample near the one that failed, and "
-                    f"{above.name!r} ({operator.name}) cannot name one: derive it from "
-                    "pipegraph.capabilities.Neighbours too, or use Skip()"
-                )
-        elif not above.work.elastic or above.kind.expands:
-            raise GraphError(
-                f"stage {stage.name!r}: {word}() needs only one-to-one stages or Batch between it and its source, "
-                f"and {above.name!r} is a {operator.name}; use Skip()"
-            )
-
-
 def _dependence(operator: Operator) -> str:
     """Why what an operator makes of a sample cannot be kept for other epochs."""
     words = [] if operator.depends_on is None else operator.depends_on.split("|")
@@ -200,9 +160,6 @@ def check_cache(plan: Plan, stage: StagePlan) -> None:
             why = f"{above.name!r} ({operator.name}) {_dependence(above.work)}"
         elif above.work.stateful or above.caches:
             why = f"{above.name!r} ({operator.name}) has state of its own"
-        if why is None and above.spec.outcome.substitutes:
-            word = type(above.spec.outcome).__name__
-            why = f"{above.name!r} replaces samples that fail ({word})"
         if why is None and len(plan.consumers(above.name)) > 1:
             why = f"{above.name!r} feeds other stages too, which need it in every epoch"
         if why is not None:

@@ -114,7 +114,7 @@ def _check(plan: Plan, stage: StagePlan, mover: str) -> None:
         why = "skips stages that run in the sidecar"
     elif stage.unordered_above:
         why = "finishes in any order (ordered=False), or lies behind a stage that does"
-    elif stage.spec.outcome.neighbours:
+    elif False:
         why = "replaces samples by others, which would have to come from the sidecar"
     elif len(plan.consumers(stage.name)) > 1:
         why = "is read by several stages"

@@ -172,7 +172,7 @@ class Plan:
         for stage in self.running:
             if not stage.kind.has_length(stage):
                 names.append(stage.name)
-            if stage.spec.outcome.drops and stage.judged not in names:
+            if stage.spec.skip is not None and stage.judged not in names:
                 names.append(stage.judged)
         return names
 
@@ -187,7 +187,7 @@ class Plan:
         """
         found: dict[str, int | None] = {}
         for stage in self.running:
-            skips = stage.spec.outcome.drops
+            skips = stage.spec.skip is not None
             given = [found[edge.stage] for edge in stage.upstream]
             count = stage.kind.steps(stage, given, epoch, rank, world_size, seed, history)
             found[stage.name] = None if skips and (stage.upstream or stage.policy_of) else count

@@ -19,7 +19,6 @@ from pipegraph.planning.checks import (
     check_policy,
     check_source,
     check_state,
-    check_substitutes,
     check_timeout,
 )
 from pipegraph.planning.kind import KindOf
@@ -58,8 +57,6 @@ def make_plan(graph: Graph, output: Node | str | None, kind_of: KindOf) -> Plan:
         planned[name] = replace(stage, kind=kind_of(stage.operator))
     edge = shortcut(edge, planned)
     _pair_routes(planned)
-    for stage in planned.values():
-        check_substitutes(stage, planned)
     check_iterators(planned)
     bundle_rows(planned, edge)
     mark_tuned(planned)
@@ -196,7 +193,7 @@ def _shifting(upstream: tuple[Edge, ...], planned: Mapping[str, StagePlan]) -> l
     return [
         f"pairs items by their order: what {name!r} leaves out (Skip) shifts one input; do what may fail behind it"
         for name, stage in planned.items()
-        if stage.spec.outcome.drops and 0 < sum(name in above for above in inputs) < len(inputs)
+        if stage.spec.skip is not None and 0 < sum(name in above for above in inputs) < len(inputs)
     ]
 
 
@@ -267,4 +264,4 @@ def _route_above(edge: Edge, planned: Mapping[str, StagePlan]) -> Edge | None:
 
 
 def _is_elastic(stage: StagePlan) -> bool:
-    return stage.kind.elastic(stage) and not (stage.spec.outcome.drops and stage.upstream)
+    return stage.kind.elastic(stage) and not (stage.spec.skip is not None and stage.upstream)

@@ -117,7 +117,7 @@ def read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
 def read_remotely(planned: dict[str, StagePlan], output: Edge) -> None:
     """A reader in actors of what a source only names becomes part of that source: its actors read.
 
-    A policy, a cache and what replaces samples need the two apart.
+    A policy and a cache need the two apart.
     """
     if _must_stay_apart(planned):
         return
@@ -161,8 +161,8 @@ def _plain(*stages: StagePlan) -> bool:
 
 
 def _must_stay_apart(planned: Mapping[str, StagePlan]) -> bool:
-    """Whether a stage reads other samples in place of some, or a cache skips stages: both need each stage by itself."""
-    return any(stage.caches or stage.spec.outcome.neighbours for stage in planned.values())
+    """Whether a cache skips stages, which needs each stage by itself."""
+    return any(stage.caches for stage in planned.values())
 
 
 def _only_reader(stage: StagePlan, planned: Mapping[str, StagePlan], output: Edge) -> bool:
@@ -187,8 +187,6 @@ def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
         plain = plain and above.spec.timeout == below.spec.timeout
         fusing = above.operator.can(Fuses)
         if not plain or below.spec.on_error != "raise" or fusing is None:
-            continue
-        if above.spec.outcome.substitutes == "output":  # for which the lower stage still has its work to do
             continue
         if not _only_reader(above, planned, output):
             continue
@@ -215,9 +213,8 @@ def fuse_processes(planned: dict[str, StagePlan], output: Edge) -> None:
     """Neighbouring one-to-one stages in processes, or in alike actors, become a run in the same ones: what goes from
     one to the next stays there.
 
-    A run has one policy at most, and that only leaves out: a substitute, and a sample that is tried again, go through
-    the stages one by one. Where a cache or a stage that replaces samples lies below, they stay apart for the same
-    reason.
+    A run has one policy at most, and that only leaves out: a sample that is tried again goes through the stages one by
+    one. Where a cache lies below, they stay apart for the same reason.
     """
     if _must_stay_apart(planned):
         return
@@ -261,7 +258,7 @@ def _placement(stage: StagePlan) -> tuple[Any, ...]:
 def _may_run_on(stage: StagePlan) -> bool:
     """Whether a stage may be part of a run of stages in one process."""
     plain = not stage.backend.in_trainer and stage.bypassed is None and stage.spec.ordered
-    plain = plain and not stage.spec.policy.retries and not stage.spec.policy.substitutes
+    plain = plain and not stage.spec.retry.times
     quick = (
         stage.source.random_access if stage.source is not None else stage.kind.in_place and stage.one_to_one
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipegraph.capabilities import ReadsStorage
 from pipegraph.durations import Durations
-from pipegraph.engine.stage.budgets import Quarantined
+from pipegraph.engine.stage.ledger import Quarantined
 from pipegraph.errors import GraphError, shown
 from pipegraph.measured import Edge, Measured
 from pipegraph.measurements import StageCounts, StageProfile, measurements

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipegraph.engine.stage.budgets import Quarantined
+from pipegraph.engine.stage.ledger import Quarantined
 from pipegraph.engine.tracing import Events
 from pipegraph.measured import Measured
 from pipegraph.measurements import StageProfile, documented, in_view, measurement

@@ -1,9 +1,7 @@
 """Share budgets: judged from the 100th item on, and again at the epoch's end; the first skip of a stage warns once."""
 
-import json
 import logging
 import threading
-from itertools import islice
 
 import pytest
 
@@ -161,24 +159,6 @@ def test_rows_of_batches_routes_regroups_flat_maps_and_bundles_are_judged_at_the
         assert isinstance(error, pg.errors.BudgetError), graph
 
 
-@pytest.mark.parametrize("stop", [0, 1, 200, 900])
-def test_the_end_is_judged_by_the_whole_epoch_also_after_a_resume(stop):
-    def graph():
-        return make(breaks(*range(99)), 1000, on_error=pg.Skip(0.05), workers=3)
-
-    whole, error, _ = collect(graph())
-    with graph().loader() as loader:
-        first = [x for _, x in zip(range(stop), loader, strict=False)]
-        state = json.loads(json.dumps(loader.state_dict()))
-    with graph().loader() as loader:
-        loader.load_state_dict(state)
-        got = []
-        with pytest.raises(pg.errors.BudgetError) as caught:
-            for item in loader:
-                got.append(item)
-    assert first + got == whole and str(caught.value) == str(error)
-
-
 def test_what_was_cut_off_by_a_zip_is_not_judged():
     def graph(items):
         graph = pg.Graph("g")
@@ -235,13 +215,6 @@ def test_the_log_says_how_many_items_of_a_failed_sample_had_left(caplog, placeme
         )
 
 
-def test_the_first_replacement_of_a_stage_is_logged_once(caplog):
-    with caplog.at_level(logging.WARNING, logger="pipegraph"):
-        collect(make(breaks(3, 7), source=ops.FromSequence(range(20)), on_error=pg.Replace()))
-    (record,) = caplog.records
-    assert "sample 3 at position 3, epoch 0, was replaced: Broken: no 3" in record.getMessage()
-
-
 def test_a_handler_of_the_log_may_ask_the_loader(caplog):
     seen = []
 
@@ -258,27 +231,3 @@ def test_a_handler_of_the_log_may_ask_the_loader(caplog):
     finally:
         log.removeHandler(handler)
     assert seen == [1]
-
-
-def test_a_share_is_judged_by_all_items_after_a_second_restart_in_which_no_further_one_failed():
-    class Rough:
-        def __len__(self):
-            return 9
-
-        def __getitem__(self, index):
-            if index == 1:
-                raise ValueError(index)
-            return index
-
-    got, state = [], None
-    for stop in (2, 6, None):
-        graph = pg.Graph("g")
-        graph.add(
-            ops.FromSequence(Rough()), on_error=pg.Skip(0.2)
-        )  # one of nine is less, one of three is more
-        with graph.loader() as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            got += list(islice(loader, stop))
-            state = loader.state_dict()
-    assert got == [0, 2, 3, 4, 5, 6, 7, 8]

@@ -230,9 +230,7 @@ def outcome(graph, count=None):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize(
-    "policy", ["raise", pg.Skip(), pg.Skip(5), pg.Retry(2, then=pg.Skip()), pg.Replace()], ids=repr
-)
+@pytest.mark.parametrize("policy", ["raise", pg.Skip(), pg.Skip(5), pg.Retry(2, then=pg.Skip())], ids=repr)
 def test_a_row_that_fails_has_its_own_key_place_and_policy(long_bundles, workers, policy):
     found, quarantined, counts = outcome(chain((odd, policy), workers=workers))
     expected, ledger, inline = outcome(chain((odd, policy), backend="inline"))
@@ -262,7 +260,7 @@ class Several(Rough):
 
 
 @pytest.mark.parametrize("dataset", [Rough, Several])
-@pytest.mark.parametrize("policy", ["raise", pg.Skip(), pg.Retry(2, then=pg.Replace())], ids=repr)
+@pytest.mark.parametrize("policy", ["raise", pg.Skip(), pg.Retry(2, then=pg.Skip())], ids=repr)
 def test_a_row_that_cannot_be_read_has_its_policy(long_bundles, dataset, policy):
     found, quarantined, counts = outcome(
         chain(source=ops.FromSequence(dataset()), on_error=policy, workers=2)

@@ -267,6 +267,7 @@ def test_rows_in_bundles_come_and_resume_as_they_do_one_by_one(long_bundles, rec
 
 def check_resume(recipe, stops, turn):
     start_deadline()
+    recipe = recipe.without_budgets()
     threads = set(threading.enumerate())
     epochs = 2
     reference = all_passes(recipe.build(inline=True), recipe, epochs, 1)
@@ -310,6 +311,7 @@ def test_a_fan_in_that_resumes_where_no_input_has_a_position_is_no_new_one():
 def check_several(recipe, stop, turn):
     start_deadline()
     threads = set(threading.enumerate())
+    recipe = recipe.without_budgets()
     expected = all_passes(recipe.build(inline=True), recipe, 2, 1)
     graph = recipe.build(turn=turn)
     beside = []

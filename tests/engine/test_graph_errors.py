@@ -336,10 +336,8 @@ Series.__module__ = "pandas"
         (lambda: pg.Retry(1, "2"), "Retry: backoff (seconds) must be a number >= 0, got '2'"),
         (
             lambda: pg.Retry(then="skip"),
-            "Retry: then must be \"raise\", pg.Skip(...) or pg.Replace(...), got 'skip'",
+            "Retry: then must be \"raise\" or pg.Skip(...), got 'skip'",
         ),
-        (lambda: pg.Replace(tries=0), "Replace: tries must be an int >= 1, got 0"),
-        (lambda: pg.Replace(tries=True), "Replace: tries must be an int >= 1, got True"),
     ],
 )
 def test_wrong_parameters_are_errors_at_once(make, message):
@@ -350,22 +348,6 @@ def test_wrong_parameters_are_errors_at_once(make, message):
 def test_policies_that_cannot_work_are_refused_with_the_reason(graph, numbers):
     sequence = graph.add(ops.FromSequence(range(10)), name="sequence")
     cases = [
-        (
-            numbers.then(identity, on_error=pg.Replace()),
-            "Replace() needs a random-access source, and 'numbers'",
-        ),
-        (
-            sequence.then(ops.Filter(bool), on_error=pg.Replace()),
-            "Replace() works for one-to-one stages, not for filter",
-        ),
-        (
-            sequence.then(ops.Batch(2)).then(identity, on_error=pg.Replace()),
-            "this function works on a whole batch; move it before Batch",
-        ),
-        (
-            sequence.then(ops.Shuffle(2)).then(identity, on_error=pg.Replace()),
-            "needs only one-to-one stages or Batch between it and its source",
-        ),
         (
             sequence.then(ops.Batch(2), on_error=pg.Retry(1)),
             "Retry() tries one item again, but batch holds earlier items",
@@ -437,7 +419,7 @@ def test_numpys_integers_are_integers_everywhere():
     ]  # fmt: skip
     json.dumps([operator.config() for operator in made])  # as a state holds them
     json.dumps(order.LaneOrder(three, three).config() | order.BlockOrder(size=three).config())
-    assert (pg.Skip(three).budget, pg.Retry(three).times, pg.Replace(three).tries) == (3, 3, 3)
+    assert (pg.Skip(three).budget, pg.Retry(three).times) == (3, 3)
     graph = pg.Graph(seed=three)
     rows = graph.add(
         ops.FromSequence(range(6)), workers=np.int32(2), capacity=three, max_bytes=np.int64(1000)

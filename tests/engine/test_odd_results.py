@@ -1,7 +1,5 @@
 """What operators and orders of users give back is counted and compared: nothing hangs, nothing is lost or doubled."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,6 @@ from pipegraph.capabilities import BundleMap
 from pipegraph.chunk import Chunk, Failure
 from pipegraph.engine.contents import Contents
 from pipegraph.errors import GraphError
-from pipegraph.policies import ErrorPolicy
 
 
 class Windows(pg.Regroup):
@@ -258,27 +255,6 @@ def test_a_failure_of_an_epoch_that_was_cut_short_is_not_one_of_the_next():
     assert list(contents.ready) == [second] and contents.held == 1
 
 
-def test_replace_needs_a_source_that_knows_a_samples_neighbours():
-    class Rows(pg.Source):
-        random_access = True
-
-        def length(self, epoch, rank, world_size):
-            return 6
-
-        def positions(self, epoch, rank, world_size, start):
-            return iter(range(start, 6))
-
-        def read(self, position, epoch):
-            return position
-
-    graph = pg.Graph("replace")
-    graph.add(Rows(), name="rows").then(abs, name="work", on_error=pg.Replace())
-    with pytest.raises(
-        GraphError, match=r"stage 'work': Replace\(\) asks the source .* pipegraph.capabilities.Neighbours"
-    ):
-        graph.plan()
-
-
 class Bare(pg.Source):
     """Yields its items without their positions."""
 
@@ -443,57 +419,6 @@ def test_an_input_that_a_fan_in_does_not_have_is_named(then, text):
     graph.add(Reads(then), first, second, name="both")
     with graph.loader(epochs=2) as loader, pytest.raises(GraphError, match=text):
         list(loader)
-
-
-@dataclass(frozen=True)
-class Default(ErrorPolicy):
-    """A value in a failed item's place: no other sample is read for it."""
-
-    substitutes = "output"
-    value: object = None
-
-    def instead(self, failed, error, neighbours):
-        return [failed.replace(self.value)]
-
-
-def fails_at_two(x):
-    if x == 2:
-        raise ValueError(x)
-    return x
-
-
-def plus_one(x):
-    return x + 1
-
-
-def test_a_policy_that_reads_no_other_samples_keeps_no_stages_apart():
-    def graph(policy):
-        graph = pg.Graph("default")
-        node = graph.add(ops.FromSequence(range(4)), name="rows")
-        node = node.then(plus_one, name="one", backend="process").then(
-            plus_one, name="two", backend="process"
-        )
-        node.then(fails_at_two, name="work", on_error=policy)
-        return graph
-
-    assert graph(pg.Replace()).plan().stages["two"].bypassed is None
-    default = graph(Default(-1))
-    assert default.plan().stages["two"].bypassed is not None
-    with default.loader() as loader:
-        assert list(loader) == [-1, 3, 4, 5]
-
-
-def test_what_a_policy_of_ones_own_may_not_do_is_said_in_words_that_fit_it():
-    graph = pg.Graph("whole")
-    batches = graph.add(ops.FromSequence(range(4))).then(ops.Batch(2))
-    batches.then(fails_at_two, name="work", on_error=Default())
-    with pytest.raises(GraphError, match=r"stage 'work': Default\(\) replaces a single sample, "):
-        graph.plan()
-    graph = pg.Graph("cached")
-    node = graph.add(ops.FromSequence(range(4))).then(fails_at_two, name="work", on_error=Default())
-    node.then(ops.Cache("memory", "1 MB"))
-    with pytest.raises(GraphError, match=r"'work' replaces samples that fail \(Default\)"):
-        graph.plan()
 
 
 class Tokens:

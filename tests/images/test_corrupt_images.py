@@ -50,9 +50,7 @@ def folder(tmp_path_factory) -> Path:
     return root
 
 
-def graph_of(
-    folder: Path, policy: pg.Skip | pg.Replace | pg.Retry | str, batched: bool, workers: int
-) -> pg.Graph:
+def graph_of(folder: Path, policy: pg.Skip | pg.Retry | str, batched: bool, workers: int) -> pg.Graph:
     graph = pg.Graph("corrupt", seed=1)
     node = graph.add(ops.ListFiles(folder)).then(ops.Load(), workers=2)
     if batched:
@@ -94,24 +92,6 @@ def test_batches_are_shortened_and_never_refilled(folder, workers):
         sizes = [(len(batch["image"]), len(batch["key"])) for batch in loader]
     wanted = [sum(1 for i in range(s, min(s + 16, N)) if i not in FAILING) for s in range(0, N, 16)]
     assert sizes == [(n, n) for n in wanted]
-
-
-@SHAPES
-def test_replace_keeps_every_count_and_takes_substitutes_that_are_good(folder, batched, workers):
-    def run() -> tuple[list[str], list[int]]:
-        with graph_of(folder, pg.Replace(tries=8), batched, workers).loader() as loader:
-            delivered = [key for batch in loader for key in keys_of(batch, batched)]
-            return delivered, [q.position for q in loader.profile().quarantined]
-
-    delivered, ledger = run()
-    assert ledger == FAILING
-    assert len(delivered) == N
-    for position, key in enumerate(delivered):
-        if position in FAILING:
-            assert int(key[:3]) not in FAILING
-        elif batched or position not in FAILING:
-            assert key == f"{position:03}.jpg"
-    assert run() == (delivered, ledger)
 
 
 @SHAPES

@@ -1,4 +1,4 @@
-"""Batches that fail as a whole, where a policy has substitutes for samples."""
+"""Batches that fail as a whole."""
 
 import cv2
 import numpy as np
@@ -6,7 +6,6 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DataError
 
 IMAGE = cv2.imencode(".png", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
 
@@ -23,16 +22,6 @@ def graph_of(policy, backend):
     batches = graph.add(ops.FromSequence(samples)).then(ops.Batch(4, collate=collate))
     batches.then(ops.DecodeImage(8), name="decode", on_error=policy, backend=backend)
     return graph
-
-
-@pytest.mark.parametrize("backend", ["thread", "process"])
-def test_a_batch_that_fails_as_a_whole_is_not_replaced_by_one_sample(backend):
-    with graph_of(pg.Replace(), backend).loader() as loader:
-        batches = iter(loader)
-        assert len(next(batches)["image"]) == 4
-        with pytest.raises(DataError) as failed:
-            next(batches)
-    assert "failed for a whole batch of 4 samples" in "".join(failed.value.__notes__)
 
 
 @pytest.mark.parametrize("backend", ["thread", "process"])

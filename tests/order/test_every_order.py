@@ -180,32 +180,8 @@ def test_an_empty_set_is_an_empty_epoch_and_has_no_samples(order):
     for layout in (0, [], [0, 0]):
         assert order.length(layout, 3) == 0
         assert order.indices(layout, rank=2, world_size=3).size == 0
-        with pytest.raises(GraphError, match="position 4 of a layout with"):
-            order.substitute(layout, 4, 0)
     with pytest.raises(GraphError, match="position 7 of a layout without samples"):
         order.samples_at(0, np.array([7]))
-
-
-@pytest.mark.parametrize("order", ORDERS, ids=repr)
-def test_a_substitute_is_another_sample_and_each_attempt_draws_anew(order):
-    layout = [30, 40, 50, 60]
-    drawn = [order.substitute(layout, 100, attempt, 3, 1) for attempt in range(20)]
-    assert 100 not in drawn
-    assert len(set(drawn)) > 10
-    assert all(0 <= position < 180 for position in drawn)
-    assert drawn == [order.substitute(layout, 280, attempt, 3, 1) for attempt in range(20)]
-    assert order.substitute(1, 0, 0) == 0
-    assert order.substitute(1, 0, 2) == 0
-
-
-@pytest.mark.parametrize("order", ORDERS, ids=repr)
-def test_later_substitutes_come_from_blocks_not_tried_yet(order):
-    layout = [60] * 4
-    for position in range(0, 240, 7):
-        tried = [position, *(order.substitute(layout, position, attempt, 3, 1) for attempt in range(3))]
-        own, first, second, third = order.samples_at(layout, np.array(tried), 3, 1) // 60
-        assert second not in (own, first)
-        assert third not in (own, first, second)
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=repr)

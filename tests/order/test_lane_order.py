@@ -93,20 +93,6 @@ def test_without_shuffle_samples_come_in_manifest_order():
     assert LaneOrder(shuffle=False).indices([4, 0, 3], 1, 1, 1, 2).tolist() == [1, 3, 5, 0]
 
 
-def test_a_substitute_lies_in_the_blocks_of_the_positions_window():
-    samples = [20] * 30
-    order = LaneOrder(lanes=5, window=2)
-    laned = epoch_of(samples, 5, 2, seed=8, epoch=1)
-    for position in range(0, 600, 7):
-        lane, offset = position % 5, position // 5
-        block = (offset + int(laned.rotation[lane])) % 120 // 20
-        stands_in = order.substitute(samples, position, 0, 8, 1)
-        assert stands_in != position
-        assert stands_in % 5 == lane
-        other = (stands_in // 5 + int(laned.rotation[lane])) % 120 // 20
-        assert other // 2 == block // 2
-
-
 def test_tails_pad_drop_or_stay_uneven():
     assert [LaneOrder(tail=tail).length([5, 5, 1], 4) for tail in ("pad", "drop", "uneven")] == [3, 2, 3]
     assert [LaneOrder(tail="uneven").length([5, 5, 1], 4, rank=r) for r in range(4)] == [3, 3, 3, 2]
@@ -142,13 +128,3 @@ def test_the_order_never_changes():
         8,
         2,
     ]
-
-
-def test_later_substitutes_come_from_other_blocks_so_that_a_broken_one_can_be_replaced():
-    order, layout = LaneOrder(lanes=4), [50] * 12
-    for position in range(0, 600, 37):
-        own = order.samples_at(layout, np.array([position]), 7, 1)[0] // 50
-        tried = [order.substitute(layout, position, attempt, 7, 1) for attempt in range(8)]
-        blocks = order.samples_at(layout, np.array(tried), 7, 1) // 50
-        assert blocks[0] == own
-        assert len({*blocks[1:].tolist()} - {own}) >= 3

@@ -62,27 +62,3 @@ class OftenTheFirst(pg.order.Order):
     def draw(self, layout, positions, seed, epoch):
         places = np.asarray(positions) % 100
         return np.where(places % 10 == 0, places // 10, 0)
-
-
-class LacksTheFirst:
-    def __len__(self):
-        return 100
-
-    def __getitem__(self, index):
-        if index == 0:
-            raise ValueError("broken")
-        return index
-
-
-def test_what_stands_in_for_a_sample_is_another_one_also_where_the_order_repeats_it():
-    order = OftenTheFirst()
-    for position in range(100):
-        for attempt in range(4):
-            found = order.substitute(100, position, attempt, 7, 1)
-            assert order.samples_at(100, found) != order.samples_at(100, position)
-    graph = pg.Graph("repeats")
-    graph.add(ops.FromSequence(LacksTheFirst(), order=order), on_error=pg.Replace())
-    with graph.loader() as loader:
-        items = list(loader)
-    assert len(items) == 100
-    assert set(items) <= set(range(1, 10))

@@ -33,7 +33,7 @@ class Rows(RowOperator):
     def begin_batch(self, chunk):
         return chunk
 
-    def do_row(self, batch, index, sample):
+    def do_row(self, batch, index):
         if batch.data[index] == 5:
             raise self.error("at 5")
 

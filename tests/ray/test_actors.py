@@ -133,7 +133,7 @@ def test_a_row_of_a_batch_that_ends_its_actor_is_left_out():
         def begin_batch(self, chunk):
             return chunk, chunk.data.clone()
 
-        def do_row(self, batch, index, sample):
+        def do_row(self, batch, index):
             if batch[0].data[index] == 5:
                 os._exit(3)
             batch[1][index] += 1

@@ -455,29 +455,6 @@ def test_a_cache_smaller_than_the_data_serves_its_share_of_it(
     assert counted["cache hits"] >= 100  # of three epochs' 204 blocks
 
 
-def refuse_thirds(sample: dict[str, Any]) -> dict[str, Any]:
-    if sample["label"] % 3 == 0:
-        raise ValueError("a bad sample")
-    return sample
-
-
-def test_substitutes_for_a_stage_below_are_read_through_the_same_blocks(
-    write_shards: Any, upload: Any, make_manifest: Any
-) -> None:
-    folder = write_shards("tar", 4, 30)
-    graph = pg.Graph("replace", seed=4)
-    select = ops.ShardSelect(f"{upload(folder)}/*", manifest=make_manifest(folder, block_nbytes=40_000))
-    node = graph.add(select).then(ops.Load(), name="load", workers=2)
-    node.then(refuse_thirds, workers=2, on_error=pg.Replace(tries=20))
-    with graph.loader() as loader:
-        labels = [sample["label"] for sample in loader]
-        replaced = len(loader.profile().quarantined)
-    assert len(labels) == 126
-    assert not any(label % 3 == 0 for label in labels)
-    assert replaced == sum(len(range(0, n, 3)) for n in (30, 31, 32, 33))
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("pipegraph")]
-
-
 def test_blocks_read_ahead_make_room_for_what_others_hold_and_those_in_use_stay(make_reader: Any) -> None:
     source = Blocks(budget=30)
     reader = make_reader(source)

@@ -85,7 +85,7 @@ def test_where_the_index_cannot_be_kept_it_is_made_anew(
 
 
 @pytest.mark.parametrize("order", [None, pg.order.StridedOrder(shuffle=True)], ids=repr)
-def test_one_broken_block_of_four_can_be_replaced(write_shards: Any, order: Any) -> None:
+def test_one_broken_block_of_four_can_be_left_out(write_shards: Any, order: Any) -> None:
     folder = write_shards("tar")
     build_manifest(f"{folder}/*.tar", folder / "manifest.json")
     broken = folder / "part-01.tar"
@@ -96,11 +96,11 @@ def test_one_broken_block_of_four_can_be_replaced(write_shards: Any, order: Any)
     os.utime(broken, ns=(times.st_atime_ns, times.st_mtime_ns))
     graph = pg.Graph("broken", seed=1)
     graph.add(ops.ShardSelect(folder, order=order or pg.order.LaneOrder())).then(
-        ops.Load(), on_error=pg.Replace()
+        ops.Load(), on_error=pg.Skip()
     )
     with graph.loader() as loader:
         keys = [sample["key"] for sample in loader]
-        assert len(keys) == sum(30 + extra for extra in (0, 1, 2, 3))
+        assert len(keys) == sum(30 + extra for extra in (0, 2, 3))
         assert not any(key.startswith("1-") for key in keys)
 
 

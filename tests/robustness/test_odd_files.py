@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
 import tarfile
-import warnings
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -352,20 +350,6 @@ def test_what_names_no_shards_is_refused_where_it_is_given(parts: Any) -> None:
         pg.errors.GraphError, match="ShardSelect: parts must be a glob, a folder, a URL or a list"
     ):
         ops.ShardSelect(parts)
-
-
-def test_a_broken_block_alone_in_its_window_is_replaced_from_others(tmp_path: Path) -> None:
-    for number in range(3):
-        (tmp_path / f"{number}.jsonl.gz").write_bytes(gzip.compress(b'{"x": %d}\n' % number))
-    broken = tmp_path / "1.jsonl.gz"
-    broken.write_bytes(broken.read_bytes()[:-4])
-    graph = pg.Graph("shards")
-    order = pg.order.LaneOrder(lanes=3, window=1)
-    graph.add(ops.ShardSelect(tmp_path, order=order)).then(ops.Load(), on_error=pg.Replace(tries=3))
-    with warnings.catch_warnings(), graph.loader() as loader:
-        warnings.simplefilter("ignore")
-        found = [sample["x"] for sample in loader]
-    assert len(found) == 3 and {*found} == {0, 2}
 
 
 def test_shards_whose_names_are_not_utf8_are_read_cached_resumed_and_indexed(tmp_path: Path) -> None:

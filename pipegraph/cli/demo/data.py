@@ -52,8 +52,8 @@ class DataSet:
     def graph(self, batch: int, devices: list[torch.device]) -> pg.Graph:
         """shard-select (or list-files) -> load -> batch -> decode -> pin -> copy -> scatter."""
         graph = pg.Graph("demo", seed=SEED)
-        # Broken files of a user's own folder are replaced by a neighbour and listed in the profile.
-        on_error = "raise" if self.own else pg.Replace()
+        # Broken files of a user's own folder are left out and listed in the profile.
+        on_error = "raise" if self.own else pg.Skip()
         node = graph.add(self.source(), name="select")
         node = node.then(ops.Load(), name="load", workers=2, on_error=on_error)
         node = node.then(ops.Batch(batch), name="batch")

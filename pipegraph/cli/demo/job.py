@@ -129,20 +129,16 @@ class DemoJob:
         )
         return done
 
-    def _check_epochs(self, replaced: int) -> None:
-        """Every position of every epoch was delivered once, also in the one that was broken off."""
-        everything = np.arange(self.data.samples)
+    def _check_epochs(self, broken: int) -> None:
+        """Every sample of every epoch that is not broken was delivered once, also in the one that was broken off."""
         for epoch, parts in self.seen.items():
-            if not np.array_equal(np.sort(np.concatenate(parts)), everything):
+            delivered = np.concatenate(parts)
+            if len(np.unique(delivered)) != len(delivered) or len(delivered) + broken != self.data.samples:
                 raise PipegraphError(f"epoch {epoch + 1} did not deliver each of its samples exactly once")
         whole = "exactly once in every epoch, also in the one that was broken off"
-        if replaced:
-            self.progress.say(
-                f"each of the {self.data.samples:,} places in the data was filled {whole}; {replaced:,} files that are "
-                "no images were replaced by others, the profile names them"
-            )
-        else:
-            self.progress.say(f"each of the {self.data.samples:,} images was delivered {whole}")
+        self.progress.say(f"each of the {self.data.samples - broken:,} images was delivered {whole}")
+        if broken:
+            self.progress.say(f"{broken:,} files that are no images were left out, the profile names them")
 
 
 WIDTHS = (16, 32, 64, 96)

@@ -1,7 +1,7 @@
 """One-to-one stages and filters, for samples and batches: each item leaves in its place, with its cursors.
 
 A worker takes a chunk, or a bundle of rows. Operators with ``bundles`` do these one after the other in one call; the
-result of each row, or what the policy puts in place of a failed one, takes the row's place. All others get each row as
+result of each row takes the row's place. All others get each row as
 a chunk.
 """
 
@@ -12,7 +12,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from pipegraph.bundle import DROPPED, UNNAMED, Bundle, named
+from pipegraph.bundle import DROPPED, Bundle, named
 from pipegraph.capabilities import BundleMap
 from pipegraph.chunk import Chunk, Failure
 from pipegraph.engine.stage.ahead import Ahead
@@ -173,10 +173,9 @@ class MapUnit(Unit):
         super().__init__(stage, worker)
         self.operator = worker.operator
         self._local = not stage.plan.remote
-        self._retries = stage.plan.spec.policy.retries > 0
+        self._retries = stage.plan.spec.retry.times > 0
         self._filters = stage.plan.source is None and not stage.plan.work.one_to_one
         self._drops = False
-        self._keys: dict[int, Any] = {}  # keys of substitutes, by row
         self._prepared: tuple[Bundle, Any] | None = None  # the next bundle, and its argument for the operator
 
     def call(self, item: Chunk) -> Call | None:
@@ -195,7 +194,7 @@ class MapUnit(Unit):
             granted: bytes reserved for the results; None: none yet.
         """
         self.begin(ticket, bundle.buffers, granted)
-        self.bundle, self._drops, self._keys = bundle, False, {}
+        self.bundle, self._drops = bundle, False
         prepared, self._prepared = self._prepared, None
         self.begin_bundle_with(bundle, None if prepared is None else prepared[1])
         made, count, spent, meter = self.made, bundle.count, 0, self.worker.meter
@@ -272,8 +271,6 @@ class MapUnit(Unit):
         finally:
             del error  # its traceback refers to this frame
         if isinstance(out, Chunk):
-            if out._keys is not None:
-                self._keys[index] = out._keys[0]
             made.append(out.data)
             return
         self._drops = True
@@ -294,10 +291,6 @@ class MapUnit(Unit):
         bundle, data = self.bundle, self.made[start:stop]
         names, rows, places = bundle.names, bundle.lineages, bundle.places
         before = bundle.place(start)[0] if start else bundle.before
-        if self._keys:
-            names = [UNNAMED] * len(rows) if names is None else list(names)
-            for index, key in self._keys.items():
-                names[index] = key
         if len(data) < len(rows):
             rows = rows[start:stop]
             names = None if names is None else names[start:stop]

@@ -64,7 +64,7 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             job, index = found
             meter.began_ns = now()
             draws.one(job.chunk.epoch, job.chunk.row_lineages[index])
-            error = stage.failures.do_row(worker, partial(operator.do_row, job.batch, index, None))
+            error = stage.failures.do_row(worker, partial(operator.do_row, job.batch, index))
             meter.worked(now() - meter.began_ns)
             if _row_done(stage, job, index, error):
                 meter.calls += 1
@@ -134,9 +134,7 @@ def _end(stage: StageRun, worker: Worker, job: _Job) -> Any:
     try:
         kept: list[int] | Failure = list(range(len(job.chunk.row_lineages)))
         if job.failed:
-            kept = stage.failures.judge_rows(
-                worker, job.chunk, job.failed, partial(getattr(operator, stage.failures.row_by), job.batch)
-            )
+            kept = stage.failures.judge_rows(worker, job.chunk, job.failed)
         if isinstance(kept, Failure):
             out = kept
         else:
@@ -159,10 +157,10 @@ def whole_batches(stage: StageRun, worker: Worker) -> Process:
             return made
         still: dict[int, BaseException] = {}
         for row, error in failed.items():
-            last = failures.do_row(worker, partial(remote.row, "do_row", row, None), error)
+            last = failures.do_row(worker, partial(remote.row, row), error)
             if last is not None:
                 still[row] = last
-        kept = failures.judge_rows(worker, chunk, still, partial(remote.row, failures.row_by))
+        kept = failures.judge_rows(worker, chunk, still)
         if isinstance(kept, Failure):
             return kept
         return remote.end(kept) if kept else None

@@ -7,7 +7,7 @@ from functools import partialmethod
 from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.capabilities import BundleSource, Neighbours, RowOperator
+from pipegraph.capabilities import BundleSource, RowOperator
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.engine.remote.base_proxy import Deaths, Remote
@@ -40,11 +40,11 @@ class RemoteRows(RemoteMap):
 
     _chunk: Any = None
     _without: dict[int, Any]
-    _replaced: list[tuple[int, Any, str]]
+    _again: list[int]
 
     def rows(self, chunk: Chunk) -> tuple[Any, dict[int, BaseException]]:
         """All rows of a batch: ``(the batch, {})``, or ``(None, the errors by row)``; then :meth:`row`, :meth:`end`."""
-        self._chunk, self._without, self._replaced = chunk, {}, []
+        self._chunk, self._without, self._again = chunk, {}, []
         made, failed = self._rows()
         if made is None:
             self._without = failed
@@ -57,8 +57,8 @@ class RemoteRows(RemoteMap):
         while True:
             try:
                 made, failed = self._host.call("rows", self._chunk, without)
-                for replaced in self._replaced:
-                    self._host.call("row", *replaced)
+                for index in self._again:
+                    self._host.call("row", index)
                 return made, failed
             except Died as died:
                 row = min(died.row, last)
@@ -67,17 +67,17 @@ class RemoteRows(RemoteMap):
             except Overdue as late:
                 without[min(max(late.row, 0), last)] = Carried(self._late(late))
 
-    def row(self, how: str, index: int, sample: Any) -> None:
-        """Call ``how`` of the operator for one row: ``do_row`` again, or with a substitute, or ``put_row``."""
+    def row(self, index: int) -> None:
+        """Do one row again."""
         try:
-            self._host.call("row", index, sample, how)
+            self._host.call("row", index)
         except Died as died:
             self._rows()
             raise self._blame(died) from None
         except Overdue as late:
             self._rows()
             raise self._late(late) from None
-        self._replaced.append((index, sample, how))
+        self._again.append(index)
 
     def end(self, kept: Sequence[int]) -> Chunk:
         made: Chunk = self._call("end", list(kept), anew=self._rows)
@@ -98,8 +98,6 @@ class RemoteSource(Remote):
     def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
         super().__init__(host, operator, stage, timeout_s)
         self.index_of, self._bundled = operator.index_of, operator.can(BundleSource)
-        near = operator.can(Neighbours)
-        self.substitute = None if near is None else near.substitute
         self._restored: Any = None
         self._run: tuple[int, tuple[tuple[int, int], ...]] = 0, ()
         self._notified = 0  # children that had ended when one was notified of the run

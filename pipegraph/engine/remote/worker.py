@@ -230,17 +230,17 @@ class ProcessWorker:
             self._page.begin(index)
             self._draws.one(chunk.epoch, chunk.row_lineages[index])
             try:
-                operator.do_row(self._batch, index, None)
+                operator.do_row(self._batch, index)
             except BaseException as error:
                 failed[index] = self._carry(error)
         if failed:
             return None, failed
         return self.end(list(range(len(chunk.row_lineages)))), {}
 
-    def row(self, index: int, sample: Any, how: str) -> None:
-        """Do a row again (``do_row``), perhaps with a substitute sample, or put a result there (``put_row``)."""
+    def row(self, index: int) -> None:
+        """Do a row again."""
         self._page.begin(index)
-        getattr(self._operator, how)(self._batch, index, sample)
+        self._operator.do_row(self._batch, index)
 
     def end(self, kept: list[int]) -> Any:
         batch, self._batch = self._batch, None

@@ -51,7 +51,7 @@ class IsolatedRun(Run):
 
     def start(self) -> tuple[Any, ...]:
         """The arguments with which the sidecar starts its run."""
-        return (*self._asked, self.ledger.base)
+        return self._asked
 
     def judges(self, stage: str) -> StageSpec:
         """The policy of a stage, by the name under which its failures are recorded."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, Cursor, Failure, Lineage
+from pipegraph.chunk import Chunk, Failure
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import Channel
@@ -33,7 +33,6 @@ from pipegraph.engine.remote.worker import OperatorCounts, Page
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.sidecar.sidecar import CloseErrors
-from pipegraph.engine.stage.budgets import Quarantined
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.restore import Resume
 from pipegraph.engine.stage.snapshots import Snapshots
@@ -54,18 +53,15 @@ Log = deque[tuple[Any, ...]]
 class _ReportingLedger(Ledger):
     """Reports to the trainer's ledger, from which states are made; this one only judges budgets."""
 
-    def __init__(self, log: Log, base: dict[tuple[str, int], tuple[int, int]]) -> None:
+    def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
-        self._base = base
 
-    def took(self, stage: str, epoch: int, befores: Sequence[Cursor], first: int) -> None:
-        self._log.append(("took", stage, epoch, befores, first))
-
-    def add(self, stage: str, epoch: int, ordinal: int, lost: Sequence[tuple[Lineage, Quarantined]]) -> bool:
-        super().add(stage, epoch, ordinal, lost)
-        self._log.append(("failed", stage, epoch, ordinal, lost))
-        return False  # the trainer logs the first one
+    def add(self, stage: str, ordinal: int, item: Chunk, error: str) -> None:
+        super().add(stage, ordinal, item, error)
+        self._log.append(
+            ("failed", stage, ordinal, item.replace(None), error)
+        )  # the trainer logs the first one
 
 
 class _ReportingSnapshots(Snapshots):
@@ -157,7 +153,6 @@ class Serving:
         epoch: int,
         horizon: float,
         resume: Resume,
-        base: dict[tuple[str, int], tuple[int, int]],
     ) -> None:
         """Start run ``number`` in place of the current one."""
         runtime = self.runtime
@@ -165,7 +160,7 @@ class Serving:
         runtime.log.clear()
         self._stopped = -1
         self._on_the_way = 0
-        runtime.ledger = _ReportingLedger(runtime.log, base)
+        runtime.ledger = _ReportingLedger(runtime.log)
         with self._lock:
             self._begun = number
         run = runtime.start_run(epoch, horizon, resume)

@@ -201,11 +201,9 @@ class Sidecar(Remote):
 def record(run: Any, reported: list[tuple[Any, ...]]) -> None:
     """Enter the reports of the sidecar's stages into the trainer's ledger and snapshots."""
     for what, *about in reported:
-        if what == "took":
-            run.ledger.took(*about)
-        elif what == "failed":
-            if run.ledger.add(*about):
-                log_first(run.judges(about[0]), [each for _, each in about[3]])
+        if what == "failed":
+            if lost := run.ledger.add(*about):
+                log_first(run.judges(about[0]), lost)
         else:
             name, *snapshot = about
             run.snapshots[name].add(*snapshot)

@@ -12,7 +12,7 @@ from pipegraph.errors import as_raised, note, shown
 from pipegraph.stage_spec import StageSpec
 
 if TYPE_CHECKING:
-    from pipegraph.engine.stage.budgets import Quarantined
+    from pipegraph.engine.stage.ledger import Quarantined
 
 log = logging.getLogger("pipegraph")
 
@@ -49,20 +49,20 @@ def _where(keys: Sequence[Any], positions: Sequence[int], epoch: int) -> str:
 
 
 def log_first(spec: StageSpec, lost: Sequence[Quarantined], made: int = 0) -> None:
-    """Log the first item that a policy has left out or replaced, by its samples.
+    """Log the first item that a stage has left out, by its samples.
 
     Args:
         spec: has the policy.
         made: items that an expanding stage had made of it before.
     """
-    first, became = lost[0], spec.outcome.became
+    first, became = lost[0], "was left out"
     if made:
         became += f" except for its first {made} items" if made > 1 else " except for its first item"
     log.warning(
         "stage %r: %s, %s: %s. on_error=%r says so; further ones are only counted, and listed in "
         "loader.profile().quarantined",
         *(first.stage, _where([each.key for each in lost], [each.position for each in lost], first.epoch)),
-        *(became, first.error, spec.policy),
+        *(became, first.error, spec.on_error),
     )
 
 

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from functools import partial
 from itertools import islice
 from typing import Any
 
 from pipegraph import concurrency
-from pipegraph.capabilities import Neighbours
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
-from pipegraph.contracts import Fact, Operator, Source
+from pipegraph.contracts import Fact
 from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.stage.budgets import exceeded, is_share
 from pipegraph.engine.stage.failure_notes import explain, log_first
 from pipegraph.engine.stage.stage_context import StageContext
 from pipegraph.engine.stage_worker import Worker
-from pipegraph.error_policy import check_instead
-from pipegraph.errors import (
-    BudgetError,
-    GraphError,
-    StageTimeoutError,
-    WorkerDiedError,
-    described,
-    note,
-    shown,
-)
+from pipegraph.errors import BudgetError, StageTimeoutError, WorkerDiedError, described, note
 from pipegraph.global_generators import Draws, drawing
-from pipegraph.planning.plan import lineage_above
 from pipegraph.tree import copy_containers
 
 
@@ -50,16 +37,14 @@ class Failures:
     """
 
     def __init__(self, stage: StageContext) -> None:
-        self.stage = stage
-        self.policy = stage.plan.spec.policy
-        self.outcome = stage.plan.spec.outcome
+        self.stage, spec = stage, stage.plan.spec
+        self.given, self.again, self.skip = spec.on_error, spec.retry, spec.skip
         self.name = stage.plan.judged
-        self.row_by = "put_row" if self.outcome.substitutes == "output" else "do_row"
-        self.judges_epochs = isinstance(self.outcome.budget, float) and self.outcome.budget > 0
+        self.judges_epochs = self.skip is not None and is_share(self.skip.budget)
 
     def guard(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
         """Wrap ``process`` with retries, if the policy has any."""
-        if not self.policy.retries:
+        if not self.again.times:
             return process
 
         def retrying(chunk: Chunk) -> Any:
@@ -86,7 +71,7 @@ class Failures:
 
     def guard_children(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
         """As :meth:`guard`, for an expanding operator: a retry continues after the children already sent."""
-        process, retries = self.seeded(process), self.policy.retries
+        process, retries = self.seeded(process), self.again.times
         if not retries:
             return process
 
@@ -108,7 +93,7 @@ class Failures:
 
     def _before_retry(self, worker: Worker, turn: int) -> None:
         worker.meter.retried += 1
-        backoff = self.policy.backoff
+        backoff = self.again.backoff
         if backoff and self.stage.run.stopping.wait(backoff * 2**turn):
             raise Cancelled from None
 
@@ -125,7 +110,7 @@ class Failures:
 
     def try_again(self, worker: Worker, attempt: Callable[[], Any], error: BaseException) -> Any:
         """As :meth:`retry`, after a first try that failed with ``error``."""
-        for turn in range(self.policy.retries if isinstance(error, Exception) else 0):
+        for turn in range(self.again.times if isinstance(error, Exception) else 0):
             self._before_retry(worker, turn)
             try:
                 return attempt()
@@ -138,8 +123,8 @@ class Failures:
 
     def handle(
         self, worker: Worker, chunk: Chunk, error: BaseException, row: int = 0, made: int = 0
-    ) -> Chunk | Failure | None:
-        """Apply the policy to a failed chunk; returns a substitute, None (skipped), or the failure.
+    ) -> Failure | None:
+        """Apply the policy to a failed chunk; returns None (skipped), or the failure.
 
         ``row`` is its index in its bundle, ``made`` the number of its items that were made before the failure.
 
@@ -156,23 +141,9 @@ class Failures:
             member = worker.operator.failed_in
             meter, name = worker.members[member], [name, *(s.name for s in self.stage.plan.followers)][member]
         meter.failed += 1
-        if (
-            self.outcome.ends
-            or not isinstance(error, Exception)
-            or self._loses_state(error)
-            or name != self.name
-        ):
+        if not isinstance(error, Exception) or self._loses_state(error) or name != self.name:
             return self._give_up(chunk, error, name)
-        if self.outcome.substitutes and chunk.batched:
-            note(
-                error,
-                f"pipegraph: stage {name!r} failed for a whole batch of {len(chunk.lineages)} samples, not for one of "
-                f"its rows, and on_error={self.policy!r} replaces samples only: put the stage above the Batch, or use "
-                "pg.Skip(), which leaves the batch out",
-            )
-            return self._give_up(chunk, error, name)
-        out = self._instead(worker, chunk, error, row, self._whole(worker), made)
-        return self._give_up(chunk, out) if isinstance(out, Exception) else out
+        return self._judge(worker, chunk, error, row, made)
 
     def made_instead(
         self, worker: Worker, chunk: Chunk | None, error: BaseException, epoch: int
@@ -181,7 +152,7 @@ class Failures:
 
         Called inside ``except BaseException``.
         """
-        failure: Chunk | Failure | None
+        failure: Failure | None
         if chunk is not None:
             failure = self.handle(worker, chunk, error)
         elif ends_run(self.stage, error):
@@ -205,36 +176,35 @@ class Failures:
             raise Cancelled
         return Failure(error, chunk.epoch)
 
-    def _judge(self, worker: Worker, chunk: Chunk, error: Exception, row: int, made: int) -> Exception | None:
-        """Record the failure, or return the error that exceeds the budget."""
-        from pipegraph.engine.stage.budgets import Quarantined, exceeded
-
-        stage, name = self.stage, self.name
-        budget = self.outcome.budget
+    def _judge(
+        self, worker: Worker, chunk: Chunk, error: Exception, row: int, made: int = 0
+    ) -> Failure | None:
+        """Record the failure and leave the chunk out, unless that exceeds the budget."""
+        stage, name, skip = self.stage, self.name, self.skip
+        if skip is None:
+            return self._give_up(chunk, error)
         paused = worker.meter.pause()
         stage.wait_turn(worker.ticket)
         worker.meter.resume(paused)
         ledger = stage.run.ledger
         with stage.judging:
-            ordinal = stage.ordinals.of(worker.ticket, chunk, row)
+            ordinal = stage.ordinals.of(worker.ticket, row)
             failed, last = ledger.failed(name, chunk.epoch)
             failed += 1
             items = max(ordinal, last)  # in completion order, later items may have failed earlier
-            if exceeded(budget, failed, items):
+            over = exceeded(skip.budget, failed, items)
+            if over:
                 note(
                     error,
                     f"pipegraph: stage {name!r}: failure {failed} of {items} items exceeds the budget "
-                    f"of {budget} in on_error={self.policy!r}",
+                    f"of {skip.budget} in on_error={self.given!r}",
                 )
-                return error
-            what = described(error)
-            lost = [
-                (row, Quarantined(key, row[1], chunk.epoch, name, what))
-                for key, row in zip(chunk.keys, chunk.lineages, strict=True)
-            ]
-            first = ledger.add(name, chunk.epoch, ordinal, lost)
-        if first:
-            log_first(stage.plan.spec, [each for _, each in lost], made)
+            else:
+                lost = ledger.add(name, ordinal, chunk, described(error))
+        if over:
+            return self._give_up(chunk, error)
+        if lost is not None:
+            log_first(stage.plan.spec, lost, made)
         return None
 
     # -- the end of an epoch -------------------------------------------------------------------
@@ -244,7 +214,8 @@ class Failures:
         stage = self.stage
         if not self.judges_epochs or stage.stop_epoch >= epoch:  # the epoch was cut short
             return None
-        budget = self.outcome.budget
+        assert self.skip is not None
+        budget = self.skip.budget
         assert budget is not None
         if not stage.numbers_taken:
             stage.ordinals.number(0, EndOfEpoch(epoch))
@@ -253,7 +224,7 @@ class Failures:
             return None
         error = BudgetError(
             f"stage {self.name!r}: {failed} of the {items} items of epoch {epoch} failed, which exceeds the budget "
-            f"of {budget} in on_error={self.policy!r}; loader.profile().quarantined lists them"
+            f"of {budget} in on_error={self.given!r}; loader.profile().quarantined lists them"
         )
         return Failure(error, epoch)
 
@@ -279,124 +250,15 @@ class Failures:
         return None
 
     def judge_rows(
-        self,
-        worker: Worker,
-        chunk: Chunk,
-        failed: dict[int, BaseException],
-        work: Callable[[int, Any], None],
+        self, worker: Worker, chunk: Chunk, failed: dict[int, BaseException]
     ) -> list[int] | Failure:
-        """Skip or replace the failed rows; returns the rows that are left, or the first failure that ends the epoch.
-
-        ``work(row, sample)`` does a row with a substitute sample, or puts a result there: by the method ``row_by``.
-        """
-        dropped = set()
+        """Skip the failed rows; returns the rows that are left, or the first failure that ends the epoch."""
         for index, error in sorted(failed.items()):
             worker.meter.failed += 1
             one = chunk.row(index, None)
-            if self.outcome.ends or not isinstance(error, Exception):
+            if not isinstance(error, Exception):
                 return self._give_up(one, error)
-            made = self._instead(worker, one, error, index, partial(_in_place, work, index))
-            if isinstance(made, Exception):
-                return self._give_up(one, made)
-            if made is None:
-                dropped.add(index)
-            else:
-                chunk.keys = (*chunk.keys[:index], made.keys[0], *chunk.keys[index + 1 :])
-        return [index for index in range(len(chunk.row_lineages)) if index not in dropped]
-
-    # -- what takes a failed item's place --------------------------------------------------------
-
-    def _instead(
-        self,
-        worker: Worker,
-        failed: Chunk,
-        error: Exception,
-        row: int,
-        work: Callable[[Chunk], Chunk],
-        made: int = 0,
-    ) -> Chunk | Exception | None:
-        """What takes the place of a failed item, None for nothing, or the error with which the epoch ends.
-
-        ``work`` does this stage's work on a substitute, or puts a result in its place.
-        """
-        problem = self._judge(worker, failed, error, row, made)
-        if problem is not None:
-            return problem
-        policy, stage = self.outcome, self.stage
-        if policy.substitutes == "input":  # a row's work draws from the generator that is current
-            Draws(stage.run.seed, stage.name).one(failed.epoch, failed.lineages[0])
-        try:
-            given = policy.instead(failed, error, partial(self._candidates, worker, failed))
-            check_instead(policy, given)
-            if given is None or isinstance(given, Exception):
-                return given
-            for each in given:
-                if not isinstance(each, Chunk) or each.lineages != failed.lineages:
-                    raise GraphError(
-                        f"on_error={policy!r}: instead() gave {shown(each)}, which is no chunk of the failed sample: "
-                        "give failed.replace(data)"
-                    )
-                each.data = copy_containers(each.data)
-                if policy.substitutes == "output":
-                    return work(each)
-                with suppress(Exception):
-                    if isinstance(done := work(each), Chunk):
-                        return done
-        except Exception as wrong:
-            note(wrong, f"pipegraph: raised by on_error={policy!r} for {described(error)}")
-            return wrong
-        return error
-
-    def _whole(self, worker: Worker) -> Callable[[Chunk], Chunk]:
-        """The work of this stage on a whole chunk; a source has done it once the sample is read."""
-        if self.stage.plan.source is not None or self.outcome.substitutes == "output":
-            return lambda sample: sample
-        return self.seeded(worker.operator.process)
-
-    def _candidates(self, worker: Worker, chunk: Chunk, tries: int) -> Iterator[Chunk]:
-        """Yield substitutes, drawn from the position's window and processed up to this stage's input."""
-        stage = self.stage
-        chain = substitutes(stage, worker)
-        top = [stage.plan, *lineage_above(stage.plan, stage.run.plan.stages)][-1]
-        if top.operator.can(Neighbours) is None:
-            return
-        source: Any = chain[0]  # a Source, or a proxy of one in a process
-        row = chunk.lineages[0]
-        draws = Draws(stage.run.seed, stage.name)
-        for attempt in range(tries):
-            draws.one(chunk.epoch, row)
-            position = source.substitute(row[1], chunk.epoch, attempt)
-            if position is None:
-                continue  # the only sample in its window: the next draw is from other blocks
-            try:
-                item = source.read(position, chunk.epoch)
-                one = Chunk(item, (row,), chunk.epoch, chunk.before, chunk.after)
-                one.keys = (position,) if not isinstance(item, dict) or "key" not in item else (item["key"],)
-                for operator in chain[1:]:
-                    assert isinstance(operator, Operator)
-                    draws.again()
-                    one = operator.process(one)
-            except Exception:
-                continue
-            yield one
-
-
-def _in_place(work: Callable[[int, Any], None], index: int, sample: Chunk) -> Chunk:
-    """Do row ``index`` with another sample."""
-    work(index, sample.data)
-    return sample
-
-
-def substitutes(stage: StageContext, worker: Worker) -> list[Operator | Source]:
-    """A worker's own source and one-to-one stages above ``stage``, opened for substitutes at first need."""
-    if worker.chain is not None:
-        return worker.chain
-    chain: list[Operator | Source] = []
-    for above in reversed(lineage_above(stage.plan, stage.run.plan.stages)):
-        if above.bypassed is None and not above.kind.gathers and not above.caches:
-            operator = copy.copy(above.operator)
-            operator.open(stage.run.context(above.name, worker.index))
-            worker.substituting.append(operator)
-            chain.append(operator)
-    worker.chain = [worker.operator] if stage.plan.source is not None else chain
-    return worker.chain
+            failure = self._judge(worker, one, error, index)
+            if failure is not None:
+                return failure
+        return [index for index in range(len(chunk.row_lineages)) if index not in failed]

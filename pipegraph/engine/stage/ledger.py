@@ -1,339 +1,176 @@
-"""The ledger of skipped and replaced samples: a loader's quarantine, and its error budgets per stage and epoch; and the
-numbers of a stage's items, which these budgets count."""
+"""The ledger of skipped samples: how many, and the last of them; and the failures of each stage that budgets count."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import count
+import itertools
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cmp_to_key
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipegraph import concurrency
-from pipegraph.bundle import Bundle
-from pipegraph.capabilities import RowOperator
-from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Lineage
+from pipegraph.chunk import Chunk, Cursor
+from pipegraph.engine.stage.cursors import compare
 from pipegraph.errors import shown
-from pipegraph.planning.plan import StagePlan
-
-if TYPE_CHECKING:
-    from pipegraph.engine.stage.budgets import Book, Entry, Quarantined
 
 STATE_ENTRIES = 64
-"""The number of latest entries in a state; its counts cover all."""
+"""The number of latest entries in a state; its count covers all."""
 
 KEPT = 1_000
-"""The number of latest entries in the quarantine; its count covers all. An entry takes up to 670 bytes."""
+"""The number of latest entries in the profile; its count covers all. An entry takes up to 670 bytes."""
 
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """One sample that was left out."""
+
+    key: Any
+    position: int
+    epoch: int
+    stage: str
+    error: str
+
+
+class Pending(NamedTuple):
+    """A sample that was left out, the cursor of its item, and the entry's number."""
+
+    lost: Quarantined
+    at: Cursor
+    number: int
+
+
+_place = cmp_to_key(compare)
 _number = attrgetter("number")
 
 
 class Ledger:
-    """The ledger of a loader. Thread-safe. Holds two kinds of records with different lifetimes:
+    """The ledger of a loader. Thread-safe.
 
-    * the *quarantine*, shown by the profile: the count of all samples left out in the whole run, and the last of them;
-    * a *book* per stage and epoch, which checks the budget and ends with its epoch.
-
-    A state is made from the books of its epoch and the last entries of earlier ones; making it visits no other records.
-
-    Args:
-        unordered: the stages whose items come in completion order, where ordinals do not identify items.
+    An entry is pending until an item behind its own has been delivered: a resume meets its item again, so a state
+    leaves it out.
     """
 
-    def __init__(self, unordered: Collection[str] = ()) -> None:
-        # Reentrant, and every change below keeps the data readable at each step: a signal handler may take a state
-        # while its thread is in here.
+    def __init__(self) -> None:
+        # Reentrant, and every change below is one step: a signal handler may take a state while its thread is in here.
         self._lock = concurrency.RLock()
-        self._unordered = frozenset(unordered)
-        self._quarantine: dict[tuple[Any, ...], Entry] = {}  # the last KEPT
-        self._count = 0
-        self._forgotten: Counter[tuple[str, int]] = (
-            Counter()
-        )  # by stage and epoch: entries that made room for later ones
-        self._repeats: Counter[tuple[str, int]] = (
-            Counter()
-        )  # of these, how many may still come again in this run
-        self._numbers = count()
-        self._past: deque[Entry] = deque(maxlen=STATE_ENTRIES)  # from books that have ended
-        self._books: dict[tuple[str, int], Book] = {}
-        self._base: dict[tuple[str, int], tuple[int, int]] = {}  # counts from a state: (failed, items)
+        # How many were left out before those pending, the last of them, and those pending by stage and epoch, in order.
+        self._records: tuple[int, list[Quarantined], dict[tuple[str, int], list[Pending]]] = 0, [], {}
+        self._failed: dict[
+            tuple[str, int], tuple[int, int]
+        ] = {}  # by stage and epoch: failures, the last one's number
+        self._numbers = itertools.count()
         self._epoch = 0  # of the current or the last pass
         self._reported: set[str] = set()
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to report, of this run or before."""
-        return not self._quarantine and not self._base and not self._books
-
-    @property
-    def base(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """The counts with which a run begins: ``(failed, items)`` by stage and epoch."""
-        with self._lock:
-            return dict(self._base)
+        self.resumed_without: int | None = None
+        """The epoch of the state that was loaded, if samples of it had been left out."""
 
     def forked(self) -> None:
         """In a forked child: replace the lock, which a thread of the parent may have held."""
         self._lock = concurrency.RLock()
 
-    # -- books ---------------------------------------------------------------------------------
+    # -- runs and passes -------------------------------------------------------------------------
 
-    def begin(self, epoch: int, restored: bool, delivered: bool = True) -> None:
-        """Begin a run at ``epoch``: counts restart, from those of the state if the run was ``restored``.
-
-        Discards the books of epochs that were only prefetched, of the last pass's epoch if it has not ``delivered``
-        anything, and of epochs that this run repeats.
-        """
+    def begin(self, delivered: bool = True) -> None:
+        """Begin a run: budgets count anew. What failed in epochs that were only prefetched did not happen, nor in the
+        last pass's if it has ``delivered`` nothing."""
         with self._lock:
-            if not restored:
-                self._base.clear()
-            since = self._epoch if delivered else self._epoch - 1
-            void = {of for of in self._epochs() if of > since or (restored and of >= epoch)}
-            for (stage, of), book in self._books.items():
-                if of in void:
-                    self._take_back(stage, of, book)
-            self._end(self._epochs() - void)
-            self._books.clear()
-            self._repeats = self._forgotten.copy()
-
-    def _take_back(self, stage: str, epoch: int, book: Book) -> None:
-        """Remove what this book has added to the quarantine."""
-        own = [
-            key
-            for key, entry in self._quarantine.items()
-            if key[:2] == (stage, epoch) and entry.number >= book.since
-        ]
-        for key in own:
-            del self._quarantine[key]
-        self._count -= book.added
-        self._forgotten[stage, epoch] -= book.added - len(own)
+            self._settle(self._epoch + 1 if delivered else self._epoch, {})
+            self._records = (*self._records[:2], {})
+            self._failed.clear()
 
     def enter(self, epoch: int) -> None:
-        """Begin a pass over ``epoch``: the books of earlier epochs end."""
+        """Begin a pass over ``epoch``: earlier ones are over."""
         with self._lock:
             self._epoch = epoch
-            self._end({of for of in self._epochs() if of < epoch})
+            self._settle(epoch, {})
+            self._failed = {key: found for key, found in self._failed.items() if key[1] >= epoch}
 
-    def take_over(self, epoch: int) -> None:
-        """Continue with another rank's part of the same epoch, whose cursors start over.
+    def _settle(self, epoch: int, at: Mapping[str, Cursor]) -> None:
+        """Entries of earlier epochs, and those of ``epoch`` before ``at[stage]``, are no longer pending."""
+        count, _, pending = self._records
+        ends = self._ends(epoch, at)
+        if not any(ends.values()):
+            return
+        left = {key: found for key, each in pending.items() if (found := each[ends[key] :])}
+        self._records = count + sum(ends.values()), self._last(KEPT, ends), left
 
-        Counts continue, except those of sources: their items are the steps of a part, so each part is checked by
-        itself.
-        """
-        with self._lock:
-            self._base = {
-                key: (book.failed, book.items)
-                for key, book in self._books.items()
-                if key[1] == epoch and book.items
-            }
-            self._end({epoch})
+    def _ends(self, epoch: int, at: Mapping[str, Cursor]) -> dict[tuple[str, int], int]:
+        """How many of the pending entries of each stage and epoch lie before there."""
+        return {
+            (stage, of): len(each)
+            if of < epoch
+            else bisect_left(each, _place(at.get(stage)), key=lambda entry: _place(entry.at))
+            if of == epoch
+            else 0
+            for (stage, of), each in self._records[2].items()
+        }
 
-    def _epochs(self) -> set[int]:
-        return {of for _, of in self._books}
-
-    def _end(self, epochs: set[int]) -> None:
-        ended = [key for key in self._books if key[1] in epochs]
-        last = [entry for key in ended for entry in self._books[key].latest(STATE_ENTRIES)]
-        self._past.extend(sorted(last, key=_number))
-        for key in ended:
-            del self._books[key]
-
-    def _book(self, stage: str, epoch: int) -> Book:
-        book = self._books.get((stage, epoch))
-        if book is None:
-            from pipegraph.engine.stage.budgets import Book  # for stages with a policy only
-
-            book = Book(*self._base.get((stage, epoch), (0, 0)), next(self._numbers))
-            self._books[stage, epoch] = book
-        return book
+    def _last(self, kept: int, ends: Mapping[tuple[str, int], int]) -> list[Quarantined]:
+        """The last entries, up to these pending ones."""
+        _, last, pending = self._records
+        found = [each for key, end in ends.items() for each in pending[key][max(0, end - kept) : end]]
+        return [*last[-kept:], *(each.lost for each in sorted(found, key=_number))][-kept:]
 
     # -- called by stages -----------------------------------------------------------------------
 
-    def items_before(self, stage: str, epoch: int) -> int:
-        """How many items of the epoch the stage had taken in earlier runs."""
-        with self._lock:
-            return self._base.get((stage, epoch), (0, 0))[1]
-
-    def took(self, stage: str, epoch: int, befores: Sequence[Cursor], first: int) -> None:
-        """Record that items ``first``, ``first`` + 1, ... of the epoch came in at these cursors."""
-        with self._lock:
-            self._book(stage, epoch).take(befores, first)
-
     def failed(self, stage: str, epoch: int) -> tuple[int, int]:
-        """How many of the stage's items failed in the epoch so far, including earlier runs; the ordinal of the last of
-        them in this run, 0 if there is none."""
+        """How many of the stage's items failed in the epoch since the start; the largest of their numbers, or 0."""
         with self._lock:
-            book = self._books.get((stage, epoch))
-            if book is None:
-                return self._base.get((stage, epoch), (0, 0))[0], 0
-            return book.failed, book.last_failed
+            return self._failed.get((stage, epoch), (0, 0))
 
-    def add(self, stage: str, epoch: int, ordinal: int, lost: Sequence[tuple[Lineage, Quarantined]]) -> bool:
-        """Record a failed item (a batch has an entry per sample); returns whether it is the stage's first.
-
-        A replayed item does not appear twice. In ordered stages a sample with another ordinal is another item: it came
-        through another branch.
-        """
-        from pipegraph.engine.stage.budgets import Entry
-
+    def add(self, stage: str, ordinal: int, item: Chunk, error: str) -> Sequence[Quarantined] | None:
+        """Record a failed item (a batch has an entry per sample); returns its entries if it is the stage's first."""
+        lost = [
+            Quarantined(key, row[1], item.epoch, stage, error)
+            for key, row in zip(item.keys, item.lineages, strict=True)
+        ]
+        key = stage, item.epoch
         with self._lock:
-            book = self._book(stage, epoch)
-            entries = []
-            for row, quarantined in lost:
-                key = (stage, epoch, row, 0 if stage in self._unordered else ordinal)
-                known = self._quarantine.get(key)
-                if known is not None:
-                    entry = Entry(known.shown, row, ordinal, known.number)
-                else:
-                    entry = Entry(quarantined, row, ordinal, next(self._numbers))
-                    if self._repeats[stage, epoch] > 0:  # the same epoch again: it was counted then
-                        self._repeats[stage, epoch] -= 1
-                    else:
-                        book.added += 1
-                        self._keep(key, entry)
-                entries.append(entry)
-            book.add(ordinal, entries)
+            failed, last = self._failed.get(key, (0, 0))
+            self._failed[key] = failed + 1, max(last, ordinal)
+            pending = self._records[2].setdefault(key, [])
+            for each in lost:  # completion-order stages add items a little out of order
+                insort(
+                    pending,
+                    Pending(each, item.before, next(self._numbers)),
+                    key=lambda entry: _place(entry.at),
+                )
             first = stage not in self._reported
             self._reported.add(stage)
-            return first
-
-    def _keep(self, key: tuple[Any, ...], entry: Entry) -> None:
-        self._quarantine[key] = entry
-        self._count += 1
-        if len(self._quarantine) > KEPT:
-            stage, epoch, *_ = oldest = next(iter(self._quarantine))
-            del self._quarantine[oldest]
-            self._forgotten[stage, epoch] += 1
+            return lost if first else None
 
     def shown(self) -> tuple[tuple[Quarantined, ...], int]:
-        """The last entries of the quarantine, and the number of all."""
+        """The last entries, and the number of all."""
         with self._lock:
-            return tuple([entry.shown for entry in self._quarantine.values()]), self._count
+            ends = {key: len(each) for key, each in self._records[2].items()}
+            return tuple(self._last(KEPT, ends)), self._records[0] + sum(ends.values())
 
     # -- states --------------------------------------------------------------------------------
 
-    def prune(self, epoch: int, at: Callable[[str], Cursor]) -> None:
-        """Drop the cursors of items before ``at(stage)``, where the stage's input would restart now."""
+    def prune(self, epoch: int, at: Mapping[str, Cursor]) -> None:
+        """Settle the entries before ``at[stage]``, where the stage's input would restart now."""
         with self._lock:
-            for (stage, of), book in self._books.items():
-                if of == epoch:
-                    book.prune(at(stage), STATE_ENTRIES)
+            self._settle(epoch, at)
 
-    def state(self, epoch: int, at: Callable[[str], Cursor], sources: Mapping[str, int]) -> list[Any]:
-        """``[[[stage, failed, items], ...], latest entries, number of all]`` for the items before the cursors.
-
-        Args:
-            at: maps a stage's name to the cursor at which its input would restart.
-            sources: the step at which each source would restart.
-        """
+    def state(self, epoch: int, at: Mapping[str, Cursor]) -> list[Any]:
+        """``[number of all, latest entries]`` of the items before ``at[stage]``, where its input would restart."""
         with self._lock:
-            found, number = list(self._past), self._count
-            counts = {
-                stage: [stage, failed, sources.get(stage, items)]
-                for (stage, of), (failed, items) in self._base.items()
-                if of == epoch
-            }
-            for (stage, of), book in self._books.items():
-                if of == epoch:
-                    items = sources[stage] if stage in sources else book.passed(at(stage))
-                    counts[stage] = [stage, book.failed_of(items), items]
-                    found += book.latest(STATE_ENTRIES, items)
-                    number -= min(book.added, book.behind(items))
-                elif of < epoch:
-                    found += book.latest(STATE_ENTRIES)
-                else:
-                    number -= book.added
-        latest = sorted({entry.number: entry for entry in found}.values(), key=_number)[-STATE_ENTRIES:]
-        # Without those of which nothing counts: whether a stage has read ahead into the epoch is chance.
-        lines = [line for _, line in sorted(counts.items()) if any(line[1:])]
-        return [lines, [_line(entry) for entry in latest], number]
+            ends = self._ends(epoch, at)
+            count, latest = self._records[0] + sum(ends.values()), self._last(STATE_ENTRIES, ends)
+        return [count, [[_plain(of.key), of.position, of.epoch, of.stage, of.error] for of in latest]]
 
     def load(self, epoch: int, state: Any) -> None:
         """Resume from a state; drops everything else."""
-        from pipegraph.engine.stage.budgets import Entry, Quarantined
-
-        counts, lines, *number = state
+        count, lines = state
+        entries = [Quarantined(_hashable(key), *rest) for key, *rest in lines]
         with self._lock:
-            self._quarantine.clear()
-            self._forgotten.clear()
-            self._repeats.clear()
-            self._count = 0
-            self._past.clear()
-            self._books.clear()
-            self._base = {(stage, epoch): (failed, items) for stage, failed, items in counts}
-            for key, position, of, stage, error, row, ordinal in lines:
-                entry = Entry(
-                    Quarantined(_hashable(key), position, of, stage, error),
-                    _hashable(row),
-                    ordinal,
-                    next(self._numbers),
-                )
-                self._past.append(entry)
-                own = 0 if stage in self._unordered else ordinal
-                self._keep((stage, of, entry.row, own), entry)
-            self._count = max([self._count, *number])
-
-
-class Ordinals:
-    """The numbers of the items of one stage in one run, from 1 in each epoch. ``number`` is called in item order; the
-    rest by any worker."""
-
-    def __init__(self, plan: StagePlan, ledger: Ledger) -> None:
-        self._ledger = ledger
-        by_name = {each.name: each for each in (plan, *plan.followers)}
-        self._name = plan.judged
-        judged = by_name[self._name]
-        self._steps = judged.source is not None  # a source's items are its steps
-        self._per_sample = judged.operator.can(RowOperator) is not None
-        self._before: dict[int, int] = {}  # per ticket, the items before its own
-        self._count = 0
-        self._epoch = -1
-        self._totals: dict[int, int] = {}  # of epochs that have come to their end, until that is judged
-
-    def number(self, ticket: int, item: Any) -> None:
-        """Number the item that was taken with this ticket."""
-        if item.__class__ is EndOfEpoch:
-            self._turn_to(item.epoch)
-            self._totals[item.epoch] = self._count
-            return
-        if not isinstance(item, Chunk):
-            return
-        self._turn_to(item.epoch)
-        if self._steps:
-            self._count = item.after
-            return
-        self._before[ticket] = self._count
-        if item.__class__ is Bundle:
-            self._ledger.took(self._name, item.epoch, item.befores(), self._count + 1)
-            self._count += len(item.lineages)
-            return
-        self._count += len(item.lineages) if self._per_sample else 1
-        self._ledger.took(self._name, item.epoch, (item.before,), self._count)
-
-    def _turn_to(self, epoch: int) -> None:
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._count = self._ledger.items_before(self._name, epoch)
-
-    def of(self, ticket: int, chunk: Chunk, row: int = 0) -> int:
-        """The number of an item, or of a row of it."""
-        if self._steps:
-            return int(chunk.before) + 1
-        return self._before.get(ticket, 0) + row + 1
-
-    def forget(self, ticket: int) -> None:
-        """Drop the record of a finished ticket."""
-        self._before.pop(ticket, None)
-
-    def total(self, epoch: int) -> int:
-        """The number of items of an epoch whose end was read; can be called once."""
-        return self._totals.pop(epoch, 0)
-
-
-def _line(entry: Entry) -> list[Any]:
-    of = entry.shown
-    return [_plain(of.key), of.position, of.epoch, of.stage, of.error, list(entry.row), entry.ordinal]
+            self._records = count, entries, {}
+            self._failed.clear()
+            self.resumed_without = epoch if any(each.epoch == epoch for each in entries) else None
 
 
 def _plain(key: Any) -> Any:

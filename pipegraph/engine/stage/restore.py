@@ -146,7 +146,7 @@ def consumed(plan: Plan, cursor: Cursor, seed: int, epoch: int, begun: Mapping[s
         if not stage.upstream:
             found[name] = ((begun.get(name, 0) if at.cursor is None else int(at.cursor)) + at.more, at.holes)
             continue
-        inputs = stage.kind.reached(stage, at, (seed, epoch), stage.spec.outcome.drops)
+        inputs = stage.kind.reached(stage, at, (seed, epoch), stage.spec.skip is not None)
         if inputs is None:
             raise Unknown(name)
         waiting += zip([edge.stage for edge in stage.upstream], inputs, strict=True)

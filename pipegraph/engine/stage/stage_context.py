@@ -9,8 +9,9 @@ from pipegraph import concurrency
 from pipegraph.contracts import Context, History
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.memory import Account
+from pipegraph.engine.stage.budgets import Ordinals
 from pipegraph.engine.stage.epoch_limit import Horizon
-from pipegraph.engine.stage.ledger import Ledger, Ordinals
+from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.tracing import Tracer
 from pipegraph.planning.plan import Plan, StagePlan
@@ -60,11 +61,11 @@ class StageContext:
         self.inboxes: list[Channel] = []
         parallel = plan.kind.parallel
         self.account = run.account.stage(plan.name, depth, reserves=parallel)
-        self.budgeted = not plan.spec.outcome.ends
+        self.budgeted = plan.spec.skip is not None
         self.by_ticket = parallel and (plan.several or self.budgeted)
         self.in_order = not self.by_ticket or not plan.several or plan.spec.ordered
         self.numbers_taken = self.by_ticket and self.budgeted
-        self.ordinals = Ordinals(plan, run.ledger)
+        self.ordinals = Ordinals(plan)
         self.judging = concurrency.Lock()
         self.stop_epoch = -1
 

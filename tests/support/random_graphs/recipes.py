@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from pipegraph import operators as ops
 from pipegraph.backends import BackendName
 from pipegraph.contracts import Operator, Source
-from pipegraph.error_policy import Policy
 from pipegraph.graph import Graph, Node
 from pipegraph.order import StridedOrder
-from pipegraph.policies import Retry, Skip
+from pipegraph.policies import Policy, Retry, Skip
 from random_graphs.own_operators import ROUTES, Backwards, Counted, InSequence, InTurn, Shuffled
 from random_graphs.stage_functions import (
     CountingSampler,
@@ -90,6 +89,16 @@ class Recipe:
             self,
             steps=tuple(replace(each, kind="drawn") if each.kind in drawn else each for each in self.steps),
         )
+
+    def without_budgets(self) -> Recipe:
+        """The same without error budgets: they count from the last start, so they would end a resumed pass later."""
+
+        def freed(policy: Policy) -> Policy:
+            if isinstance(policy, Skip):
+                return Skip()
+            return replace(policy, then=freed(policy.then)) if isinstance(policy, Retry) else policy
+
+        return replace(self, steps=tuple(replace(each, policy=freed(each.policy)) for each in self.steps))
 
     def build(self, inline: bool = False, turn: int = 0) -> Graph:
         """The graph, inline or placed as drawn; ``turn`` varies the placement."""
