@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, final
 
@@ -17,137 +15,70 @@ from pipegraph.integers import integer
 from pipegraph.randomness import generator
 
 Begin = Literal["first", "middle", "random"]
-Range = tuple[float, float] | None
-Seconds = Range | str
-
-VIDEO_FIELDS = ("video", "mp4", "webm", "mkv", "mov", "avi", "bytes", "path")
-AUDIO_FIELDS = ("audio", "wav", "flac", "mp3", "ogg", "opus", "m4a", "bytes", "path")
-"""Where encoded bytes, or the path of a file, are looked for, in this order."""
-
-
-def _decoders(what: str) -> Any:
-    try:
-        return extra_module("torchcodec.decoders", what, f"decoding {what}", "torchcodec")
-    except (OSError, RuntimeError) as error:
-        raise PipegraphError(
-            f"decoding {what} needs FFmpeg's shared libraries (4 to 8), and a torchcodec made for this torch; "
-            "torchcodec is installed and found none that fit. Debian and Ubuntu: apt-get install ffmpeg"
-        ) from error
-
-
-def _check_seconds(seconds: Any, who: str) -> None:
-    if seconds is None or (isinstance(seconds, str) and seconds):
-        return
-    if (
-        not isinstance(seconds, tuple | list)
-        or len(seconds) != 2
-        or any(isinstance(each, bool) or not isinstance(each, int | float) for each in seconds)
-        or not 0 <= seconds[0] < seconds[1]
-    ):
-        raise GraphError(
-            f"{who}: seconds must be (from, to) with 0 <= from < to, or the name of a field with these, "
-            f"got {shown(seconds)}"
-        )
+First = Callable[[int, int], int]
+"""With which to begin, of how many there are and how many are wanted."""
 
 
 class _Decode(Operator):
-    """What both share: where the input lies, the range of time, where a clip begins."""
+    """What both share: where the input lies, and where a clip begins."""
 
     needs = "sample"
     what: str
     fields: tuple[str, ...]
-    own: tuple[str, ...]
-    """The parameters that the other one does not have."""
+    """Where encoded bytes, or the path of a file, are looked for, in this order."""
 
-    def __init__(self, field: str | None, output: str, seconds: Seconds, begin: Begin) -> None:
-        who = type(self).__name__
-        _check_seconds(seconds, who)
+    def __init__(
+        self, seconds: tuple[float, float] | None, begin: Begin, field: str | None, output: str
+    ) -> None:
         if begin not in ("first", "middle", "random"):
-            raise GraphError(f'{who}: begin must be "first", "middle" or "random", got {begin!r}')
-        for name, value in (("field", field), ("output", output)):
-            if (value is not None or name == "output") and (not isinstance(value, str) or not value):
-                raise GraphError(f"{who}: {name} must be the name of a field, got {shown(value)}")
-        self.field, self.output, self.seconds, self.begin = field, output, seconds, begin
+            raise GraphError(f'{self.name}: begin must be "first", "middle" or "random", got {shown(begin)}')
+        if seconds is not None and not 0 <= seconds[0] < seconds[1]:
+            raise GraphError(
+                f"{self.name}: seconds must be (from, to) with 0 <= from < to, got {shown(seconds)}"
+            )
+        self.seconds, self.begin, self.field, self.output = seconds, begin, field, output
         self.depends_on = "item|random" if begin == "random" else "item"
-        self._context = Context("")
-        self._open: Any = None
 
     def open(self, context: Context) -> None:
         self._context = context
-        self._open = _decoders(self.what)
-
-    def config(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in (*self.own, "begin", "seconds", "field", "output")}
+        try:
+            self._open = extra_module("torchcodec.decoders", self.what, f"decoding {self.what}", "torchcodec")
+        except (OSError, RuntimeError) as error:
+            raise PipegraphError(
+                f"decoding {self.what} needs FFmpeg's shared libraries (4 to 8), and a torchcodec made for this torch; "
+                "torchcodec is installed and found none that fit. Debian and Ubuntu: apt-get install ffmpeg"
+            ) from error
 
     @abstractmethod
-    def decode(self, source: Any, seconds: Range, first: Callable[[int, int], int]) -> dict[str, Any]:
-        """The fields to add.
-
-        Args:
-            first: of how many there are and how many are wanted, with which to begin.
-        """
+    def decode(self, source: Any, first: First) -> dict[str, Any]:
+        """The fields to add."""
 
     def process(self, chunk: Chunk) -> Chunk:
-        data, who = chunk.data, type(self).__name__
-        name, source = None, data
+        data, name, source = chunk.data, None, chunk.data
         if isinstance(data, Mapping):
             names = self.fields if self.field is None else (self.field,)
             name = next((each for each in names if each in data), None)
             if name is None:
-                raise DataError(f"{who}: no field {' or '.join(names)} in {', '.join(map(str, data))}")
+                raise DataError(f"{self.name}: no field {' or '.join(names)} in {', '.join(map(str, data))}")
             source = data[name]
-        if isinstance(source, bytearray | memoryview):
-            source = bytes(source)
-        if not isinstance(source, bytes | str | os.PathLike):
-            raise DataError(
-                f"{who}: encoded bytes or the path of a file are needed, got {type(source).__name__}; put "
-                "it before Batch"
-            )
-        if not isinstance(source, bytes) and os.path.exists(source) and not os.path.isfile(source):
-            raise DataError(f"{who}: {os.fspath(source)!r} is no regular file (a folder, a pipe or a device)")
-        made = self._decoded(source, self._range(data, who), chunk)
-        kept = {key: value for key, value in data.items() if key != name or name == "path"} if name else {}
-        taken = next((field for field in made if field in kept), None)
-        if taken is not None:
-            raise DataError(f"{who}: there is a field {taken!r} already; choose another name with output=")
-        chunk.keys = chunk.own_keys
-        chunk.data = {**kept, **made}
-        return chunk
 
-    def _range(self, data: Any, who: str) -> Range:
-        if not isinstance(self.seconds, str):
-            return self.seconds
-        if not isinstance(data, Mapping) or self.seconds not in data:
-            raise DataError(f"{who}: no field {self.seconds!r} with (from, to) in seconds")
-        try:
-            start, stop = (float(each) for each in data[self.seconds])
-        except (TypeError, ValueError):
-            start, stop = 0.0, 0.0
-        if not 0 <= start < stop:
-            raise DataError(
-                f"{who}: field {self.seconds!r} must be (from, to) in seconds with 0 <= from < to, got "
-                f"{data[self.seconds]!r}"
-            )
-        return start, stop
-
-    def _decoded(self, source: Any, seconds: Range, chunk: Chunk) -> dict[str, Any]:
         def first(there: int, wanted: int) -> int:
             spare = max(0, there - wanted)
-            if self.begin == "first":
-                return 0
-            if self.begin == "middle":
-                return spare // 2
+            if self.begin != "random":
+                return 0 if self.begin == "first" else spare // 2
             context = self._context
             drawn = generator(context.seed, chunk.epoch, chunk.lineages[0], context.stage)
             return int(drawn.integers(spare + 1))
 
         try:
-            return self.decode(source, seconds, first)
-        except DataError:
-            raise
+            made = self.decode(bytes(source) if isinstance(source, bytearray | memoryview) else source, first)
         except (RuntimeError, ValueError, IndexError) as error:
-            of = f"{len(source)} bytes" if isinstance(source, bytes) else f"the file {os.fspath(source)!r}"
+            of = f"{len(source)} bytes" if isinstance(source, bytes) else shown(source)
             raise DecodeError(f"{of} cannot be decoded as {self.what}: {error}") from error
+        kept = {key: value for key, value in data.items() if key != name or name == "path"} if name else {}
+        chunk.keys = chunk.own_keys
+        chunk.data = {**kept, **made}
+        return chunk
 
 
 @final
@@ -162,8 +93,7 @@ class DecodeVideo(_Decode):
         stride: the step between frames that are taken: 2 takes every other one.
         begin: with the ``"first"`` frame; so that the clip lies in the ``"middle"``; or at ``"random"``, a draw of the
             sample's own.
-        seconds: only frames shown in this range of time, (from, to): a pair, or the name of a field with one for each
-            sample.
+        seconds: only frames shown in this range of time, (from, to), all of which are decoded first.
         field: of the encoded bytes, or of a file's path; by default the first of ``video, mp4, webm, mkv, mov, avi,
             bytes, path`` that is there. It is left out, but for ``path``.
         output: the field of the frames.
@@ -174,53 +104,41 @@ class DecodeVideo(_Decode):
     """
 
     name = "decodevideo"
-    what, fields, own = "video", VIDEO_FIELDS, ("frames", "stride")
+    what, fields = "video", ("video", "mp4", "webm", "mkv", "mov", "avi", "bytes", "path")
 
     def __init__(
         self,
         frames: int | None = None,
         stride: int = 1,
         begin: Begin = "first",
-        seconds: Seconds = None,
+        seconds: tuple[float, float] | None = None,
         field: str | None = None,
         output: str = "video",
     ) -> None:
-        super().__init__(field, output, seconds, begin)
+        super().__init__(seconds, begin, field, output)
         self.frames = None if frames is None else integer(frames, "DecodeVideo: frames")
         self.stride = integer(stride, "DecodeVideo: stride")
 
-    def decode(self, source: Any, seconds: Range, first: Callable[[int, int], int]) -> dict[str, Any]:
+    def decode(self, source: Any, first: First) -> dict[str, Any]:
         decoder = self._open.VideoDecoder(source, num_ffmpeg_threads=1)
-        low, high = 0, len(decoder)
-        if seconds is not None:
-            low, high = _shown(decoder, *seconds)
-        if low >= high:
-            when = "" if seconds is None else f" between {seconds[0]} and {seconds[1]} s"
-            raise DecodeError(f"the video has no frame{when}")
-        numbers = list(range(low, high, self.stride))
+        found = None
+        if self.seconds is not None:
+            there = decoder.metadata
+            start = max(self.seconds[0], there.begin_stream_seconds)
+            stop = min(self.seconds[1], there.end_stream_seconds)
+            found = decoder.get_frames_played_in_range(start, stop)
+        count = len(decoder) if found is None else len(found.data)
+        if not count:
+            raise ValueError("it has no frame there")
+        numbers = list(range(0, count, self.stride))
         if self.frames is not None:
-            span = (self.frames - 1) * self.stride + 1
-            start = low + first(high - low, span)
-            numbers = [start + step * self.stride for step in range(self.frames)]
-            last = max(number for number in numbers if number < high)
-            numbers = [min(number, last) for number in numbers]
-        found = decoder.get_frames_at(numbers)
-        return {self.output: found.data, f"{self.output}_seconds": found.pts_seconds}
-
-
-def _shown(decoder: Any, start: float, stop: float) -> tuple[int, int]:
-    """The numbers of the frames shown from ``start`` up to ``stop``."""
-    begins, ends = decoder.metadata.begin_stream_seconds, decoder.metadata.end_stream_seconds
-    start, stop = max(start, begins), min(stop, ends)
-    if start >= stop:
-        return 0, 0
-
-    def begin(number: int) -> float:
-        return float(decoder.get_frame_at(number).pts_seconds)
-
-    # Frames need not be of equal length.
-    numbers = range(len(decoder))
-    return max(0, bisect_right(numbers, start, key=begin) - 1), bisect_left(numbers, stop, key=begin)
+            begin = first(count, (self.frames - 1) * self.stride + 1)
+            numbers = list(range(begin, count, self.stride))[: self.frames]
+            numbers += numbers[-1:] * (self.frames - len(numbers))
+        if found is None:
+            found = decoder.get_frames_at(numbers)
+            return {self.output: found.data, f"{self.output}_seconds": found.pts_seconds}
+        return {self.output: found.data[numbers], f"{self.output}_seconds": found.pts_seconds[numbers]}
 
 
 @final
@@ -235,7 +153,7 @@ class DecodeAudio(_Decode):
         channels: number to mix to; by default as they are.
         begin: with the ``"first"`` sample; so that the clip lies in the ``"middle"``; or at ``"random"``, a draw of the
             sample's own.
-        seconds: only this range of time, (from, to): a pair, or the name of a field with one for each sample.
+        seconds: only this range of time, (from, to).
         field: of the encoded bytes, or of a file's path; by default the first of ``audio, wav, flac, mp3, ogg, opus,
             m4a, bytes, path`` that is there. It is left out, but for ``path``.
         output: the field of the samples, and the beginning of the other fields' names.
@@ -246,7 +164,7 @@ class DecodeAudio(_Decode):
     """
 
     name = "decodeaudio"
-    what, fields, own = "audio", AUDIO_FIELDS, ("samples", "rate", "channels")
+    what, fields = "audio", ("audio", "wav", "flac", "mp3", "ogg", "opus", "m4a", "bytes", "path")
 
     def __init__(
         self,
@@ -254,28 +172,28 @@ class DecodeAudio(_Decode):
         rate: int | None = None,
         channels: int | None = None,
         begin: Begin = "first",
-        seconds: Seconds = None,
+        seconds: tuple[float, float] | None = None,
         field: str | None = None,
         output: str = "audio",
     ) -> None:
-        super().__init__(field, output, seconds, begin)
+        super().__init__(seconds, begin, field, output)
         self.samples = None if samples is None else integer(samples, "DecodeAudio: samples")
         self.rate = None if rate is None else integer(rate, "DecodeAudio: rate")
         self.channels = None if channels is None else integer(channels, "DecodeAudio: channels")
 
-    def decode(self, source: Any, seconds: Range, first: Callable[[int, int], int]) -> dict[str, Any]:
+    def decode(self, source: Any, first: First) -> dict[str, Any]:
         decoder = self._open.AudioDecoder(source, sample_rate=self.rate, num_channels=self.channels)
-        if seconds is None:
-            found = decoder.get_all_samples()
-        else:
-            found = decoder.get_samples_played_in_range(*seconds)
+        found = (
+            decoder.get_all_samples()
+            if self.seconds is None
+            else decoder.get_samples_played_in_range(*self.seconds)
+        )
         data, begins, rate = found.data, float(found.pts_seconds), int(found.sample_rate)
-        there = data.shape[1]
-        if not there:
-            raise DecodeError("the audio has no sample in the range")
+        if not data.shape[1]:
+            raise ValueError("it has no sample there")
         made: dict[str, Any] = {}
         if self.samples is not None:
-            start = first(there, self.samples)
+            start = first(data.shape[1], self.samples)
             data = data[:, start : start + self.samples].clone()  # else the whole of it would be kept
             begins += start / rate
             made[f"{self.output}_length"] = data.shape[1]

@@ -17,7 +17,6 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, GraphError, PipegraphWarning, StateError
-from pipegraph.operators import media
 from pipegraph.operators.load import read_file
 from pipegraph.storage import build_manifest
 from pipegraph.storage.object_file import open_part
@@ -181,17 +180,6 @@ def test_a_file_whose_size_the_system_does_not_say_or_says_wrongly_is_read_whole
     monkeypatch.undo()
     with pytest.raises(IsADirectoryError, match=f": {str(tmp_path)!r}$"):
         read_file(tmp_path)
-
-
-@pytest.mark.parametrize("operator", [ops.DecodeVideo, ops.DecodeAudio])
-def test_a_pipe_is_no_recording(
-    pipe_with_bytes: Path, operator: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(media, "extra_module", lambda *_: None)  # torchcodec, which is not asked
-    graph = pg.Graph("pipe")
-    graph.add(ops.FromSequence([{"path": pipe_with_bytes}])).then(operator())
-    with graph.loader() as loader, pytest.raises(DataError, match=r"pipe' is no regular file"):
-        list(loader)
 
 
 def test_a_pipe_holds_no_tokens(pipe_with_bytes: Path) -> None:
