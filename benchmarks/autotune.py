@@ -1,13 +1,13 @@
 """From one worker everywhere: how near the tuner comes to the best setting of a grid search, and what it must not do.
 
 Claim: on pipelines of planted costs (waits, as of storage) at least 95 % of the grid search's best within 30 s; budgets
-are never exceeded; a stage that holds the GIL gets no more threads; a shift of cost is followed.
+are never exceeded; a stage that holds the GIL gets no more threads.
 
 Planted costs need no core, and how late a wait ends is taken off the next one, so that other load hardly matters. The
 tuner's final sizes and the best of the grid are run in turn, and compared by ratios.
 
     python benchmarks/autotune.py --seconds 30 --rounds 3
-    python benchmarks/autotune.py --only lock,shift
+    python benchmarks/autotune.py --only lock,budgets
 """
 
 from __future__ import annotations
@@ -206,22 +206,6 @@ def against_the_grid(costs: tuple[float, ...], step_s: float, seconds: float, ro
     return beside(lambda settings: planted(costs, settings), grid, step_s, seconds, rounds)
 
 
-def shift(step_s: float, seconds: float) -> dict[str, Any]:
-    """The cost moves from one stage to another in the middle of a pass."""
-    first, second = Waits(0.064), Waits(0.004)
-    with graph_of([first, second]).loader(autotune=True) as loader:
-        batches = iter(loader)
-        before = train(batches, step_s, seconds)
-        decided = len(loader.tuning().decisions)
-        first.seconds, second.seconds = second.seconds, first.seconds
-        settings = loader.tuning().settings
-        left = rate(planted((first.seconds, second.seconds), settings), step_s, 40)
-        after = train(batches, step_s, seconds)
-        decisions = loader.tuning().decisions[decided:]
-    print(*decisions, sep="\n")
-    return {"before": before, "after it, not followed": left, "followed": after, "of before": after / before}
-
-
 def budgets(seconds: float) -> dict[str, Any]:
     """Large samples, an expensive stage and a small memory limit: the most that was ever held and at work."""
     Waits.most = 0
@@ -255,7 +239,7 @@ def main() -> None:
     asked.add_argument("--seconds", type=float, default=30.0)
     asked.add_argument("--rounds", type=int, default=3)
     asked.add_argument("--step-ms", type=float, default=8.0)
-    asked.add_argument("--only", default="grid,files,processes,memory,shift,budgets,lock")
+    asked.add_argument("--only", default="grid,files,processes,memory,budgets,lock")
     asked.add_argument("--no-record", action="store_true", help="print only")
     options = asked.parse_args()
     step_s, seconds = options.step_ms / 1000, options.seconds
@@ -275,7 +259,6 @@ def main() -> None:
         parts[name] = lambda make=make, grid=grid, step=step, limits=limits: beside(
             make, grid, step, seconds, options.rounds, **limits
         )
-    parts["shift"] = lambda: shift(step_s, seconds)
     parts["budgets"] = lambda: budgets(seconds / 2)
     parts["lock"] = lambda: lock(seconds / 2)
     results = {}

@@ -128,7 +128,6 @@ class Graph:
         self.name = name
         self.seed = seed
         self.stages: dict[str, StageSpec] = {}
-        self.looks: dict[tuple[tuple[str, int, int], ...], float] = {}  # for profiles; see ``profile.looks``
 
     @names_ours
     def add(

@@ -1,4 +1,4 @@
-"""The command line: ``pipegraph demo | plan | profile | tune | index | pack | quality | doctor``.
+"""The command line: ``pipegraph demo | plan | profile | tune | index | pack | doctor``.
 
 Exit codes: 0; 1 where the pipeline or the machine failed; 2 for bad input, reported in one line; 130 after Ctrl-C.
 """

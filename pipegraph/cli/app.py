@@ -232,20 +232,6 @@ def pack(
     run_pack(source, target, format, size, workers, shuffle, seed)
 
 
-@app.command(epilog="Example:  pipegraph quality train.py:graph --classes 1000")
-def quality(
-    graph: Target,
-    classes: Annotated[
-        int, typer.Option(min=2, help="Classes; the data is assumed to be sorted by class, the worst case.")
-    ] = 1000,
-) -> None:
-    """How well a graph's order shuffles: measures of one epoch, beside those of a global shuffle."""
-    from pipegraph.cli.graph_commands import run_quality
-    from pipegraph.cli.target import load_graph
-
-    run_quality(load_graph(graph), classes)
-
-
 @app.command(epilog="Example:  pipegraph doctor")
 def doctor() -> None:
     """What this machine offers: cores, memory, devices, decoders, and the install line of each missing part."""

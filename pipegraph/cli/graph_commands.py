@@ -1,4 +1,4 @@
-"""``pipegraph plan | profile | tune | quality``: what a graph would run, how fast it runs, how well it shuffles."""
+"""``pipegraph plan | profile | tune``: what a graph would run, and how fast it runs."""
 
 from __future__ import annotations
 
@@ -6,29 +6,17 @@ import sys
 import threading
 from pathlib import Path
 from time import perf_counter
-from typing import Any
-
-import numpy as np
 
 from pipegraph.cli.progress_bars import ProgressLine
-from pipegraph.errors import DataError, GraphError, LoaderClosedError
+from pipegraph.errors import DataError, LoaderClosedError
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
-from pipegraph.operators import Batch
-from pipegraph.operators.ordered import OrderedSource
-from pipegraph.order import total_samples
-from pipegraph.order.quality import quality
 from pipegraph.paths import write_text
 from pipegraph.planning.drawing import plan_svg
 from pipegraph.profile.record import record
-from pipegraph.storage import Manifest
-from pipegraph.units import counted
 
 EVERY_S = 0.5
 """Between two moments of the report's charts."""
-
-SAMPLES_PER_PART = 1000
-"""Data without shards is taken to lie in runs of this many neighbours."""
 
 
 def run_plan(graph: Graph, output: str | None, svg: str | None) -> None:
@@ -106,43 +94,3 @@ def _run_for(loader: Loader, seconds: float, step_s: float, progress: ProgressLi
         clock.cancel()
         if clock.is_alive():
             clock.join()
-
-
-def run_quality(graph: Graph, classes: int) -> None:
-    """Print the measures of the graph's first epoch, beside those of a global shuffle."""
-    plan = graph.plan()
-    sources = [stage for stage in plan.running if isinstance(stage.operator, OrderedSource)]
-    if len(sources) != 1:
-        names = ", ".join(repr(stage.name) for stage in sources) or "none"
-        raise GraphError(
-            f"graph {graph.name!r}: one source with an order is needed (ShardSelect, ListFiles, FromSequence), "
-            f"found {names}"
-        )
-    source: Any = sources[0].operator
-    if not source.random_access:
-        raise GraphError(
-            f"stage {sources[0].name!r}: the order of whole parts is known only while they are read; "
-            "give ShardSelect a manifest= or another order"
-        )
-    layout = source.layout()
-    total = total_samples(layout)
-    if not total:
-        raise DataError(f"stage {sources[0].name!r} has no samples, whose order could be measured")
-    batch = next(
-        (stage.operator.size for stage in plan.running if isinstance(stage.operator, Batch)), None
-    ) or min(256, total)
-    if isinstance(layout, Manifest):
-        parts = np.asarray(layout.part_samples)
-    else:
-        parts = np.full(-(-total // SAMPLES_PER_PART), SAMPLES_PER_PART, np.int64)
-        parts[-1] = total - SAMPLES_PER_PART * (len(parts) - 1)
-    seed = graph.seed or 0
-
-    def epoch(number: int) -> Any:
-        length = source.order.length(layout, 1, (), 0, seed, number)
-        return source.order.indices(layout, seed, number, 0, 1, 0, length)
-
-    print(
-        f"order of stage {sources[0].name!r}: {total:,} samples, batches of {batch}, {counted(len(parts), 'part')}"
-    )
-    print(quality(epoch(0), np.asarray(parts, np.int64), batch, classes, epoch(1)))

@@ -254,11 +254,9 @@ class Loader(Closing):
         Raises:
             GraphError: ``since`` is from another graph.
         """
-        from pipegraph.profile import compared, profile_of
+        from pipegraph.profile import profile_of
 
-        found = profile_of(self.plan, self._measure(), *self._ledger.shown(), since)
-        vain = () if self._tuner is None else self._tuner.tuning.vain
-        return compared(self._graph.looks, self.plan, found, vain)
+        return profile_of(self.plan, self._measure(), *self._ledger.shown(), since)
 
     def _measure(self) -> Measured:
         """All that was counted so far, for profiles and the tuner."""

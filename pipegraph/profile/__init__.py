@@ -3,5 +3,4 @@
 from __future__ import annotations
 
 from .collect import profile_of as profile_of
-from .looks import compared as compared
 from .values import Profile as Profile

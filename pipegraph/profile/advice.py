@@ -1,4 +1,4 @@
-"""What to change, and what it would bring: predictions for a change, and the change that a profile proposes. Pure."""
+"""What a profile proposes to change, in one step, and what that would bring. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
-from pipegraph.errors import GraphError
-from pipegraph.integers import amount, flag, integer
 from pipegraph.units import counted, format_gain
 
 from .bottleneck import CONSUMER
-from .looks import no_faster
-from .model import COMPUTES, LONGER, Pipeline, Work, best_sizes, exceeds, limit_words, pipeline_of
-from .values import Profile, run_busy, run_of
+from .model import COMPUTES, LONGER, Pipeline, Sizes, Work, best_sizes, exceeds, limit_words, pipeline_of
+from .values import Profile, run_of
 
 WORTH = 0.05
 """A predicted gain that is worth a sentence."""
@@ -26,17 +23,13 @@ class Prediction:
     Attributes:
         samples_per_s: delivered to the training loop.
         gain: by how much more than now, 0.5 being half as much again.
-        bottleneck: what would set the pace then: a stage, ``"consumer"``, ``"cores"`` or ``"lock"``.
         at_most: whether the gain presumes that workers do not wait for each other: for a rate limit, a pool of
             connections, an event loop, the GIL.
-        why: why the stage has no use of these workers, or of all of them, and what helps instead; "" if it has.
     """
 
     samples_per_s: float
     gain: float
-    bottleneck: str
     at_most: bool = False
-    why: str = ""
 
     def __str__(self) -> str:
         about = "at most" if self.at_most else "about"
@@ -56,7 +49,7 @@ class Advice:
 
     settings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     processes: tuple[str, ...] = ()
-    prediction: Prediction = Prediction(0.0, 0.0, CONSUMER)
+    prediction: Prediction = Prediction(0.0, 0.0)
     limit: str = ""
 
     def __str__(self) -> str:
@@ -68,56 +61,7 @@ class Advice:
                 words.append(f"capacity={size['capacity']} in {name!r}")
         if not words:
             return f"No other sizes help: {self.limit}."
-        if not self.prediction.gain:
-            return f"{', '.join(words)} and no more: {self.limit}."
         return f"With {', '.join(words)}: {self.prediction}; then {self.limit}."
-
-
-def predict(
-    profile: Profile, stage: str, *, workers: int | None = None, cost: float = 1.0, cached: bool = False
-) -> Prediction:
-    """See :meth:`pipegraph.profile.Profile.what_if`."""
-    now = pipeline_of(profile)
-    cached = flag(cached, "what_if: cached")
-    cost = amount(cost, "what_if: cost", refusal=GraphError)
-    if cost == inf:
-        raise GraphError("what_if: cost must be finite, got inf")
-    if workers is not None:
-        workers = integer(workers, "what_if: workers", rule="must be >= {}, of a stage that has some,")
-    if isinstance(stage, str) and (stage == CONSUMER or stage in profile.stages):
-        stage, share = _share_of_run(profile, stage, cached)
-    if not isinstance(stage, str) or (stage not in now.works and stage != CONSUMER):
-        names = ", ".join([*now.works, CONSUMER])
-        raise GraphError(f"what_if: there is no stage {stage!r} that runs; there are: {names}")
-    if workers is not None and stage == CONSUMER:
-        raise GraphError(f"what_if: workers must be >= 1, of a stage that has some, not of {CONSUMER!r}")
-    if not profile.items:
-        return Prediction(0.0, 0.0, profile.bottleneck)
-    if stage == CONSUMER:
-        step_s = 0.0 if cached else now.step_s * cost
-        return _prediction(profile, now, replace(now, step_s=step_s))
-    changed = dict(now.works)
-    free = now.above(stage) if cached else set()
-    if share < 1:  # the rest of its run works on
-        free -= {stage}
-    for name in free:
-        changed[name] = replace(now.works[name], seconds=0.0, service_s=0.0, core_s=0.0, alone_s=0.0)
-    work, why = now.works[stage], ""
-    if stage not in free:
-        kept = 1 - share * (1 - (0.0 if cached else cost))
-        changed[stage] = replace(
-            work,
-            seconds=max(0.0, work.seconds - work.service_s * (1 - kept)),
-            service_s=work.service_s * kept,
-            core_s=work.core_s * kept,
-        )
-    sizes = now.sizes
-    if workers is not None and not work.inline:
-        if workers > max(work.most, work.size.workers):
-            why = work.why + (f"; what helps: {work.helps}" if work.helps else "")
-        sizes[stage] = work.sized(int(min(workers, max(work.most, work.size.workers))))
-    grows = sizes[stage].workers > work.size.workers
-    return _prediction(profile, now, replace(now, works=changed), sizes, grows and work.presumes, why)
 
 
 def advise(profile: Profile) -> Advice:
@@ -148,13 +92,8 @@ def _advice(profile: Profile) -> Advice:
     if profile.bottleneck == CONSUMER and profile.cause == "consumer":
         return Advice(limit="training sets the pace")
     now = pipeline_of(profile)
-    known = no_faster(profile)
-    if known.back:
-        name = next(iter(known.back))
-        why = known.stuck.get(name) or known.short[name]
-        return Advice(known.back, (), _prediction(profile, now, now), limit_words(name, why))
     if profile.cause == "bursts":
-        longer = _longer_queues(profile, now, known.short)
+        longer = _longer_queues(profile, now)
         if longer.settings or profile.bottleneck == CONSUMER:
             return longer
     changed, processes = _in_processes(profile, now)
@@ -163,7 +102,7 @@ def _advice(profile: Profile) -> Advice:
             return Advice(limit="its workers wait for room under memory_limit")
         if profile.cause == "cores":
             return Advice(limit="no core is free")
-    then, limit, why = best_sizes(changed, fixed=known.stuck)
+    then, limit, why = best_sizes(changed)
     grown = {name: size for name, size in then.items() if size.workers != now.works[name].size.workers}
     presumes = bool(processes) or any(now.works[name].presumes for name in grown)
     found = _prediction(profile, now, changed, then, presumes)
@@ -201,10 +140,10 @@ def _in_processes(profile: Profile, now: Pipeline) -> tuple[Pipeline, tuple[str,
     return replace(now, works=works, locked=False), tuple(held)
 
 
-def _longer_queues(profile: Profile, now: Pipeline, short: Mapping[str, str]) -> Advice:
+def _longer_queues(profile: Profile, now: Pipeline) -> Advice:
     settings = {}
     for channel in profile.channels:
-        if channel.in_bursts and channel.producer in now.works.keys() - short:
+        if channel.in_bursts and channel.producer in now.works:
             work = now.works[channel.producer]
             then = {channel.producer: replace(work.size, capacity=LONGER * channel.capacity)}
             why = exceeds(now, then)
@@ -216,7 +155,7 @@ def _longer_queues(profile: Profile, now: Pipeline, short: Mapping[str, str]) ->
     if gain < WORTH or not settings:
         return Advice(limit=_limit(now.works.get(limit), limit, ""))
     rate = profile.samples_per_s * (1 + gain)
-    return Advice(settings, (), Prediction(rate, round(gain, 6), limit, True), _limit(None, limit, ""))
+    return Advice(settings, (), Prediction(rate, round(gain, 6), True), _limit(None, limit, ""))
 
 
 def _limit(work: Work | None, limit: str, why: str) -> str:
@@ -226,27 +165,11 @@ def _limit(work: Work | None, limit: str, why: str) -> str:
 
 
 def _prediction(
-    profile: Profile,
-    now: Pipeline,
-    changed: Pipeline,
-    sizes: Mapping[str, object] | None = None,
-    at_most: bool = False,
-    why: str = "",
+    profile: Profile, now: Pipeline, changed: Pipeline, sizes: Sizes, at_most: bool
 ) -> Prediction:
-    chunks, limit = now.predicted(now.sizes if sizes is None else sizes, changed)  # type: ignore[arg-type]
+    chunks, _ = now.predicted(sizes, changed)
     samples = profile.samples / profile.items * chunks
     rate = profile.samples_per_s
     gain = samples / rate - 1 if rate else 0.0
     # Without the errors of floats, and without -0.0.
-    return Prediction(samples, gain if gain == inf else round(gain, 6) + 0.0, limit, at_most, why)
-
-
-def _share_of_run(profile: Profile, name: str, cached: bool) -> tuple[str, float]:
-    """The stage whose workers do a stage's work, and its share of theirs; where it is cached, with those before it."""
-    stage = profile.stages.get(name)
-    host = name if stage is None or not stage.busy else stage.within or name
-    run, busy = run_of(profile.stages, host), run_busy(profile.stages, host)
-    if not busy:
-        return host, 1.0
-    parts = run[: run.index(name) + 1] if cached else [name]
-    return host, min(1.0, sum(profile.stages[each].busy for each in parts) / busy)
+    return Prediction(samples, gain if gain == inf else round(gain, 6) + 0.0, at_most)

@@ -199,15 +199,6 @@ class Pipeline:
             drivers += self._drivers(consumer) if inline else [consumer]
         return drivers
 
-    def above(self, stage: str) -> set[str]:
-        """The stage and those above it whose output goes nowhere else."""
-        above = {stage}
-        for name in reversed(list(self.works)):
-            feeds = self.works[name].feeds
-            if feeds and all(consumer in above for consumer in feeds):
-                above.add(name)
-        return above
-
 
 def best_sizes(
     pipeline: Pipeline, most: float = inf, fixed: Mapping[str, str] = MappingProxyType({})

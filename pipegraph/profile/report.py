@@ -15,17 +15,14 @@ from pipegraph.errors import extra_module, shown
 from pipegraph.measurements import StageProfile, in_view
 from pipegraph.planning.drawing import QueueLine, StageBox, picture
 from pipegraph.units import (
-    counted,
     format_bytes,
     format_count,
     format_duration,
-    format_gain,
     format_rate,
     format_share,
     shorten,
 )
 
-from .advice import Prediction
 from .bottleneck import CONSUMER
 from .series import Moment
 from .table import conclude
@@ -34,10 +31,6 @@ from .values import Profile
 if TYPE_CHECKING:
     from jinja2 import Template
 from math import floor, log10
-
-SHOWN_CHANGES = 12
-WORTH = 0.01
-"""Predictions that the page lists, the best first, and the gain from which on one is worth a line."""
 
 SHOWN_QUARANTINED = 100
 """Samples that the page lists; the rest is a number."""
@@ -59,7 +52,6 @@ def _template() -> Template:
         **{
             "count": format_count,
             "rate": format_rate,
-            "gain": format_gain,
             "brief": shorten,
             "place": _place,
         },
@@ -71,15 +63,6 @@ def _template() -> Template:
 
 def _place(name: str) -> str:
     return "training" if name == CONSUMER else name
-
-
-@dataclass(frozen=True)
-class Change:
-    """One line of the table of predictions."""
-
-    stage: str
-    change: str
-    prediction: Prediction
 
 
 def render_report(profile: Profile, moments: Sequence[Moment] = ()) -> str:
@@ -100,7 +83,6 @@ def render_report(profile: Profile, moments: Sequence[Moment] = ()) -> str:
         "drawing": _drawing(profile),
         "charts": _charts(profile, moments),
         "waits": histogram(profile.waits),
-        "changes": _changes(profile),
         "quarantined": quarantined,
         "stall_share": profile.stall_share,
         "columns": in_view(StageProfile, "page"),
@@ -163,24 +145,6 @@ def _charts(profile: Profile, moments: Sequence[Moment]) -> list[Chart]:
         title = f"Queue {channel.producer} → {_place(channel.consumer)}"
         made.append(line_chart(title, "items", times, depths, maximum=float(channel.capacity)))
     return made
-
-
-def _changes(profile: Profile) -> list[Change]:
-    """What one change would bring, for each stage, the best first."""
-    found = []
-    proposed = profile.advice.settings
-    for name, stage in profile.stages.items():
-        if not stage.workers:
-            continue
-        if not stage.backend.in_consumer:
-            workers = proposed.get(name, {}).get("workers", stage.workers + 1)
-            found.append(Change(name, counted(workers, "worker"), profile.what_if(name, workers=workers)))
-        found.append(Change(name, "half its cost", profile.what_if(name, cost=0.5)))
-        found.append(Change(name, "its output cached", profile.what_if(name, cached=True)))
-    if profile.items:
-        found.append(Change(CONSUMER, "half the step time", profile.what_if(CONSUMER, cost=0.5)))
-    found.sort(key=lambda change: -change.prediction.gain)
-    return [change for change in found[:SHOWN_CHANGES] if change.prediction.gain >= WORTH]
 
 
 WIDTH, HEIGHT = 320, 100

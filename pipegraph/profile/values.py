@@ -16,10 +16,7 @@ from pipegraph.measurements import StageProfile, documented, in_view, measuremen
 from .bottleneck import CONSUMER, STARTING, Cause
 
 if TYPE_CHECKING:
-    from .advice import Advice, Prediction
-
-Look = tuple[tuple[str, int, int], ...]
-"""Sizes of a graph's stages: ``(stage, workers, capacity)``."""
+    from .advice import Advice
 
 MIN_S = 0.05
 """Passes shorter than this, shown as 0.0 s, measure start-up rather than the bottleneck."""
@@ -72,11 +69,9 @@ class Profile:
     )
     samples_per_s: float = measurement("samples delivered per second of passes.", "per second", ": log")
     quarantined: tuple[Quarantined, ...] = measurement(
-        "what failed and was left out or replaced: the last 1,000 of the whole run.", "text", default=()
+        "what failed and was left out: the last 1,000 of the whole run.", "text", default=()
     )
-    quarantined_count: int = measurement(
-        "samples that were left out or replaced, in all.", metric="quarantined_total"
-    )
+    quarantined_count: int = measurement("samples that were left out, in all.", metric="quarantined_total")
     graph: str = measurement("the graph's name.", "text", default="pipeline")
     elapsed_s: float = measurement("seconds that passes ran.", "seconds", metric="running_seconds_total")
     passes: int = measurement("passes that have begun.")
@@ -116,12 +111,6 @@ class Profile:
     wake_s: float = measurement(
         "mean seconds that a thread with a free core is late after its wake: it waits for the GIL.", "seconds"
     )
-    look: Look = measurement("``(stage, workers, capacity)`` of all that run.", "text", default=())
-    looks: Mapping[Look, float] = measurement(
-        "samples per second of each look at earlier loaders of the same graph, and at this one.",
-        "text",
-        default=dict,
-    )
     measured: Measured | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -136,7 +125,6 @@ class Profile:
         """Plain dicts, lists and numbers; keys of samples as they came."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "measured"}
         plain["stages"] = {name: asdict(stage) for name, stage in self.stages.items()}
-        plain["looks"] = [{"sizes": sizes, "samples_per_s": rate} for sizes, rate in self.looks.items()]
         plain["channels"] = [asdict(channel) for channel in self.channels]
         plain["quarantined"] = [asdict(entry) for entry in self.quarantined]
         return plain
@@ -162,29 +150,10 @@ class Profile:
                 }
         return {name: float(value) for name, value in found.items()}
 
-    def what_if(
-        self, stage: str, *, workers: int | None = None, cost: float = 1.0, cached: bool = False
-    ) -> Prediction:
-        """The throughput to expect if one stage were changed and all else stayed.
-
-        Args:
-            stage: a stage that runs, or ``"consumer"`` for the training loop.
-            workers: how many it would have; by default as many as now. A stage that has no use of more gains nothing,
-                and ``Prediction.why`` says what helps instead.
-            cost: how many times as long its work on an item would take, such as 0.5.
-            cached: whether its output would come from memory, so that neither it nor the stages that feed only it work.
-
-        Raises:
-            GraphError: there is no such stage, or a number is out of range.
-        """
-        from .advice import predict
-
-        return predict(self, stage, workers=workers, cost=cost, cached=cached)
-
     @property
     def advice(self) -> Advice:
-        """The sizes that promise most, of all stages together, and what allows no more. A second look after
-        ``graph.resize(profile.advice.settings)`` proposes nothing more, or says which limit holds."""
+        """The sizes that promise most, of all stages together, and what allows no more: one step, whose settings
+        ``graph.resize(profile.advice.settings)`` takes. The next profile shows what it brought."""
         from .advice import advise
 
         return advise(self)

@@ -68,15 +68,6 @@ class Tuning:
         }
 
     @property
-    def vain(self) -> list[tuple[Mapping[str, tuple[Size, Size]], float]]:
-        """Changes that were taken back, with the rate after over that before."""
-        return [
-            (each.changes, each.after / each.before)
-            for each in self.decisions
-            if each.outcome == "taken back" and each.after and each.before
-        ]
-
-    @property
     def code(self) -> str:
         """The settings as code to paste behind the graph: they are fixed then."""
         if not self.sizes:

@@ -3,9 +3,7 @@
 A step goes to the sizes that are best by the model (``profile.model``), and gives no stage more than four times the
 workers that were measured; or it makes a queue longer where both ends wait for each other. Every step is measured: it
 stays where throughput grew, and else is taken back. A shorter step is tried then, and where one worker more is no
-faster either, the stage stays as it is. When nothing is left to try, sizes that nobody needs are given back, and the
-tuner watches: work that has shifted opens the search again, and so does time, since a disturbance may have spoilt a
-trial.
+faster either, the stage stays as it is. When nothing is left to try, the search has settled and the sizes stay.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from pipegraph.profile.model import LONGER, PLACES, Pipeline, Size, best_sizes, exceeds, limit_words
+from pipegraph.profile.model import LONGER, Pipeline, Size, best_sizes, exceeds, limit_words
 from pipegraph.tuning.decisions import Decision, Tuning
 
 MIN_GAIN = 0.03
@@ -25,30 +23,14 @@ KEPT_GAIN = 0.015
 DOUBTFUL = 0.03
 """A measured gain this near to the border is measured once more."""
 
-LOSS = 0.03
-"""Measured loss up to which less is as good as more, in all that is given back together."""
-
 STEPS = (4, 2, 1)
 """How many times as many workers a step may give; 1: one worker more. The next is tried where one gains nothing."""
-
-AS_PREDICTED = 0.5
-"""Part of the predicted gain from which on the prediction came true: else half of the step may be enough."""
 
 NO_STALL = 0.02
 """A training loop that waits for less of its time has nothing to gain."""
 
-SPARE = 0.6
-"""A stage that would be busy for less than this part of the period with a worker less does not need it."""
-
-SHIFT = 0.25
-"""A change of rate or of a stage's work from which on everything is looked at again."""
-
 SLOWER = 0.05
-"""A loss since the search settled from which on it is opened again, if two windows show it: full queues had carried the
-last steps further than their sizes do."""
-
-REST = 8
-"""Windows after which a settled search tries again; doubled each time."""
+"""The part by which the bound of the best sizes must lie below the period, where the predicted gain is too small."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +40,6 @@ class Window:
     Attributes:
         stall: share of its time that the training loop waited.
         bursts: stages whose queues were empty in turn with full.
-        unused: stages most of whose queues was never used.
         held: stages whose capacity the tuner may not change.
         refused: stages of which a worker could not be started, and why.
     """
@@ -66,7 +47,6 @@ class Window:
     pipeline: Pipeline
     stall: float = 1.0
     bursts: frozenset[str] = frozenset()
-    unused: frozenset[str] = frozenset()
     held: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict)
 
@@ -84,7 +64,6 @@ class Search:
 
     def __init__(self, sizes: Mapping[str, Size]) -> None:
         self.sizes: dict[str, Size] = dict(sizes)  # those that are kept
-        self._first = dict(sizes)
         self.decisions: list[Decision] = []
         self.advice: dict[str, str] = {}
         self.limit = ""
@@ -92,19 +71,9 @@ class Search:
         self._trial: tuple[Decision, dict[str, Size], Window] | None = None
         self._measured = 0.0  # of the trial, so far
         self._step = 0  # of ``STEPS``
-        self._stuck: dict[
-            str, str
-        ] = {}  # stages that were no faster with more workers, and how that was found
+        # Stages that were no faster with more workers, and how that was found.
+        self._stuck: dict[str, str] = {}
         self._short: set[str] = set()  # stages that were no faster with longer queues
-        self._holders: set[str] = set()  # stages that hold the GIL, by trial
-        self._generous: dict[
-            str, int
-        ] = {}  # stages that gained less than predicted, and a number that may do
-        self._needed: set[str] = set()  # stages that were slower with less
-        self._best = 0.0  # rate before anything is given back
-        self._rest, self._resting = REST, 0
-        self._calm: Window | None = None  # as it was when the search settled
-        self._slower = 0  # windows in a row that were slower than that
 
     @property
     def tuning(self) -> Tuning:
@@ -125,12 +94,9 @@ class Search:
                 return self._trial[1]
             if not decided:
                 return self.sizes  # the next window shows them as they were
-        if self._rests(window):
-            return self.sizes
-        found = self._raise(window) or self._give_back(window)
+        found = self._raise(window)
         if found is None:
-            self.settled, self._calm, self._resting, self._slower = True, window, self._rest, 0
-            self._rest *= 2
+            self.settled = True
             return self.sizes
         then, why = found
         changes = {name: (self.sizes[name], size) for name, size in then.items() if size != self.sizes[name]}
@@ -146,31 +112,21 @@ class Search:
         """Whether the step on trial stays; None: measure once more."""
         assert self._trial is not None
         decision, then, before = self._trial
-        # A raise may lengthen queues with it, and a smaller stage never has a longer one.
-        grows = any(
-            (new.workers, new.capacity) > (old.workers, old.capacity)
-            for old, new in decision.changes.values()
-        )
-        # All that is given back together may cost so much, and not each.
-        least, base = (KEPT_GAIN, before.rate) if grows else (-LOSS, max(before.rate, self._best))
         rate = window.rate if not self._measured else (window.rate + self._measured) / 2
-        gain = rate / base - 1 if base else 1.0
-        if not self._measured and not window.refused and abs(gain - least) < DOUBTFUL:
+        gain = rate / before.rate - 1 if before.rate else 1.0
+        if not self._measured and not window.refused and abs(gain - KEPT_GAIN) < DOUBTFUL:
             self._measured = window.rate
             return None
-        kept = gain >= least and not any(name in decision.changes for name in window.refused)
+        kept = gain >= KEPT_GAIN and not any(name in decision.changes for name in window.refused)
         self._trial = None
         outcome = "kept" if kept else "refused" if window.refused else "taken back"
         self.decisions[-1] = replace(decision, after=rate, outcome=outcome)  # type: ignore[arg-type]
         if kept:
             self.sizes = dict(then)
-        if grows:
-            self._learn(decision, gain, kept, before, window)
-        elif not kept:
-            self._needed |= set(decision.changes)
+        self._learn(decision, kept, before, window)
         return kept
 
-    def _learn(self, decision: Decision, gain: float, kept: bool, before: Window, window: Window) -> None:
+    def _learn(self, decision: Decision, kept: bool, before: Window, window: Window) -> None:
         """What a raise has shown of the stages that it changed."""
         raised = {
             name: (old.workers, new.workers)
@@ -178,14 +134,9 @@ class Search:
             if new.workers > old.workers
         }
         if kept:
-            self._step, self._rest, self.limit = 0, REST, ""
+            self._step, self.limit = 0, ""
             self._stuck.clear()
             self._short.clear()
-            as_predicted = gain >= AS_PREDICTED * (decision.predicted / decision.before - 1)
-            for name, (old, new) in raised.items():
-                self._generous.pop(name, None)
-                if not as_predicted and new > old + 1:
-                    self._generous[name] = (old + new) // 2
         elif not raised:
             self._short |= set(decision.changes)
         elif (
@@ -199,42 +150,17 @@ class Search:
             for name, (old, new) in raised.items():
                 refused = window.refused.get(name)
                 self._stuck[name] = refused or f"{new} workers were no faster than {old}"
-                if not _shifted(before, window):
-                    self._explain(name, before)
+                self._explain(name, before)
 
     def _explain(self, name: str, before: Window) -> None:
         """Say why more threads of a stage that computes did not help, where it is the GIL."""
         work, cores = before.pipeline.works[name], before.pipeline.limits.cores
         running = sum(each.core_s for each in before.pipeline.works.values()) * before.rate
         if work.computes and work.threads and running < cores - 0.5:
-            self._holders.add(name)
             self.advice[name] = (
                 f"{name}: computes and was no faster with more threads, while cores were free: it holds the "
                 "GIL, and backend='process' would help"
             )
-
-    # -- resting -------------------------------------------------------------------------------
-
-    def _rests(self, window: Window) -> bool:
-        """Whether a settled search stays so."""
-        if not self.settled:
-            return False
-        assert self._calm is not None
-        self._resting -= 1
-        slower = window.stall >= NO_STALL and window.rate < self._calm.rate * (1 - SLOWER)
-        self._slower = self._slower + 1 if slower else 0
-        shifted = _shifted(self._calm, window)
-        if not shifted and self._slower < 2 and self._resting > 0:
-            return True
-        if shifted:
-            self._rest = REST
-            self._needed.clear()
-            self.advice = {name: why for name, why in self.advice.items() if name not in self._holders}
-            self._holders.clear()
-        self.settled, self._step, self._best = False, 0, 0.0
-        self._stuck = {name: why for name, why in self._stuck.items() if name in self._holders}
-        self._short.clear()
-        return False
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -258,36 +184,3 @@ class Search:
                     return then, "its queue was sometimes empty and sometimes full"
         self.limit = limit_words(limit, why)
         return None
-
-    def _give_back(self, window: Window) -> Step | None:
-        """Fewer workers, or a shorter queue, where nobody would miss them."""
-        self._best = max(self._best, window.rate)
-        period = max(window.pipeline.bound(self.sizes)[0], window.pipeline.period_s)
-        for name, size in self.sizes.items():
-            work = window.pipeline.works[name]
-            if name in self._needed:
-                continue
-            fewer = size.workers
-            while fewer > 1 and work.seconds / (fewer - 1) < SPARE * period:
-                fewer -= 1
-            fewer = min(fewer, self._generous.pop(name, fewer))
-            if fewer < size.workers:
-                return {**self.sizes, name: replace(size, workers=fewer)}, "fewer are enough"
-            shorter = replace(
-                size, capacity=max(size.capacity // 2, self._first[name].capacity, PLACES * size.workers)
-            )
-            if name in window.unused - window.held and shorter.capacity < size.capacity:
-                return {**self.sizes, name: shorter}, "most of its queue was never used"
-        return None
-
-
-def _shifted(calm: Window, now: Window) -> bool:
-    """Whether the work of a stage that matters, or the training step, has changed since."""
-    then, pipeline = calm.pipeline, now.pipeline
-    period = max(pipeline.bound(pipeline.sizes)[0], then.bound(pipeline.sizes)[0])
-    for name, work in pipeline.works.items():
-        workers = 1 if work.inline else work.size.workers
-        before, after = then.works[name].seconds / workers, work.seconds / workers
-        if abs(after - before) > SHIFT * max(before, after) and max(before, after) > period / 2:
-            return True
-    return abs(pipeline.step_s - then.step_s) > SHIFT * max(pipeline.step_s, then.step_s, period)

@@ -30,9 +30,6 @@ LONG_S, LONG_ITEMS = 4.0, 4
 SETTLE_S = 0.1
 """What is measured right after a change tells of neither."""
 
-CALM_S = 2.0
-"""Length of a window while nothing is tried: looking takes about 2 ms."""
-
 logger = logging.getLogger("pipegraph")
 
 
@@ -79,7 +76,7 @@ class Tuner:
     def asked(self, items: int) -> None:
         """The training loop asks for the next chunk, after this many."""
         now = perf_counter()
-        if now < self._due or self._failed:
+        if now < self._due or self._failed or self._search.settled:
             return
         try:
             self._look(now, items)
@@ -96,7 +93,7 @@ class Tuner:
                 self._refused[name] = f"{type(error).__name__}: {error}"
             if now >= self._settles_at and items and (staffing.settled() or self._refused):
                 self._before = loader.profile()
-                self._due = now + (CALM_S if self._search.settled else WINDOW_S)
+                self._due = now + WINDOW_S
                 self._began, self._least = now, items + WINDOW_ITEMS
             return
         missing = self._least - items
@@ -137,13 +134,11 @@ def window_of(plan: Plan, found: Profile, refused: Mapping[str, str]) -> Window:
                 works[stage.name], most=stage.workers, why="its workers are not tuned"
             )
     limits = replace(pipeline.limits, process=(pipeline.limits.process[0], available_memory()))
-    used = {each.producer for each in found.channels if each.put_wait_s or each.depth >= each.capacity / 4}
     return Window(
         # A trial shows whether more threads get more cores.
         replace(pipeline, works=works, limits=limits, full=False),
         found.stall_share,
         frozenset(each.producer for each in found.channels if each.in_bursts),
-        frozenset(works.keys() - used),
         frozenset(each.name for each in plan.running if "capacity" not in each.tuned),
         refused,
     )

@@ -147,7 +147,7 @@ def test_a_wrong_target_is_one_line_and_exit_code_2(pipeline, capsys, target, sa
     assert captured.out == ""
 
 
-@pytest.mark.parametrize("command", ["plan", "profile", "tune", "quality"])
+@pytest.mark.parametrize("command", ["plan", "profile", "tune"])
 def test_a_file_with_one_graph_needs_no_name(tmp_path, capsys, command):
     path = tmp_path / "one_graph.py"
     rows = "graph.add(ops.FromSequence(range(40))).then(ops.Batch(4))"
@@ -238,9 +238,7 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(arguments, capsys):
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["demo"], ["plan"], ["profile"], ["tune"], ["index"], ["quality"], ["doctor"]]
-)
+@pytest.mark.parametrize("command", [[], ["demo"], ["plan"], ["profile"], ["tune"], ["index"], ["doctor"]])
 def test_help_shows_an_example(command, capsys):
     assert main([*command, "--help"]) == 0
     assert "Example" in printed(capsys).out
@@ -301,39 +299,8 @@ def test_an_unknown_command_is_answered_with_the_known_ones(capsys):
     assert main(["porfile"]) == 2
     assert printed(capsys).err == "pipegraph: No such command 'porfile'. Did you mean 'profile'?\n"
     assert main(["fly"]) == 2
-    known = "demo, plan, profile, tune, index, pack, quality, doctor"
+    known = "demo, plan, profile, tune, index, pack, doctor"
     assert printed(capsys).err == f"pipegraph: No such command 'fly'. There are {known}.\n"
-
-
-def test_quality_of_data_that_is_too_small_says_so_instead_of_nan(tmp_path, capsys):
-    path = tmp_path / "tiny_pipeline.py"
-    path.write_text(
-        "import pipegraph as pg\nfrom pipegraph import operators as ops\n"
-        "graph = pg.Graph('one')\ngraph.add(ops.FromSequence(range(1)))\n"
-    )
-    assert main(["quality", f"{path}:graph"]) == 0
-    out = printed(capsys).out
-    assert "nan" not in out
-    assert "-: too few samples or batches for this measure" in out
-
-
-def test_quality_compares_the_order_with_a_global_shuffle(pipeline, capsys):
-    assert main(["quality", f"{pipeline}:two", "--classes", "10"]) == 2
-    assert "sinks" in printed(capsys).err
-    assert main(["quality", f"{pipeline}:graph"]) == 2
-    assert "one source with an order is needed" in printed(capsys).err
-
-
-def test_quality_of_a_shuffled_sequence(tmp_path, capsys):
-    path = tmp_path / "shuffled_pipeline.py"
-    path.write_text(
-        "import pipegraph as pg\nfrom pipegraph import operators as ops\ngraph = pg.Graph('s')\n"
-        "graph.add(ops.FromSequence(range(5000), order=pg.order.StridedOrder())).then(ops.Batch(50))\n"
-    )
-    assert main(["quality", f"{path}:graph", "--classes", "10"]) == 0
-    out = printed(capsys).out
-    assert "5,000 samples, batches of 50, 5 parts" in out
-    assert "global shuffle" in out
 
 
 def test_index_writes_a_manifest_that_any_order_can_use(tmp_path, capsys):
@@ -539,16 +506,6 @@ def test_a_line_without_a_command_prints_the_commands_and_nothing_else(capsys):
     assert main([]) in (0, 2)  # by the version of typer
     captured = printed(capsys)
     assert "doctor" in captured.out and not captured.err
-
-
-def test_quality_of_an_empty_source_is_one_line(tmp_path, capsys):
-    file = tmp_path / "empty.py"
-    file.write_text(
-        "import pipegraph as pg\nfrom pipegraph import operators as ops\n"
-        "graph = pg.Graph('empty')\ngraph.add(ops.FromSequence([]), name='read')\n"
-    )
-    assert main(["quality", str(file)]) == 2
-    assert "stage 'read' has no samples" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--step-ms", "--seconds"])

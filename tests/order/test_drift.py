@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.shuffle_quality import DRIFT_BATCHES, quality, variance_inflation
 from pipegraph.order import LaneOrder, PartOrder, StridedOrder
 from pipegraph.order._spread import spread
-from pipegraph.order.quality import DRIFT_BATCHES, quality, variance_inflation
 
 BATCH, CLASSES = 512, 1_000
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipegraph.errors import GraphError
-from pipegraph.order import LaneOrder, PartOrder, StridedOrder, quality
-from pipegraph.order.quality import (
+from benchmarks.shuffle_quality import (
     displacement,
     expected_displacement,
     expected_parts_per_batch,
     met_again,
     parts_per_batch,
+    quality,
     variance_inflation,
 )
+from pipegraph.errors import GraphError
+from pipegraph.order import LaneOrder, PartOrder, StridedOrder
 
 PARTS, SAMPLES = 1_000, 320
 LAYOUT = [SAMPLES] * PARTS
@@ -84,14 +85,14 @@ def test_samples_meet_again_as_often_as_by_chance_only_where_they_are_mixed_anew
 def test_all_measures_come_together_beside_their_expectations():
     order = LaneOrder(lanes=32)
     epochs = [order.indices(LAYOUT, 1, epoch) for epoch in (0, 1)]
-    measured = quality.quality(epochs[0], np.array(LAYOUT), 32, classes=100, following=epochs[1])
+    measured = quality(epochs[0], np.array(LAYOUT), 32, classes=100, following=epochs[1])
     assert measured.parts_per_batch == pytest.approx(measured.parts_expected, rel=0.05)
     assert measured.inflation < 1.1
     assert measured.displacement == pytest.approx(measured.displacement_expected, abs=0.1)
     text = str(measured)
     assert "distinct parts per batch" in text
     assert "global shuffle" in text
-    alone = quality.quality(epochs[0], np.array(LAYOUT), 32, classes=100)
+    alone = quality(epochs[0], np.array(LAYOUT), 32, classes=100)
     assert np.isnan(alone.met_again)
 
 

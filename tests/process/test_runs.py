@@ -222,7 +222,7 @@ def test_each_stage_has_its_own_figures():
     assert "in s0" in text
 
 
-def test_the_slowest_stage_of_a_run_is_named_and_what_it_would_bring():
+def test_the_slowest_stage_of_a_run_is_named():
     def spin(ms):
         def work(x):
             end = time.thread_time() + ms / 1000
@@ -237,11 +237,6 @@ def test_the_slowest_stage_of_a_run_is_named_and_what_it_would_bring():
         profile = loader.profile()
     assert profile.bottleneck == "s1"
     assert re.search(r"'s1' holds.* its 2 workers are busy .* with this stage, while", profile.conclusion)
-    # A limit of the first stage's workers, each of which does the work of all three.
-    faster = {name: profile.what_if(name, cost=0.5) for name in ("s0", "s1", "s2")}
-    assert faster["s0"].gain < faster["s2"].gain < faster["s1"].gain
-    assert profile.what_if("s1", cached=True).gain > profile.what_if("s1", cost=0).gain
-    assert profile.what_if("s2", workers=3) == profile.what_if("s0", workers=3)
 
 
 def test_an_operator_that_cannot_be_sent_is_named():

@@ -152,9 +152,6 @@ class Pipeline:
                 return found
         raise AssertionError(f"this machine is too busy: in {TRIES} runs never as planted: {self}\n{found}")
 
-    def changed(self, name, **changes):
-        return replace(self, stages={**self.stages, name: replace(self.stages[name], **changes)})
-
 
 def draw(seed):
     """The pipeline of a seed."""

@@ -71,7 +71,7 @@ def work_for(seconds):
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_what_a_process_does_while_its_results_find_no_room_is_its_work_too(fused):
-    """It has its next item at hand, and is done with it before the trainer asks: ``what_if`` took it for quick."""
+    """It has its next item at hand, and is done with it before the trainer asks: the model took it for quick."""
     graph = pg.Graph("blocked")
     node = graph.add(ops.FromSequence(range(8))).then(
         lambda x: work_for(0.03), name="work", backend="process", capacity=1

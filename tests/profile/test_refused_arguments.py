@@ -1,4 +1,4 @@
-"""What predictions and measurements are asked with: refused by name where it is no number, flag or function."""
+"""What measurements are asked with: refused by name where it is no number, flag or function."""
 
 import contextlib
 import math
@@ -20,31 +20,6 @@ def loader():
     with graph.loader() as made:
         assert len(list(made)) == 20
         yield made
-
-
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        ({"cost": math.nan}, "cost"),
-        ({"cost": math.inf}, "cost"),
-        ({"cost": "x"}, "cost"),
-        ({"cost": -1}, "cost"),
-        ({"workers": 1.5}, "workers"),
-        ({"workers": True}, "workers"),
-        ({"workers": "4"}, "workers"),
-        ({"workers": 0}, "workers"),
-        ({"cached": "no"}, "cached"),
-    ],
-)
-def test_a_prediction_refuses_what_is_no_number_or_flag(loader, asked, says):
-    with pytest.raises(GraphError, match=f"^what_if: {says}"):
-        loader.profile().what_if("f", **asked)
-
-
-@pytest.mark.parametrize("stage", [None, 3, ["f"], "nobody"])
-def test_a_prediction_refuses_what_is_no_stage(loader, stage):
-    with pytest.raises(GraphError, match="what_if: there is no stage"):
-        loader.profile().what_if(stage)
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,7 @@ def check(loader):
     for each in (profile, loader.profile(since=profile)):
         assert str(each) and repr(each) and json.loads(each.to_json(), parse_constant=never)
         assert all(math.isfinite(number) for number in each.scalars().values())
-        for name, change in (("read", {"cost": 0.5}), ("work", {"workers": 3}), ("batch", {"cached": True})):
-            predicted = each.what_if(name, **change)
-            assert math.isfinite(predicted.samples_per_s) and math.isfinite(predicted.gain)
+        assert str(each.advice)
         assert "Profile of unusual" in render_report(each)
     assert list(text_string_to_metric_families(loader.metrics()))
     return profile

@@ -72,11 +72,11 @@ def test_what_brings_nothing_is_taken_back_in_shorter_steps_and_the_limit_says_s
     assert search.limit == "'a' sets the pace: 2 workers were no faster than 1"
 
 
-def test_a_pool_of_connections_is_found_and_what_gained_less_than_predicted_is_given_back():
+def test_a_pool_of_connections_is_found():
     search, _ = tuned(
         {"a": Work(0.128, 0.128)}, 60, rate_of=lambda sizes: min(sizes["a"].workers, 20) / 0.128
     )
-    assert 20 <= search.sizes["a"].workers <= 40
+    assert 20 <= search.sizes["a"].workers <= 64
     assert "were no faster than" in search.limit
 
 
@@ -108,36 +108,6 @@ def test_no_step_exceeds_the_workers_that_all_may_have():
     assert "256 workers in all" in search.limit
 
 
-def test_a_shift_of_cost_is_followed_and_what_nobody_needs_is_given_back():
-    search = Search({"a": Size(1, 8), "b": Size(1, 8)})
-    sizes = search.sizes
-
-    def windows(a, b, count):
-        nonlocal sizes
-        works = {"a": Work(a, a), "b": Work(b, b)}
-        for _ in range(count):
-            slowest = max(0.004, *(work.seconds / sizes[name].workers for name, work in works.items()))
-            sizes = search.next(window(works, sizes, 1 / slowest))
-
-    windows(0.04, 0.005, 60)
-    assert search.sizes["a"].workers >= 8 > search.sizes["b"].workers
-    windows(0.005, 0.04, 80)
-    assert search.sizes["b"].workers >= 8 > search.sizes["a"].workers
-
-
-def test_what_is_given_back_costs_at_most_three_percent_together():
-    works = {name: Work(0.001, 0.001) for name in "abcdef"}
-    search = Search({name: Size(9, 8) for name in works})
-    sizes = search.sizes
-    rates = []
-    for _ in range(60):
-        fewer = sum(9 - size.workers for size in sizes.values())
-        rates.append(100.0 * 0.998**fewer)
-        sizes = search.next(window(works, sizes, rates[-1], stall=0.0))
-    kept = sum(9 - size.workers for size in search.sizes.values())
-    assert kept > 0 and 0.998**kept >= 0.97
-
-
 def test_training_that_does_not_wait_leaves_everything_as_it_is():
     search = Search({"a": Size(1, 8)})
     assert search.next(window({"a": Work(0.001)}, search.sizes, 100.0, stall=0.0)) == {"a": Size(1, 8)}
@@ -152,33 +122,6 @@ def test_a_stage_found_to_hold_the_lock_by_trial_is_not_tried_again():
     assert search.sizes["a"].workers == 1 and search.settled
 
 
-def test_work_that_shifts_in_the_middle_of_a_trial_is_not_taken_for_the_lock():
-    search = Search({"a": Size(1, 8)})
-    sizes = search.sizes
-    for seconds in (0.02, *[0.08] * 20):  # the first step is on trial when it grows
-        works = {"a": Work(seconds, seconds, 0.001, computes=True)}
-        rate = 12.0 if seconds > 0.02 and sizes["a"].workers < 5 and not search.decisions[1:] else None
-        sizes = search.next(window(works, sizes, rate))
-    assert search.decisions[0].outcome == "taken back"
-    assert not search.tuning.advice
-    assert search.sizes["a"].workers > 2
-
-
-def test_a_step_taken_back_because_of_disturbed_windows_is_tried_again_later():
-    disturbed = []
-
-    def rate(sizes):
-        workers = sizes["a"].workers
-        if workers > 1 and len(disturbed) < 3:
-            disturbed.append(workers)
-            return 45.0
-        return 50.0 * workers
-
-    search, _ = tuned({"a": Work(0.02)}, windows=30, rate_of=rate)
-    assert "taken back" in {decision.outcome for decision in search.decisions}
-    assert search.sizes["a"].workers >= 16
-
-
 def test_a_queue_that_is_empty_in_turn_with_full_gets_longer():
     works = {"a": Work(0.001, 0.001, most=1, why="a reads in sequence"), "b": Work(0.001, most=1)}
 
@@ -187,16 +130,6 @@ def test_a_queue_that_is_empty_in_turn_with_full_gets_longer():
 
     search, _ = tuned(works, rate_of=rate, bursts=frozenset("a"))
     assert search.sizes["a"].capacity >= 32
-
-
-def test_a_settled_search_opens_again_where_full_queues_had_carried_its_last_step():
-    works = {"a": Work(0.004)}
-    search = Search({"a": Size(4, 8)})
-    sizes = search.next(window(works, search.sizes, 1_000.0, stall=0.0))
-    assert search.settled
-    for rate in (900.0, 1_000.0, 900.0):
-        assert search.next(window(works, sizes, rate, stall=0.2)) == sizes and search.settled
-    assert search.next(window(works, sizes, 900.0, stall=0.2))["a"].workers >= 5
 
 
 def test_stages_of_fixed_size_bound_those_that_are_tuned():

@@ -1,10 +1,14 @@
-"""Measures of how close an order comes to a global shuffle, each with its expected value.
+"""How close an order comes to a global shuffle: measures of one epoch, each with its expected value.
 
-Sample numbers are those of ``Order.indices``: through all parts in manifest order.
+Sample numbers are those of ``Order.indices``: through all parts in manifest order. The script prints the
+measures of the built-in orders on parts of equal size; call ``quality`` for an order and parts of your own.
+
+    python benchmarks/shuffle_quality.py --parts 1000 --samples 320 --batch 32 --classes 100
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import math
 
@@ -12,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipegraph.errors import GraphError
-from pipegraph.order.layout import Int64Array
+from pipegraph.order import LaneOrder, PartOrder, StridedOrder
 
+Int64Array = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -187,3 +192,23 @@ def _batches(epoch: Int64Array, batch: int) -> Int64Array:
     if not 1 <= batch <= len(epoch):
         raise GraphError(f"batch must be of 1..{len(epoch)}, the samples of the epoch, got {batch}")
     return epoch[: len(epoch) // batch * batch].reshape(-1, batch)
+
+
+def main() -> None:
+    """Print a table per order."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--parts", type=int, default=1000)
+    asked.add_argument("--samples", type=int, default=320, help="samples of each part")
+    asked.add_argument("--batch", type=int, default=32)
+    asked.add_argument("--classes", type=int, default=100, help="by which the data is taken to be sorted")
+    options = asked.parse_args()
+    parts = np.full(options.parts, options.samples, np.int64)
+    for order in (LaneOrder(), PartOrder(), StridedOrder(shuffle=True)):
+        epochs = [order.indices(parts, 1, epoch) for epoch in (0, 1)]
+        print(
+            order, quality(epochs[0], parts, options.batch, options.classes, epochs[1]), sep="\n", end="\n\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
