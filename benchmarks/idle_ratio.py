@@ -5,13 +5,13 @@ every step, where one that waits stops all, about s T_load / (T_train + s T_load
 switches per cycle. Preloading takes it below 1 % while T_load < 0.9 T_train.
 
 The clock is virtual; the planners (``PartOrder``: which trainer reads which parts in which order; ``LaneOrder``: when
-it reads which blocks of 128 MB, in 15 lanes at once) and the preloading policy (``pipegraph.reader.prefetch_policy``)
-are the real ones. Each trainer loads one part or block at a time at its own rate, holds at most ``--held`` parts (the
-one in use included) or two blocks for each lane, and trains on a part in the time that its samples take. Parts and
-blocks differ in size by up to a tenth; load times are lognormal around bytes over rate (``--jitter`` is the sigma;
-the tables of loads near training have three). The first part's load, and those of the blocks of the first 256 steps,
-are start-up, not idling. Of lanes a shorter epoch is simulated: as many blocks for each trainer as the tables say.
-All trainers end when the one with the least data does (``tail="drop"``).
+it reads which blocks of 128 MB, in 15 lanes at once) are the real ones, and as a ``BlockReader`` does, trainers read
+ahead as far as there is room. Each trainer loads one part or block at a time at its own rate, holds at most
+``--held`` parts (the one in use included) or two blocks for each lane, and trains on a part in the time that its
+samples take. Parts and blocks differ in size by up to a tenth; load times are lognormal around bytes over rate
+(``--jitter`` is the sigma; the tables of loads near training have three). The first part's load, and those of the
+blocks of the first 256 steps, are start-up, not idling. Of lanes a shorter epoch is simulated: as many blocks for each
+trainer as the tables say. All trainers end when the one with the least data does (``tail="drop"``).
 
     python benchmarks/idle_ratio.py
     python benchmarks/plot_idle_ratio.py

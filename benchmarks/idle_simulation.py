@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pipegraph.order import LaneOrder, PartOrder
-from pipegraph.reader.prefetch_policy import RecentDurations, start_in
 
 PARTS, PART_BYTES, SAMPLES = 16_000, 16 * 10**9, 156_250
 BLOCKS_PER_PART, LANES, OPENING = 125, 15, 256
@@ -64,17 +63,15 @@ class Trainer:
         self.scene, self.limit = scene, limit
         self.needed, self.done = needed.tolist(), done.tolist()
         self.nbytes, self.load_s = nbytes.tolist(), load_s.tolist()
-        self.loads = RecentDurations()
         self.using = (
             int((needed <= 0).sum()) - 1
         )  # the last one whose use has begun; it may not be loaded yet
         self.loaded = 0  # so far, in order
         self.started = 0  # those whose loading was asked for
-        self.queue: deque[tuple[int, float]] = deque()  # (number, when asked for)
+        self.queue: deque[int] = deque()
         self.in_use: list[tuple[float, float]] = []  # a heap: (when it is done, bytes) of those started
         self.held = 0.0
         self.loading = False
-        self.asked = 0  # how often the policy was asked: only its last answer counts
 
     @property
     def waits(self) -> bool:
@@ -85,26 +82,19 @@ class Trainer:
         """The position at which the next one is needed."""
         return self.needed[self.using + 1] if self.using + 1 < len(self.needed) else None
 
-    def ask(self, now: float, position: float) -> float | None:
-        """Let the policy start what is due; the position at which to ask again, if it says so."""
-        self.asked += 1
+    def start_due(self, position: float) -> None:
+        """Start what is in use by now, and read ahead as far as there is room."""
         while self.started <= self.using:
-            self._start(now)  # what is in use comes first, whatever the policy thinks of those behind it
+            self._start()
         if not self.scene.preloading:
-            return None
+            return
         while self.in_use and self.in_use[0][0] <= position:
             self.held -= heapq.heappop(self.in_use)[1]
-        while self.started < len(self.needed):
-            ahead = self.started - self.using - 1
-            until, nbytes = self.needed[self.started] - position, self.nbytes[self.started]
-            due_s = start_in(until, self.loads.lead, ahead, nbytes, int(self.limit - self.held))
-            if due_s != 0:
-                return None if due_s is None else position + due_s
-            self._start(now)
-        return None
+        while self.started < len(self.needed) and self.nbytes[self.started] <= self.limit - self.held:
+            self._start()
 
-    def _start(self, now: float) -> None:
-        self.queue.append((self.started, now))
+    def _start(self) -> None:
+        self.queue.append(self.started)
         self.held += self.nbytes[self.started]
         heapq.heappush(self.in_use, (self.done[self.started], self.nbytes[self.started]))
         self.started += 1
@@ -114,12 +104,11 @@ class Trainer:
         if self.loading or not self.queue:
             return None
         self.loading = True
-        return now + self.load_s[self.queue[0][0]]
+        return now + self.load_s[self.queue[0]]
 
-    def load_ended(self, now: float) -> None:
+    def load_ended(self) -> None:
         """The running load has ended."""
-        _, asked = self.queue.popleft()
-        self.loads.add(now - asked)
+        self.queue.popleft()
         self.loading = False
         self.loaded += 1
 
@@ -131,12 +120,11 @@ class Trainer:
 def group_idle(trainers: list[Trainer], end: float) -> tuple[float, float]:
     """Run trainers that step together to a position: seconds idle, and seconds after start-up.
 
-    Two kinds of events: those at a position (a part is used up, the policy wants to be asked), which
-    come only while nobody waits, and ends of loads, which come by the clock.
+    Two kinds of events: those at a position (a part is used up), which come only while nobody waits, and ends of
+    loads, which come by the clock.
     """
     number = itertools.count()
-    # The last number is that of the policy's answer that names the position; 0 is a part used up.
-    by_position: list[tuple[float, int, Trainer, int]] = []
+    by_position: list[tuple[float, int, Trainer]] = []
     by_clock: list[tuple[float, int, Trainer]] = []
     now = position = 0.0
     idle = 0.0
@@ -144,9 +132,7 @@ def group_idle(trainers: list[Trainer], end: float) -> tuple[float, float]:
     waiting = 0
 
     def settle(trainer: Trainer) -> None:
-        due = trainer.ask(now, position)
-        if due is not None:
-            heapq.heappush(by_position, (due, next(number), trainer, trainer.asked))
+        trainer.start_due(position)
         ends = trainer.next_load(now)
         if ends is not None:
             heapq.heappush(by_clock, (ends, next(number), trainer))
@@ -154,7 +140,7 @@ def group_idle(trainers: list[Trainer], end: float) -> tuple[float, float]:
     def turn(trainer: Trainer) -> None:
         switch = trainer.next_switch()
         if switch is not None:
-            heapq.heappush(by_position, (switch, next(number), trainer, 0))
+            heapq.heappush(by_position, (switch, next(number), trainer))
 
     for trainer in trainers:
         waiting += trainer.waits
@@ -167,14 +153,11 @@ def group_idle(trainers: list[Trainer], end: float) -> tuple[float, float]:
             position = until
             if position >= end:
                 break
-            _, _, trainer, answer = heapq.heappop(by_position)
-            if answer not in (0, trainer.asked):
-                continue
-            if not answer:
-                waited = trainer.waits
-                trainer.switched()
-                waiting += trainer.waits - waited
-                turn(trainer)
+            _, _, trainer = heapq.heappop(by_position)
+            waited = trainer.waits
+            trainer.switched()
+            waiting += trainer.waits - waited
+            turn(trainer)
         else:
             at, _, trainer = heapq.heappop(by_clock)
             if waiting:
@@ -183,7 +166,7 @@ def group_idle(trainers: list[Trainer], end: float) -> tuple[float, float]:
                 position += at - now
             now = at
             waited = trainer.waits
-            trainer.load_ended(now)
+            trainer.load_ended()
             waiting += trainer.waits - waited
             if began is None and not waiting:
                 began = now

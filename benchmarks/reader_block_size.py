@@ -4,11 +4,9 @@ Claim: blocks of a few ranges give the first batch many times earlier than block
 
 A store of this machine stands for one far away: every answer comes after ``LATENCY_S``, a connection carries
 ``CONNECTION`` bytes per second, all together the line's. Sizes are a sixteenth of real ones (a range is 0.5 MiB, not
-8), and so is the speed of a connection, so that a request takes as long as a real one. One answer in a hundred may be
-stalled, for ``--stall`` seconds, to see what a second request for slow ranges (``storage.retries.Hedge``) is worth.
+8), and so is the speed of a connection, so that a request takes as long as a real one.
 
     python benchmarks/reader_block_size.py                       every block size at both lines
-    python benchmarks/reader_block_size.py --stall 2             with and without second requests
 """
 
 from __future__ import annotations
@@ -45,10 +43,9 @@ BATCH, LANES = 64, 16
 class Store:
     """Objects of a folder over HTTP/1.1, as slow as one far away."""
 
-    def __init__(self, folder: Path, line: float, stall: float) -> None:
-        self._folder, self._line, self._stall = folder, line, stall
+    def __init__(self, folder: Path, line: float) -> None:
+        self._folder, self._line = folder, line
         self._free_at = 0.0
-        self._random = random.Random(0)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
@@ -73,8 +70,6 @@ class Store:
         writer.write(found.encode())
         if method == "HEAD":
             return
-        if self._random.random() < 0.01:
-            await asyncio.sleep(self._stall)
         loop, sent = asyncio.get_running_loop(), first
         began = loop.time()
         while sent <= last:
@@ -88,9 +83,9 @@ class Store:
             await writer.drain()
 
 
-async def serve(folder: str, line: float, stall: float) -> None:
+async def serve(folder: str, line: float) -> None:
     """Until standard input closes; prints the port."""
-    store = Store(Path(folder), line, stall)
+    store = Store(Path(folder), line)
     server = await asyncio.start_server(store.serve, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     async with server:
@@ -98,9 +93,9 @@ async def serve(folder: str, line: float, stall: float) -> None:
 
 
 @contextlib.contextmanager
-def store_of(folder: Path, line: float, stall: float) -> Iterator[str]:
+def store_of(folder: Path, line: float) -> Iterator[str]:
     """The URL of a store in a process of its own."""
-    command = [sys.executable, __file__, "--serve", str(folder), "--line", str(line), "--stall", str(stall)]
+    command = [sys.executable, __file__, "--serve", str(folder), "--line", str(line)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -124,15 +119,12 @@ def write_parts(folder: Path) -> None:
                 archive.addfile(info, io.BytesIO(rng.randbytes(SAMPLE_NBYTES)))
 
 
-def read(root: str, manifest: Path, seed: int, hedge: bool, pace: float) -> dict[str, Any]:
+def read(root: str, manifest: Path, seed: int, pace: float) -> dict[str, Any]:
     """One epoch: seconds to the first batch, MB/s of real size over the rest, and requests."""
     import pipegraph as pg
     from pipegraph import operators as ops
-    from pipegraph.storage.retries import Hedge
     from pipegraph.storage.stores import StoreClient
 
-    if not hedge:
-        Hedge.after = lambda self: None  # type: ignore[method-assign]
     defaults = StoreClient.__init__.__kwdefaults__
     defaults["range_nbytes"] = (8 << 20) // SCALE
     graph = pg.Graph("blocks", seed=seed)
@@ -156,7 +148,6 @@ def read(root: str, manifest: Path, seed: int, hedge: bool, pace: float) -> dict
         "mb_per_s": count * BATCH * SAMPLE_NBYTES * SCALE / 1e6 / (end - first),
         "epoch_s": end - began,
         "requests": counters["store requests"],
-        "twice": counters.get("store requests asked twice", 0),
     }
 
 
@@ -177,21 +168,20 @@ def main() -> None:
     )
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--line", type=float, help=argparse.SUPPRESS)
-    parser.add_argument("--read", nargs=5, help=argparse.SUPPRESS)
-    parser.add_argument("--stall", type=float, default=0.0)
+    parser.add_argument("--read", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--pace", type=float, default=0.0, help="MB/s that training takes; 0: all it gets")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--blocks", type=int, nargs="+", default=list(BLOCKS))
     parser.add_argument("--lines", nargs="+", choices=list(LINES), default=list(LINES))
     options = parser.parse_args()
     if options.serve:
-        asyncio.run(serve(options.serve, options.line, options.stall))
+        asyncio.run(serve(options.serve, options.line))
         return
     if options.read:
         import json
 
-        root, manifest, seed, hedge, pace = options.read
-        print(json.dumps(read(root, Path(manifest), int(seed), hedge == "yes", float(pace))))
+        root, manifest, seed, pace = options.read
+        print(json.dumps(read(root, Path(manifest), int(seed), float(pace))))
         return
     import harness
 
@@ -209,11 +199,9 @@ def main() -> None:
             for line in options.lines:
                 rate = LINES[line]
                 for mb in options.blocks:
-                    for hedge in ("yes", "no") if options.stall else ("yes",):
-                        with store_of(folder, rate, options.stall) as root:
-                            found = child(root, str(manifests[mb]), str(round_), hedge, str(options.pace))
-                        label = f"{line}, {mb} MB" + (f", second requests: {hedge}" if options.stall else "")
-                        results.setdefault(label, []).append(found)
+                    with store_of(folder, rate) as root:
+                        found = child(root, str(manifests[mb]), str(round_), str(options.pace))
+                    results.setdefault(f"{line}, {mb} MB", []).append(found)
     rows = []
     for label, runs in results.items():
         middle = functools.partial(lambda runs, key: sorted(run[key] for run in runs)[len(runs) // 2], runs)
@@ -225,20 +213,16 @@ def main() -> None:
                 spread,
                 f"{middle('mb_per_s'):.0f}",
                 str(middle("requests")),
-                str(middle("twice")),
                 f"{middle('epoch_s'):.1f}",
             ]
         )
-    print(
-        harness.table(["", "first batch, s", "spread", "MB/s", "requests", "asked twice", "epoch, s"], rows)
-    )
+    print(harness.table(["", "first batch, s", "spread", "MB/s", "requests", "epoch, s"], rows))
     harness.record(
         "reader_block_size",
         CLAIM,
         {
             "blocks_mb": options.blocks,
             "rounds": options.rounds,
-            "stall_s": options.stall,
             "pace": options.pace,
             "scale": SCALE,
         },

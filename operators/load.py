@@ -209,7 +209,7 @@ class Load(_Reads, BundleMap, Fuses, Planned):
       is bytes; ``cls`` becomes the int ``"label"``. Typed formats keep their types.
     - A whole shard becomes its samples, one after the other.
 
-    Local shards are read in place. Remote shards are fetched block by block, each just in time for its first use: into
+    Local shards are read in place. Remote shards are fetched block by block, ahead of its first use: into
     the cache as long as it has room, else into memory. Blocks in memory take at most half of ``memory_limit``.
 
     Args:

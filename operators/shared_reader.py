@@ -12,7 +12,7 @@ from pipegraph import concurrency
 from pipegraph.contracts import Context
 from pipegraph.errors import MemoryLimitError
 from pipegraph.machine import available_memory
-from pipegraph.reader.prefetch_policy import SHARE
+from pipegraph.reader.schedule import SHARE
 
 if TYPE_CHECKING:
     from pipegraph.operators.shards import ShardSelect

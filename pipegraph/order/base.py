@@ -67,10 +67,6 @@ class Order(abc.ABC):
         """What becomes of positions that do not fill a step on every rank: ``"pad"``, ``"drop"`` or ``"uneven"``."""
         return "pad"
 
-    def ranks_per_block(self, layout: LayoutLike, world_size: int) -> int:
-        """How many ranks read each block; 1 (the default) where a block's samples go to one rank."""
-        return 1
-
     @final
     def indices(
         self,

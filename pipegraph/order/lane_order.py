@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import final
 
 import numpy as np
@@ -68,9 +67,6 @@ class LaneOrder(Order):
     def lane_count(self, layout: LayoutLike) -> int:
         """L, the lanes that this layout is cut into: fewer than ``lanes`` where blocks are few."""
         return max(1, min(self.lanes, len(block_samples(layout))))
-
-    def ranks_per_block(self, layout: LayoutLike, world_size: int) -> int:
-        return world_size // math.gcd(self.lane_count(layout), world_size) if self.shuffle else 1
 
     def draw(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
         positions = positions % total_samples(layout)

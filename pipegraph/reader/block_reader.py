@@ -1,9 +1,9 @@
 """Reads blocks of shards ahead of their use, shared by a stage's workers, within a memory budget.
 
 Every block that is in use, loaded or on its schedule is an entry of one table under one lock. Workers take
-blocks from it and wait for missing ones; fetch threads load them; a scheduler thread decides
-with ``pipegraph.reader.prefetch_policy`` which to load next and when. What is loaded too late, or was not
-scheduled at all, is loaded when a worker asks for it: the schedule affects timing, never data.
+blocks from it and wait for missing ones; fetch threads load what is waited for, else read ahead in the order of first
+use as far as the budget allows; a scheduler thread finds out what that order is. What was not read ahead is loaded
+when a worker asks for it: the schedule affects timing, never data.
 """
 
 from __future__ import annotations
@@ -46,14 +46,13 @@ class BlockReader:
         self._lock = concurrency.Lock()
         self._arrived = concurrency.Condition(self._lock)  # workers wait for blocks
         self._work = concurrency.Condition(self._lock)  # fetchers wait for orders
-        self._planning = concurrency.Condition(self._lock)  # the scheduler waits for events and for its time
+        self._planning = concurrency.Condition(self._lock)  # the scheduler waits until more is to be known
         self._table = BlockTable(source)
         self._growing = 0  # loads that wait for room
         self._queue: deque[BlockEntry] = deque()
         self._cancelled = self._closed = False
-        self._events = 0
         self._threads: list[concurrency.Thread] = []
-        self._steps = ReadSchedule(source.stride, clock(), source.steps_per_block)
+        self._steps = ReadSchedule(source.stride)
         self._standing = Standing()
         if source.fetched:
             for number in range(FETCHERS):
@@ -71,7 +70,7 @@ class BlockReader:
     def new_run(self) -> None:
         """Forget the deals so far; loaded blocks stay."""
         with self._lock:
-            self._steps = self._steps.restarted(self._clock())
+            self._steps = ReadSchedule(self._source.stride)
             for entry in self._queue:
                 self._table.drop(entry)
             self._queue.clear()
@@ -152,8 +151,8 @@ class BlockReader:
 
     def _reached(self, epoch: int, step: Any) -> None:
         """Note how far the epoch has come."""
-        now = self._clock()
-        if step.__class__ is int and self._steps.reached(epoch, step, now, self._standing.total(now)):
+        if step.__class__ is int and self._steps.reached(epoch, step):
+            self._source.follow(epoch)
             self._replan()
 
     def _wait_for(self, number: int, epoch: int, step: Any) -> BlockEntry:
@@ -165,7 +164,7 @@ class BlockReader:
                         raise Cancelled
                     entry = self._table.get(number)
                     if entry is None:
-                        entry = self._table.add(number, self._steps.tick, self._clock())
+                        entry = self._table.add(number, self._steps.tick)
                         if self._source.fetched:
                             self._await(entry)
                             self._queue.appendleft(entry)
@@ -214,10 +213,10 @@ class BlockReader:
     def _load(self, entry: BlockEntry) -> None:
         """Load one block. Called with the lock held, which is released meanwhile."""
         self._table.begin(entry, self._steps)
-        began = self._clock()
         self._lock.release()
         gave_way = False
         try:
+            self._sweep()  # what made room
             entry.file, entry.value = self._source.open(entry.number, partial(self._grow, entry))
         except _GaveWayError:
             gave_way = True
@@ -231,10 +230,7 @@ class BlockReader:
                 self._table.put_back(entry)
                 self._queue.appendleft(entry)
             elif entry.value is not None or entry.file is not None:
-                now = self._clock()
                 self._table.loaded(entry, self._steps)
-                self._steps.loads.add(now - entry.asked)
-                self._steps.transfers.add(now - began)
                 self._count("blocks loaded", 1)
                 if self._source.fetched:
                     self._count("blocks late", int(entry.awaited and not self._steps.in_cold_start))
@@ -243,7 +239,6 @@ class BlockReader:
                 self._table.failed(entry)
             self._arrived.notify_all()
             self._replan()
-            self._work.notify()
 
     def _grow(self, entry: BlockEntry, nbytes: int) -> None:
         """Record how many bytes a running load holds now; waits until there is room for them.
@@ -269,23 +264,21 @@ class BlockReader:
         """Body of a fetch thread."""
         while True:
             with self._lock:
-                while not self._closed and not (self._queue and self._may_load(self._queue[0])):
+                while (entry := self._next_load()) is None:
+                    if self._closed:
+                        return
                     self._work.wait()
-                if self._closed:
-                    return
-                self._load(self._queue.popleft())
+                self._replan()  # there may be room for more
+                self._load(entry)
             self._sweep()
 
-    def _may_load(self, entry: BlockEntry) -> bool:
-        if not self._table.may_begin(entry):
-            return False
-        steps = self._steps
-        return (
-            entry.awaited
-            or entry.first <= steps.tick
-            or steps.in_first_stride(entry.first)  # a first batch needs a block of each lane
-            or len(self._table.loading) < steps.at_once()
-        )
+    def _next_load(self) -> BlockEntry | None:
+        """The block to load now: what workers wait for, else the next one that there is room for."""
+        if self._closed:
+            return None
+        if self._queue:
+            return self._queue.popleft() if self._table.may_begin(self._queue[0]) else None
+        return self._table.next_start(self._steps) if self._ahead and not self._cancelled else None
 
     def _sweep(self) -> None:
         """Close released files, outside the lock."""
@@ -299,39 +292,24 @@ class BlockReader:
     # -- the schedule ----------------------------------------------------------------------------
 
     def _replan(self) -> None:
-        """Wake the scheduler because its inputs have changed; called with the lock held."""
-        self._events += 1
+        """Something has changed: more may be to be known, or loaded; called with the lock held."""
         self._planning.notify()
+        self._work.notify()
 
     def _schedule(self) -> None:
         """Body of the scheduler's thread."""
         while True:
             with self._lock:
-                if self._closed:
+                while not self._closed and self._steps.next_draw() is None:
+                    self._planning.wait()
+                schedule = self._steps
+                draw = schedule.next_draw()
+                if self._closed or draw is None:
                     return
-                events, schedule = self._events, self._steps
-                draw, epoch = schedule.next_draw(), schedule.epoch
-            if epoch is not None:
-                self._source.follow(epoch)
-            if draw is not None:
-                uses = Uses.of(draw.deal.blocks(draw.first, draw.last), draw.base + draw.first)
-                with self._lock:
-                    schedule.merge(uses, draw.base + draw.last, self._table)
-                continue
+            uses = Uses.of(draw.deal.blocks(draw.first, draw.last), draw.base + draw.first)
             with self._lock:
-                waits = self._cancelled or not self._ahead
-                due = None if waits else self._start_due()
-                if events == self._events and not self._closed:
-                    # Not a poll: the time at which the policy starts the next block.
-                    self._planning.wait(due)
-            self._sweep()
-
-    def _start_due(self) -> float | None:
-        """Start the loads that are due; returns the seconds until the next one is due, if known."""
-        while isinstance(started := self._table.next_start(self._steps, self._clock()), BlockEntry):
-            self._queue.append(started)
-            self._work.notify()
-        return started
+                schedule.merge(uses, draw.base + draw.last, self._table)
+                self._work.notify()
 
     # -- the end ---------------------------------------------------------------------------------
 

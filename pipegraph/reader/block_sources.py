@@ -12,7 +12,7 @@ from pipegraph.order import LaneOrder, Order
 from pipegraph.order.lane_plan import largest_lanes
 from pipegraph.reader.columns_filter import Choice, SameFields
 from pipegraph.reader.fetcher import Fetcher
-from pipegraph.reader.prefetch_policy import SHARE
+from pipegraph.reader.schedule import SHARE
 from pipegraph.storage import Manifest, Part, ShardFile
 from pipegraph.storage.formats import Block, Format, format_of
 from pipegraph.storage.local import LocalParts
@@ -32,14 +32,13 @@ class BlockSource(ABC):
 
     Attributes:
         fetched: whether blocks are fetched (from a store, through a cache, decoded into memory), not read in place.
-        stride: steps over which consumption is measured; that many first steps of a run are its cold start.
-        steps_per_block: about how many steps lie between the first uses of two consecutive blocks.
+        stride: steps after which to look again at what there is room for; so many first ones of a run are its cold
+            start.
         beside: bytes of the budget that others take.
     """
 
     fetched: bool
     stride: int
-    steps_per_block: float
     beside = 0
     _fetcher: Fetcher
 
@@ -82,7 +81,7 @@ class BlockSource(ABC):
         """A block's name for people."""
 
     def follow(self, epoch: int) -> None:  # noqa: B027
-        """Training is in this epoch; called from time to time, by one thread."""
+        """Training has come to this epoch."""
 
     def interrupt(self) -> None:
         """End every `open` that waits, and those to come."""
@@ -116,8 +115,6 @@ class ManifestSource(BlockSource):
         self._local = LocalParts()
         self._decoded = any(map(is_decoded, manifest.parts))
         self.fetched = fetcher.in_use or self._decoded
-        readers = order.ranks_per_block(manifest, world_size)
-        self.steps_per_block = max(1.0, len(manifest) / max(1, manifest.blocks) / readers)
         self._fields = SameFields(manifest.parts, choice, fetcher.store)
         self._sizes: dict[int, int] = {}  # of blocks that were open, what they held in memory
         self._growth = 1.0  # by how much blocks have grown at most when they were decoded
@@ -216,7 +213,6 @@ class PartSource(BlockSource):
     """Whole parts, by their place in the list of parts; only their files are used."""
 
     stride = 1
-    steps_per_block = 1.0
 
     def __init__(self, parts: list[Part], whole: bool, fetcher: Fetcher, choice: Choice = ALL) -> None:
         self._fields = SameFields(parts, choice, fetcher.store)

@@ -13,8 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from pipegraph.reader.block_sources import BlockSource
-from pipegraph.reader.prefetch_policy import start_in
-from pipegraph.reader.schedule import DRAWN_AT_ONCE, ReadSchedule
+from pipegraph.reader.schedule import AT_ONCE_NBYTES, DRAWN_AT_ONCE, ReadSchedule
 from pipegraph.storage import ShardFile
 
 
@@ -47,7 +46,6 @@ class BlockEntry:
     Attributes:
         nbytes: what it counts of the budget.
         first: the tick for which it is fetched.
-        asked: when its loading was asked for.
         fresh: not used yet.
         awaited: a worker waits, or has waited, for it.
         pins: uses that have not ended.
@@ -57,7 +55,6 @@ class BlockEntry:
     number: int
     nbytes: int
     first: int
-    asked: float
     fresh: bool = True
     awaited: bool = False
     state: BlockState = BlockState.WAITING
@@ -101,9 +98,9 @@ class BlockTable:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, number: int, first: int, now: float) -> BlockEntry:
+    def add(self, number: int, first: int) -> BlockEntry:
         """A new entry; it takes room once its loading begins."""
-        entry = self._entries[number] = BlockEntry(number, self._source.held_nbytes(number), first, now)
+        entry = self._entries[number] = BlockEntry(number, self._source.held_nbytes(number), first)
         return entry
 
     def use(self, entry: BlockEntry) -> None:
@@ -184,24 +181,22 @@ class BlockTable:
             self.doomed.append(entry.file)
         entry.file = entry.value = None
 
-    def next_start(self, schedule: ReadSchedule, now: float) -> BlockEntry | float | None:
-        """The next block to load now, in the table already; else the seconds after which to ask again, if known."""
+    def next_start(self, schedule: ReadSchedule) -> BlockEntry | None:
+        """The next block to read ahead, in the table already; None while there is no room, or enough is loading."""
         upcoming = schedule.next_upcoming(self)
         if upcoming is None:
             return None
         first, number = upcoming
-        nbytes, free_bytes = self._source.held_nbytes(number), self.free_bytes(schedule)
-        if schedule.in_first_stride(first) and nbytes <= free_bytes:
-            due_s: float | None = 0.0
-        else:
-            pace = schedule.pace
-            until_s = None if pace is None else (first - schedule.tick) * pace - (now - schedule.tick_at)
-            ahead = sum(entry.first > schedule.tick for entry in self)
-            due_s = start_in(until_s, schedule.loads.lead, ahead, nbytes, free_bytes)
-        if due_s != 0:
-            return due_s
+        nbytes = self._source.held_nbytes(number)
+        if self.loading and sum(entry.nbytes for entry in self.loading) + nbytes > AT_ONCE_NBYTES:
+            return None
+        # While sizes are unknown, one ahead.
+        if nbytes > self.free_bytes(schedule) or (
+            not nbytes and any(entry.first > schedule.tick for entry in self)
+        ):
+            return None
         schedule.upcoming.popleft()
-        return self.add(number, first, now)
+        return self.add(number, first)
 
     def free_bytes(self, schedule: ReadSchedule) -> int:
         """Bytes that upcoming blocks may take: the budget without the blocks that are still needed."""

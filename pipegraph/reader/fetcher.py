@@ -22,7 +22,6 @@ COUNTERS: Final = {
     "requests": "store requests",
     "retried": "store requests tried again",
     "stalled": "store requests that stalled",
-    "hedged": "store requests asked twice",
 }
 """What the store's client counts, as counters of the stage."""
 

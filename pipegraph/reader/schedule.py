@@ -1,12 +1,10 @@
-"""Which blocks a rank reads and when, the current step, and how quickly the next ones come: the decisions of a
-``BlockReader``, without its threads.
+"""Which blocks a rank reads and when, and the current step: the decisions of a ``BlockReader``, without its threads.
 
-Steps of consecutive epochs are counted on one axis of *ticks*. The caller passes times in, and holds a lock.
+Steps of consecutive epochs are counted on one axis of *ticks*. The caller holds a lock.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass
@@ -15,19 +13,25 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pipegraph.order.layout import Int64Array
-from pipegraph.reader.prefetch_policy import RecentDurations
+
+SHARE: Final = 0.5
+"""Of ``memory_limit``, what blocks held in memory may take; chunks in flight have the rest."""
 
 DRAWN_AT_ONCE: Final = 4096
 """Steps whose blocks are found in one draw of the order, and which are always known ahead: what they read is kept."""
 
-AHEAD: Final = 65_536
-"""Steps to look ahead at most while little is measured."""
+AHEAD: Final = 131_072
+"""Steps to look ahead at most."""
 
 UPCOMING: Final = 2
 """Blocks not yet started that should be known of."""
 
 FETCHERS: Final = 16
 """Most blocks being loaded at once."""
+
+AT_ONCE_NBYTES: Final = 256 << 20
+"""Bytes of the blocks that are read ahead at the same time: loads share the bandwidth, so that of large ones the one
+needed first would end late."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class Standing:
 
     def __init__(self) -> None:
         self._waiting = 0
-        self._since = self._total = 0.0
+        self._since = 0.0
 
     def begin(self, now: float) -> None:
         """A worker begins to wait."""
@@ -108,64 +112,30 @@ class Standing:
     def end(self, now: float) -> float | None:
         """A worker stops waiting; for the last of several at once, the seconds since the first began."""
         self._waiting -= 1
-        if self._waiting:
-            return None
-        self._total += now - self._since
-        return now - self._since
-
-    def total(self, now: float) -> float:
-        """Seconds in all, those under way included."""
-        return self._total + (now - self._since if self._waiting else 0.0)
+        return None if self._waiting else now - self._since
 
 
 class ReadSchedule:
     """The steps of one run that are known so far, and the blocks they read.
 
     Args:
-        stride: steps over which the pace is measured.
-        now: seconds on any clock that only grows.
-        steps_per_block: about how many steps lie between the first uses of two consecutive blocks.
+        stride: steps after which to look again at what there is room for; so many first ones are the cold start.
 
     Attributes:
-        tick, tick_at: the latest one asked for (before the first, the one before it), and when.
+        tick: the latest one asked for; before the first, the one before it.
         scanned: ticks below this are known.
         upcoming: (first tick, number) of blocks to come, in that order.
-        strides: seconds per step, of the latest strides.
-        loads, transfers: of blocks, from being asked for, and from the start of the transfer, to being there.
     """
 
-    def __init__(self, stride: int, now: float, steps_per_block: float = 1.0) -> None:
-        self.strides, self.loads, self.transfers = RecentDurations(), RecentDurations(), RecentDurations()
-        self._stride, self._steps_per_block = stride, steps_per_block
-        self.tick, self.tick_at = -1, now
+    def __init__(self, stride: int) -> None:
+        self._stride = stride
+        self.tick = -1
         self.scanned = 0
         self.upcoming: deque[tuple[int, int]] = deque()
         self._opens_until = 0
         self._deals: list[tuple[int, RankSteps]] = []  # (tick of step 0, deal)
         self._drawn: deque[Uses] = deque()  # the ticks of each draw that are not over yet
-        self._stride_from, self._stride_at, self._stride_waited = 0, now, 0.0
-
-    def restarted(self, now: float) -> ReadSchedule:
-        """That of another run, with the measurements of this one."""
-        other = ReadSchedule(self._stride, now, self._steps_per_block)
-        other.strides, other.loads, other.transfers = self.strides, self.loads, self.transfers
-        return other
-
-    @property
-    def pace(self) -> float | None:
-        """Seconds per step, without the longest strides: a pause of training must not make blocks look less urgent."""
-        return self.strides.trimmed_mean
-
-    def at_once(self) -> int:
-        """How many loads to run at the same time, beside those that workers wait for.
-
-        One, if that keeps up: parallel loads share the bandwidth, so that the one needed first ends late. Several, if a
-        transfer takes longer than a block lasts, for example because of latency.
-        """
-        transfer, pace = self.transfers.mean, self.pace
-        if not transfer or not pace:
-            return 1
-        return min(FETCHERS, math.ceil(transfer / (pace * self._steps_per_block)))
+        self._stride_from = 0
 
     def add(self, deal: RankSteps) -> None:
         """An epoch's steps follow those of the one before."""
@@ -184,34 +154,20 @@ class ReadSchedule:
         """Whether the run is still in its first stride of steps."""
         return self.tick < self._opens_until
 
-    def in_first_stride(self, tick: int) -> bool:
-        """Whether a step to come belongs to the run's first stride, of which no pace is known."""
-        return self.in_cold_start and tick < self._opens_until
-
-    def reached(self, epoch: int, step: int, now: float, waited: float) -> bool:
-        """Note that a step is requested; returns whether another stride has ended and its pace was measured.
-
-        ``waited`` are the seconds spent waiting for blocks so far, which are not training.
-        """
+    def reached(self, epoch: int, step: int) -> bool:
+        """Note that a step is requested; returns whether another stride or an epoch has ended."""
         tick = next((base + step for base, deal in self._deals if deal.epoch == epoch), -1)
         if tick <= self.tick:
             return False
-        self.tick, self.tick_at = tick, now
+        self.tick, deals = tick, len(self._deals)
         while len(self._deals) > 1 and self._deals[1][0] + self._deals[1][1].start <= tick:
             del self._deals[0]
         while self._drawn and self._drawn[0].end <= tick:
             self._drawn.popleft()
-        steps = tick - self._stride_from
-        if steps < self._stride:
+        if tick - self._stride_from < self._stride and len(self._deals) == deals:
             return False
-        self.strides.add(max(0.0, now - self._stride_at - (waited - self._stride_waited)) / steps)
-        self._stride_from, self._stride_at, self._stride_waited = tick, now, waited
+        self._stride_from = tick
         return True
-
-    @property
-    def epoch(self) -> int | None:
-        """The epoch that is being read."""
-        return self._deals[0][1].epoch if self._deals else None
 
     def next_use(self, number: int) -> int | None:
         """The tick at which a block is read next, now or later, as far as it is known."""
@@ -223,10 +179,8 @@ class ReadSchedule:
 
     def next_draw(self) -> Draw | None:
         """The steps to look at next, or None where enough is known."""
-        ahead, pace, lead = self.scanned - max(self.tick, 0), self.pace, self.loads.lead
-        # What is needed later than twice the lead is not to be started now.
-        reach = max(AHEAD, 2 * lead / pace) if pace and lead is not None else AHEAD
-        if ahead >= DRAWN_AT_ONCE and (len(self.upcoming) >= UPCOMING or ahead >= reach):
+        ahead = self.scanned - max(self.tick, 0)
+        if ahead >= DRAWN_AT_ONCE and (len(self.upcoming) >= UPCOMING or ahead >= AHEAD):
             return None
         for base, deal in self._deals:
             first = self.scanned - base

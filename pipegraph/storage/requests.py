@@ -1,4 +1,4 @@
-"""Requests to an object store, as coroutines: tried again, resumed after a cut, hedged, given up when stalled."""
+"""Requests to an object store, as coroutines: tried again, resumed after a cut, given up when stalled."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import io
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from pipegraph.errors import ShardError, StoreError
+from pipegraph.errors import ShardError
 
 from .retries import (
     Backoff,
     ClosedEarly,
-    Hedge,
     Stalled,
     WrongRange,
     is_passing,
     jitter,
     plain,
-    unanswered_plain,
 )
 from .urls import safe_url
 from .versions import ObjectInfo, Versions
@@ -36,52 +34,21 @@ class Requests:
         self,
         obstore: Any,
         retry: Backoff,
-        hedge: Hedge,
         grace_s: float,
-        range_nbytes: int,
         count: Callable[..., None],
         versions: Versions,
     ) -> None:
-        self._obstore, self._retry, self._hedge = obstore, retry, hedge
-        self._grace, self._range_nbytes, self._count = grace_s, range_nbytes, count
+        self._obstore, self._retry, self._grace, self._count = obstore, retry, grace_s, count
         self._versions = versions
 
     async def read(self, store: Any, path: str, url: str, offset: int, nbytes: int) -> bytes:
-        """A range; asked for a second time where it takes long."""
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        tasks = {loop.create_task(self._whole(store, path, url, offset, nbytes))}
-        try:
-            # Not short ranges, which would make times incomparable.
-            long = 2 * nbytes >= self._range_nbytes
-            after = self._hedge.after() if long else None
-            if after is not None:
-                done, _ = await asyncio.wait(tasks, timeout=after)
-                if not done and self._hedge.take():
-                    self._count(hedged=1)
-                    tasks.add(loop.create_task(self._whole(store, path, url, offset, nbytes)))
-            left = set(tasks)
-            while True:
-                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-                won = next((t for t in done if t.exception() is None), None)
-                if won is None and left:
-                    continue
-                data = (won or next(iter(done))).result()
-                if long:
-                    self._hedge.finished(loop.time() - begun)
-                self._count(nbytes=len(data))
-                return data
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _whole(self, store: Any, path: str, url: str, offset: int, nbytes: int) -> bytes:
         """One range, over as many connections as it takes."""
         # `getvalue` gives its buffer away without a copy, which at this size would hold the GIL for milliseconds.
         data = io.BytesIO()
         await self.retried(
             url, nbytes, lambda: self._receive(store, path, url, offset, nbytes, data), offset, data
         )
+        self._count(nbytes=nbytes)
         return data.getvalue()
 
     async def _receive(
@@ -136,37 +103,11 @@ class Requests:
             except Exception as error:
                 had, came = came, 0 if data is None else data.tell()
                 failures = 1 if came > had else failures + 1
-                delay = await self._delay(url, error, failures, loop.time() - begun, nbytes)
+                delay = None
+                if is_passing(error, self._obstore.exceptions.GenericError):
+                    delay = self._retry.delay(failures, loop.time() - begun, nbytes, jitter())
                 if delay is None:
                     got = "" if data is None else f" ({came} of {nbytes} bytes from {offset} came)"
                     raise plain(error, url, got) from None
-            await asyncio.sleep(delay)
-
-    async def _delay(
-        self, url: str, error: Exception, failures: int, elapsed_s: float, nbytes: int
-    ) -> float | None:
-        if not is_passing(error, self._obstore.exceptions.GenericError):
-            return None
-        server = unanswered_plain(error) if failures == 1 else None
-        if server is not None and await _speaks_tls(*server, self._grace):
-            raise StoreError(
-                f"{safe_url(url)}: {server[0]}:{server[1]} speaks TLS, and was asked by plain HTTP: write https://"
-            ) from None
-        delay = self._retry.delay(failures, elapsed_s, nbytes, jitter())
-        if delay is not None:
             self._count(retried=1)
-        return delay
-
-
-async def _speaks_tls(host: str, port: int, timeout_s: float) -> bool:
-    import ssl  # by few
-
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    try:
-        async with asyncio.timeout(timeout_s):
-            _, writer = await asyncio.open_connection(host, port, ssl=context)
-    except OSError:
-        return False
-    writer.transport.abort()
-    return True
+            await asyncio.sleep(delay)

@@ -25,7 +25,7 @@ from pipegraph.forks import lock_free_after_fork
 from .entries import Sink
 from .parts import Part
 from .requests import Requests
-from .retries import NO_LISTING, Backoff, Hedge, plain
+from .retries import Backoff, plain
 from .urls import endpoints, glob_regex, safe_url as safe_url, split_url
 from .versions import ObjectInfo, Versions
 
@@ -42,11 +42,10 @@ _memory_lock = lock_free_after_fork()
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Counts of one client: requests sent, tried again, asked twice, found stalled; bytes delivered."""
+    """Counts of one client: requests sent, tried again, found stalled; bytes delivered."""
 
     requests: int = 0
     retried: int = 0
-    hedged: int = 0
     stalled: int = 0
     nbytes: int = 0
 
@@ -62,7 +61,7 @@ class StoreClient(Closing):
         options: obstore's: of the store (``endpoint``, ``region``, ...), and
             ``client_options`` and ``credential_provider``. What is missing comes from the
             environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``), then from the instance's metadata service.
-        retry, hedge, grace_s: see `policy`; a `Hedge` belongs to one client.
+        retry, grace_s: tries, and how long a connection may deliver nothing.
         range_nbytes, parallel: large reads are cut into ranges of this size, ``parallel`` at once.
         on_count: called with a name of ``StoreStats`` and how much is added to it, by any thread.
     """
@@ -72,7 +71,6 @@ class StoreClient(Closing):
         options: Mapping[str, Any] | None = None,
         *,
         retry: Backoff | None = None,
-        hedge: Hedge | None = None,
         grace_s: float = 10.0,
         range_nbytes: int = RANGE_NBYTES,
         parallel: int = PARALLEL,
@@ -86,9 +84,7 @@ class StoreClient(Closing):
         self._stores: dict[str, Any] = {}
         self._counts, self._on_count = collections.Counter[str](), on_count
         self._versions = Versions()
-        self._requests = Requests(
-            self._obstore, self._retry, hedge or Hedge(), grace_s, range_nbytes, self._count, self._versions
-        )
+        self._requests = Requests(self._obstore, self._retry, grace_s, self._count, self._versions)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: concurrency.Thread | None = None
         self._closed = False
@@ -199,9 +195,8 @@ class StoreClient(Closing):
                 raise StoreError(unusable) from None
         parts = sorted(found, key=lambda p: p.uri)
         if all(part.name in beside for part in parts):
-            remedy = f"; {NO_LISTING}" if root.startswith(("http://", "https://")) else ""
             raise StoreError(
-                f"parts {safe_url(pattern)!r}: no object matches in {safe_url(root + '/' + prefix)!r}{remedy}"
+                f"parts {safe_url(pattern)!r}: no object matches in {safe_url(root + '/' + prefix)!r}"
             )
         return parts
 
@@ -243,9 +238,8 @@ class StoreClient(Closing):
     def submit(self, url: str, offset: int, nbytes: int) -> Pending[bytes]:
         """Begin to read one range; `Pending.result` waits for its bytes.
 
-        A transfer that was cut resumes where it was, one that stalls is begun anew from there, and one that is slow is
-        asked for twice. All bytes of an object that a client reads are of one version: the expected one, or that of its
-        first answer.
+        A transfer that was cut resumes where it was, and one that stalls is begun anew from there. All bytes of an
+        object that a client reads are of one version: the expected one, or that of its first answer.
 
         Raises (from ``result``):
             StoreError: missing, not allowed, changed meanwhile, or no bytes within the deadline.

@@ -1,4 +1,4 @@
-"""The table of blocks: bounded, shared, just in time, and gone at the end."""
+"""The table of blocks: bounded, shared, read ahead, and gone at the end."""
 
 import threading
 from collections import Counter
@@ -24,7 +24,7 @@ from pipegraph.testing import Resources
 class Blocks(BlockSource):
     """Blocks of 10 bytes that load when the test says so."""
 
-    fetched, stride, steps_per_block, in_memory = True, 4, 8.0, True
+    fetched, stride, in_memory = True, 4, True
 
     def __init__(self, budget: int = 1000, gated: bool = False) -> None:
         self.opened: list[int] = []
@@ -114,7 +114,20 @@ def test_the_next_block_is_loaded_before_it_is_asked_for(make_reader: Any) -> No
     source.wait_until_opened(7)
     reader.release(reader.acquire(7, 0, 0))
     source.wait_until_opened(3)
-    assert 5 not in source.opened  # nothing is measured yet: one ahead is enough
+
+
+def test_blocks_are_read_ahead_in_the_order_of_first_use_as_far_as_there_is_room(make_reader: Any) -> None:
+    source = Blocks(budget=30, gated=True)
+    reader = make_reader(source)
+    reader.dealt(deal([4] * 10 + [2] * 10 + [9] * 10 + [1] * 10))
+    source.wait_until_opened(4, 2, 9)
+    assert 1 not in source.opened
+    for number in (4, 2, 9):
+        source.allow(number)
+    reader.release(reader.acquire(4, 0, 9))
+    reader.release(reader.acquire(2, 0, 10))  # the first one is not needed any more
+    source.wait_until_opened(1)
+    source.wait_until_closed(4)
 
 
 def test_several_workers_share_one_load_of_a_block(make_reader: Any) -> None:
@@ -288,7 +301,7 @@ def test_the_next_epochs_first_block_follows_the_last_of_this_one(make_reader: A
 
 
 def test_what_an_ended_run_had_ordered_is_not_loaded_any_more(make_reader: Any) -> None:
-    source = Blocks(gated=True)
+    source = Blocks(budget=10, gated=True)
     reader = make_reader(source)
     reader.dealt(deal([0] * 5 + [1] * 5))
     source.wait_until_opened(0)

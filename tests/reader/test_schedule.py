@@ -1,11 +1,9 @@
-"""Where training is and what it reads next, decided without threads or clocks."""
+"""Where training is and what it reads next, decided without threads."""
 
 import numpy as np
-import pytest
 
 from pipegraph.reader.block_table import BlockEntry, BlockTable
-from pipegraph.reader.prefetch_policy import MIN_MEASUREMENTS
-from pipegraph.reader.schedule import AHEAD, DRAWN_AT_ONCE, RankSteps, ReadSchedule, Uses
+from pipegraph.reader.schedule import AHEAD, AT_ONCE_NBYTES, DRAWN_AT_ONCE, RankSteps, ReadSchedule, Uses
 
 
 def deal(blocks: list[int], epoch: int = 0, start: int = 0) -> RankSteps:
@@ -21,7 +19,7 @@ def look(schedule: ReadSchedule, there: set[int] | None = None) -> None:
 
 
 def test_blocks_come_by_their_first_use_across_epochs() -> None:
-    schedule = ReadSchedule(stride=256, now=0.0)
+    schedule = ReadSchedule(stride=256)
     schedule.add(deal([5, 5, 2, 5, 2, 9], start=1))
     schedule.add(deal([7, 2, 8], epoch=1))
     look(schedule)
@@ -29,55 +27,40 @@ def test_blocks_come_by_their_first_use_across_epochs() -> None:
 
 
 def test_a_block_is_needed_up_to_its_last_known_use() -> None:
-    schedule = ReadSchedule(stride=256, now=0.0)
+    schedule = ReadSchedule(stride=256)
     schedule.add(deal([1, 2, 1, 2, 3, 3]))
     look(schedule)
     assert schedule.next_use(1) is not None
     assert schedule.next_use(4) is None
-    schedule.reached(0, 3, 1.0, 0.0)
+    schedule.reached(0, 3)
     assert schedule.next_use(1) is None
     assert schedule.next_use(2) is not None
 
 
 def test_what_is_there_or_asked_for_already_is_not_upcoming() -> None:
-    schedule = ReadSchedule(stride=256, now=0.0)
+    schedule = ReadSchedule(stride=256)
     schedule.add(deal([1, 2, 3, 4]))
     look(schedule, there={2})
-    schedule.reached(0, 0, 1.0, 0.0)
+    schedule.reached(0, 0)
     assert schedule.next_upcoming({2}) == (2, 3)
     assert schedule.next_upcoming({2, 3}) == (3, 4)
 
 
-def test_the_pace_leaves_out_the_time_spent_waiting_for_blocks() -> None:
-    schedule = ReadSchedule(stride=10, now=0.0)
-    schedule.add(deal([0] * 100))
-    assert not schedule.reached(0, 5, 1.0, 0.0)
-    assert schedule.reached(0, 10, 25.0, 5.0)
-    assert schedule.pace == pytest.approx(2.0)
-    assert schedule.reached(0, 20, 30.0, 5.0)
-    assert schedule.pace == pytest.approx((2.0 + 0.5) / 2)
-
-
 def test_steps_of_other_epochs_and_earlier_ones_change_nothing() -> None:
-    schedule = ReadSchedule(stride=1, now=0.0)
+    schedule = ReadSchedule(stride=1)
     schedule.add(deal([0] * 10))
-    assert schedule.reached(0, 4, 1.0, 0.0)
-    assert not schedule.reached(0, 2, 2.0, 0.0)
-    assert not schedule.reached(7, 9, 3.0, 0.0)
+    assert schedule.reached(0, 4)
+    assert not schedule.reached(0, 2)
+    assert not schedule.reached(7, 9)
     assert schedule.tick == 4
-    assert schedule.epoch == 0
 
 
 def test_it_looks_no_further_than_what_may_matter() -> None:
-    schedule = ReadSchedule(stride=256, now=0.0)
+    schedule = ReadSchedule(stride=256)
     schedule.add(deal([0] * (3 * AHEAD)))
     look(schedule)
     assert AHEAD <= schedule.scanned <= AHEAD + DRAWN_AT_ONCE
-    schedule.strides.add(1e-3)
-    for _ in range(MIN_MEASUREMENTS):
-        schedule.loads.add(2 * AHEAD * 1e-3)
-    assert schedule.next_draw() is not None  # loads take so long that more matters
-    schedule = ReadSchedule(stride=256, now=0.0)
+    schedule = ReadSchedule(stride=256)
     schedule.add(deal(list(range(3 * AHEAD))))
     look(schedule)
     assert schedule.scanned == DRAWN_AT_ONCE
@@ -86,7 +69,7 @@ def test_it_looks_no_further_than_what_may_matter() -> None:
 class Tens:
     """Blocks of 10 bytes."""
 
-    stride, steps_per_block = 4, 1.0
+    stride = 4
 
     def held_nbytes(self, number: int) -> int:
         return 10
@@ -97,20 +80,44 @@ class Tens:
 
 def test_a_block_that_its_worker_has_not_begun_stays_though_others_have_gone_on() -> None:
     table = BlockTable(Tens())  # type: ignore[arg-type]
-    schedule = ReadSchedule(Tens.stride, 0.0, Tens.steps_per_block)
+    schedule = ReadSchedule(Tens.stride)
     schedule.add(deal([0, 1, 2, 3]))
     look(schedule)
     for number in (0, 1):
-        entry = table.next_start(schedule, 0.0)
+        entry = table.next_start(schedule)
         assert isinstance(entry, BlockEntry)
         assert entry.number == number
         table.begin(entry, schedule)
         table.loaded(entry, schedule)
-    schedule.reached(0, 1, 1.0, 0.0)  # the worker of step 1 is first
+    schedule.reached(0, 1)  # the worker of step 1 is first
     one = table.get(1)
     assert one is not None
     table.use(one)
     one.fresh = False
-    assert table.next_start(schedule, 1.0) is None
+    assert table.next_start(schedule) is None
     table.make_room(10, schedule)
     assert 0 not in table  # a worker that waits for a block comes first
+
+
+def test_large_blocks_are_read_ahead_one_by_one_and_those_of_unknown_size_too() -> None:
+    class Large(Tens):
+        nbytes = AT_ONCE_NBYTES
+
+        def held_nbytes(self, number: int) -> int:
+            return self.nbytes
+
+        def budget(self) -> int:
+            return 10 * AT_ONCE_NBYTES
+
+    source = Large()
+    for source.nbytes in (AT_ONCE_NBYTES, 0):
+        table, schedule = BlockTable(source), ReadSchedule(source.stride)  # type: ignore[arg-type]
+        schedule.add(deal([0, 1, 2]))
+        look(schedule)
+        one = table.next_start(schedule)
+        assert one is not None
+        table.begin(one, schedule)
+        assert table.next_start(schedule) is None
+        table.loaded(one, schedule)
+        schedule.reached(0, 0)
+        assert table.next_start(schedule) is not None

@@ -28,7 +28,7 @@ from pipegraph.errors import (
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.parts import expand_parts
-from pipegraph.storage.retries import Backoff, Hedge, is_passing, plain
+from pipegraph.storage.retries import Backoff, is_passing, plain
 from pipegraph.storage.stores import StoreClient
 from pipegraph.storage.urls import safe_url, split_url
 
@@ -197,21 +197,6 @@ def test_a_server_that_comes_back_is_not_noticed(proxy: Any, connect: Connect, u
     down = iter(range(8))
     proxy.fault = lambda method, path: "503" if next(down, None) is not None else ""
     assert store.read(url, 0, 1000) == DATA[:1000]
-
-
-def test_a_slow_request_is_asked_twice_and_the_quicker_answer_taken(
-    proxy: Any, connect: Connect, url: str
-) -> None:
-    class Once(Hedge):
-        def after(self) -> float | None:
-            return None if self._hedges else 0.05  # the second is not asked twice, however long it takes
-
-    store = connect(proxy.port, retry=QUICK, hedge=Once(), grace_s=60, range_nbytes=1000)
-    proxy.fault = once("late")
-    assert store.read(url, 50_000, 1000) == DATA[50_000:51_000]
-    assert store.stats.hedged == 1
-    assert [f for _, _, f in proxy.seen[-2:]] == ["late", ""]
-    proxy.release()
 
 
 def test_close_ends_a_wait_for_a_silent_server(proxy: Any, connect: Connect, url: str) -> None:
@@ -501,7 +486,7 @@ class Plain(http.server.BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize("status", [501, 405, 403, 404, 200])
 @pytest.mark.parametrize("name", ["*.tar", ""])
-def test_a_web_server_that_lists_no_folders_is_asked_once_and_the_remedy_told(status: int, name: str) -> None:
+def test_a_web_server_that_lists_no_folders_is_asked_once(status: int, name: str) -> None:
     handler = type("Answer", (Plain,), {"status": status})
     with (
         http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
@@ -510,11 +495,9 @@ def test_a_web_server_that_lists_no_folders_is_asked_once_and_the_remedy_told(st
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
-            with pytest.raises(StoreError) as caught:
+            with pytest.raises(StoreError):
                 expand_parts(f"http://127.0.0.1:{server.server_address[1]}/d/{name}", store=store)
         finally:
             server.shutdown()
             thread.join()
-    assert "WebDAV" in str(caught.value) and "HTML" not in str(caught.value)
-    assert "name the parts by a brace range (part-{00..99}.tar) or a list of URLs" in str(caught.value)
     assert store.stats.requests == 1

@@ -75,7 +75,7 @@ class Cloud:
 
 
 @contextmanager
-def serve(cloud: Cloud, tls: ssl.SSLContext | None = None, resets: bool = True) -> Iterator[Cloud]:
+def serve(cloud: Cloud, tls: ssl.SSLContext | None = None) -> Iterator[Cloud]:
     """Until the block ends."""
     root = "/account/data/" if cloud.kind == "az" else "/data/"
 
@@ -153,8 +153,6 @@ def serve(cloud: Cloud, tls: ssl.SSLContext | None = None, resets: bool = True) 
         if tls is not None:
             # The handshake is left to the handler's thread: a client that says nothing would keep all others out.
             server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-            if resets:  # a connection whose handshake fails
-                server.shutdown_request = server.close_request
         cloud.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()

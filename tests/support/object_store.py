@@ -176,12 +176,8 @@ def proxy(s3_port: int, new_proxy: Callable[..., FaultyProxy]) -> FaultyProxy:
 
 @pytest.fixture
 def connect(s3_options: Callable[[int], dict[str, Any]]) -> Iterator[Callable[..., Any]]:
-    """Store clients for a port, closed at the end. They ask twice only where a test gives a ``hedge``: on a loaded
-    machine any request may be slow, and tests count requests."""
-    from pipegraph.storage.retries import Hedge
+    """Store clients for a port, closed at the end."""
     from pipegraph.storage.stores import StoreClient
 
     with contextlib.ExitStack() as stack:
-        yield lambda port, **more: stack.enter_context(
-            StoreClient(s3_options(port), **{"hedge": Hedge(min_s=3600), **more})
-        )
+        yield lambda port, **more: stack.enter_context(StoreClient(s3_options(port), **more))

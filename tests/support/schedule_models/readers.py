@@ -23,7 +23,7 @@ BLOCK = 10
 class Blocks(BlockSource):
     """Blocks in memory. A block that fails does so once."""
 
-    fetched, stride, steps_per_block = True, 4, 3.0
+    fetched, stride = True, 4
 
     def __init__(self, budget: int, failing: set[int]) -> None:
         self.failing = failing
