@@ -11,14 +11,13 @@ and a small last batch gives fewer parts for positional and keyword arguments al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
 from pipegraph.batches import Whole as Whole
@@ -123,28 +122,6 @@ def rows_of(tree: Any, dim: int = 0, name: str = "inputs") -> int | None:
     return None if first is None else first[1]
 
 
-def refuse_unclear(batch: Any, rows: int) -> None:
-    """Refuse a list in a batch's mapping that may be one tensor per row, or as many columns as there are rows.
-
-    Raises:
-        ValueError: there is one; says which.
-    """
-    for path, column in _below_mappings(batch, "", False):
-        if len(column) == rows and any(isinstance(each, torch.Tensor) and each.dim() for each in column):
-            raise ValueError(
-                f"scatter: batch{path} is a list of {rows} tensors in a batch of {rows} rows: it may be one tensor per "
-                "row, or columns, each to be cut. Make columns a tuple; ops.Scatter in the graph splits a list with a "
-                "tensor per row, because it knows how the batch was made"
-            )
-
-
-def _below_mappings(tree: Any, path: str, below: bool) -> Iterator[tuple[str, list[Any]]]:
-    if below and type(tree) is list:
-        yield path, tree
-    for step, entry in children(tree) or ():
-        yield from _below_mappings(entry, path + step, below or isinstance(tree, Mapping))
-
-
 def part_rows(part: Any, dim: int = 0) -> int | None:
     """Rows of a part that was cut elsewhere: of its tensors, else of its columns, or None where they differ."""
     rows = rows_of(part, dim, "batch")
@@ -237,15 +214,8 @@ def _cut_array(array: np.ndarray[Any, Any], sizes: Sequence[int], dim: int) -> l
 def _cut_tensor(tensor: torch.Tensor, sizes: Sequence[int], dim: int) -> list[torch.Tensor]:
     parts = [tensor] if len(sizes) == 1 else torch.split(tensor, list(sizes), dim)
     # `.data` has a version counter of its own; a view that needs gradients has not.
-    differentiable = (torch.is_grad_enabled() and tensor.requires_grad) or _has_tangent(tensor)
+    differentiable = torch.is_grad_enabled() and tensor.requires_grad
     return [part.clone() if differentiable else part.data for part in parts]
-
-
-def _has_tangent(tensor: torch.Tensor) -> bool:
-    """Whether forward-mode differentiation passes through it."""
-    if forward_ad._current_level < 0:
-        return False
-    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def moved(tree: Any, device: torch.device) -> Any:
@@ -273,4 +243,4 @@ def _own(leaf: Any, device: torch.device) -> Any:
     there = sent(leaf, device)
     if there is not leaf:
         return there
-    return leaf.clone() if leaf.requires_grad or _has_tangent(leaf) else leaf.data
+    return leaf.clone() if leaf.requires_grad else leaf.data

@@ -18,7 +18,6 @@ from pipegraph.device.split import (
     leaves,
     moved,
     part_rows,
-    refuse_unclear,
     rows_of,
 )
 from pipegraph.errors import ReplicaError
@@ -52,7 +51,7 @@ def batch_feed(batch: Any, slots: Sequence[Slot], dim: int) -> ReplicaFeed:
 
     Raises:
         ReplicaError: scattered over other devices, or nothing to cut.
-        ValueError: unequal row counts, or a list of tensors that can be read in two ways.
+        ValueError: unequal row counts.
     """
     if isinstance(batch, Scattered):
         return _scattered_feed(batch, slots, dim)
@@ -60,8 +59,6 @@ def batch_feed(batch: Any, slots: Sequence[Slot], dim: int) -> ReplicaFeed:
     if rows is None:
         raise ReplicaError("the batch holds no tensor with rows to cut")
     sizes = chunk_sizes_for(rows, len(slots))
-    if len(sizes) > 1:
-        refuse_unclear(batch, rows)
     return _moving(cut(batch, sizes, dim, lists=True), sizes, slots)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipegraph.importing import lazy_names
-from pipegraph.testing.gate import Gate as Gate, Sequencer as Sequencer
 from pipegraph.testing.leaks import Resources as Resources
 from pipegraph.testing.outcome import fingerprint as fingerprint
 from pipegraph.testing.resume import assert_resumes_exactly as assert_resumes_exactly

@@ -6,10 +6,10 @@ import threading
 import traceback
 
 import pytest
+from gates import Gate
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.testing import Gate
 from tests.engine.breaking_stages import Broken, breaks, collect, make
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

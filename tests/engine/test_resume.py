@@ -10,12 +10,13 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
+from gates import Gate
 from random_graphs.stage_functions import RunningSum, several
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.order import StridedOrder
-from pipegraph.testing import Gate, assert_resumes_exactly, assert_same_everywhere
+from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -6,10 +6,10 @@ import json
 from collections import Counter
 
 import pytest
+from gates import Gate
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.testing import Gate
 
 
 def build(first: int, collate: type | None) -> tuple[pg.Graph, Gate]:

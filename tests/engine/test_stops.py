@@ -10,10 +10,10 @@ import weakref
 
 import numpy as np
 import pytest
+from gates import Gate
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.testing import Gate
 from pipegraph.testing.leaks import Resources
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

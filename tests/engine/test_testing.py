@@ -14,14 +14,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.testing import (
-    Gate,
-    Resources,
-    Sequencer,
-    assert_resumes_exactly,
-    assert_same_everywhere,
-    fingerprint,
-)
+from pipegraph.testing import Resources, assert_resumes_exactly, assert_same_everywhere, fingerprint
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -85,46 +78,6 @@ def test_fingerprints_tell_bytes_types_and_shapes_apart():
     assert fingerprint({"b": np.ones(2), "a": [torch.ones(2)]}) == fingerprint(
         {"a": [torch.ones(2)], "b": np.ones(2)}
     )
-
-
-def test_a_gate_lets_pass_what_was_released_in_the_order_asked_for():
-    gate, graph = Gate(), pg.Graph("g")
-    graph.add(ops.FromIterable("abc")).then(gate, workers=3, ordered=False)
-    with graph.loader() as loader:
-        letters = iter(loader)
-        assert gate.wait_until_waiting(3) == [0, 1, 2]
-        found = []
-        for position in (2, 0, 1):
-            gate.release_position(position)
-            found.append(next(letters))
-        assert found == ["c", "a", "b"]
-
-
-def test_a_sequencer_orders_blocks_of_threads():
-    step, seen = Sequencer(), []
-
-    def late():
-        with step(1):
-            seen.append("late")
-
-    thread = threading.Thread(target=late)
-    thread.start()
-    with step(0):
-        seen.append("first")
-    with step(2):
-        seen.append("last")
-    thread.join()
-    assert seen == ["first", "late", "last"]
-    with pytest.raises(ValueError, match="block 1 of this Sequencer was entered before"), step(1):
-        pass
-
-
-def test_a_wait_that_nothing_ends_fails_and_says_who_waits(monkeypatch):
-    monkeypatch.setattr("pipegraph.testing.gate.HANGS_S", 0)
-    with pytest.raises(AssertionError, match=r"only positions \[\] wait at the gate, not 2"):
-        Gate().wait_until_waiting(2)
-    with pytest.raises(AssertionError, match="block 1 waits for 0"), Sequencer()(1):
-        pass
 
 
 def test_leaks_are_named(tmp_path):

@@ -5,11 +5,12 @@ import random
 
 import pytest
 import torch
+from gates import Gate
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import GraphError
-from pipegraph.testing import Gate, assert_resumes_exactly
+from pipegraph.testing import assert_resumes_exactly
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -6,11 +6,11 @@ import threading
 
 import numpy as np
 import pytest
+from gates import Gate
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning, StateError
-from pipegraph.testing import Gate
 from tests.loader.counting import Counting
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

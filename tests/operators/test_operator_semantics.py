@@ -344,7 +344,7 @@ def test_a_failing_choose_is_heard_also_if_nobody_reads_the_first_output():
 
 
 def test_in_completion_order_a_slow_item_does_not_hold_the_others_up():
-    from pipegraph.testing import Gate
+    from gates import Gate
 
     gate, graph = Gate(), pg.Graph("g")
     graph.add(ops.FromIterable(range(8))).then(gate, workers=2, ordered=False, capacity=8)
@@ -357,7 +357,7 @@ def test_in_completion_order_a_slow_item_does_not_hold_the_others_up():
 
 
 def test_in_completion_order_a_stage_runs_only_a_window_ahead_of_its_oldest_item():
-    from pipegraph.testing import Gate
+    from gates import Gate
 
     gate, graph = Gate(), pg.Graph("g")
     graph.add(ops.FromIterable(range(1000))).then(gate, workers=2, ordered=False, capacity=3)

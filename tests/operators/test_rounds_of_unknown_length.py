@@ -5,12 +5,12 @@ import json
 from collections import Counter
 
 import pytest
+from gates import Gate
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.engine.stage.read_positions import ReadPositions
 from pipegraph.loader import delivered
-from pipegraph.testing import Gate
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from unittest import mock
 
 import pytest
+from gates import Gate
 
 import pipegraph as pg
 import pipegraph.engine
 from pipegraph import operators as ops
 from pipegraph.engine.meter import Meter
-from pipegraph.testing import Gate
 
 SECOND = 10**9
 

@@ -329,24 +329,6 @@ def test_a_scattered_batch_is_taken_as_it_is(make_executor: MakeExecutor) -> Non
         executor.step(Scattered(data(6).split(2), places(3)), square)
 
 
-def test_a_list_that_may_be_tensors_of_rows_or_columns_is_refused(make_executor: MakeExecutor) -> None:
-    executor = make_executor(mlp(), 2, optimizer=sgd)
-
-    def loss(outputs: Any, part: Any) -> Any:
-        assert all(len(view) == len(outputs) for view in part["views"])
-        return outputs.square().mean()
-
-    def forward(module: Any, part: Any) -> Any:
-        return module(part["x"])
-
-    x = data(4)
-    executor.step({"x": x, "views": [x, x]}, loss, forward)
-    executor.step({"x": x, "views": (x, x, x, x)}, loss, forward)
-    with pytest.raises(ValueError, match=r"batch\['views'\] is a list of 4 tensors in a batch of 4 rows"):
-        executor.step({"x": x, "views": [x, x, x, x]}, loss, forward)
-    executor.step({"x": x[:1], "views": [x[:1]]}, loss, forward)
-
-
 def test_a_step_keeps_nothing_of_its_batch(make_executor: MakeExecutor) -> None:
     import gc
     import weakref

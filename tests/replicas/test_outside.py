@@ -10,7 +10,6 @@ import pytest
 import torch
 from accelerators import drawn, on_the_cpu, places
 from torch import nn
-from torch.autograd import forward_ad
 from torch.nn.utils import prune
 
 from pipegraph.errors import ReplicaError
@@ -398,12 +397,3 @@ def test_a_model_with_gradients_is_refused_where_the_executor_steps(make_executo
         ReplicaExecutor(model, places(2), optimizer=sgd)
     model.zero_grad()
     make_executor(model, 2, optimizer=sgd)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_forward_mode_tangents_pass_through(make_executor: MakeExecutor) -> None:
-    executor = make_executor(mlp(), 2)
-    with forward_ad.dual_level():
-        x = forward_ad.make_dual(data(), torch.ones_like(data()))
-        mine, its = (forward_ad.unpack_dual(model(x)).tangent for model in (executor, executor.module))
-        torch.testing.assert_close(mine, its)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gates import Sequencer
 from torch.nn import functional
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.hashed_keys import key
-from pipegraph.testing import Sequencer
 
 
 def delivered(function: Callable[..., Any], n: int, workers: int) -> list[Any]:

@@ -7,11 +7,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from gates import Gate
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.loader import delivered
-from pipegraph.testing import Gate, no_leaks
+from pipegraph.testing import no_leaks
 
 __all__ = ["no_leaks"]
 

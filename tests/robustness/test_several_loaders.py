@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from gates import Gate
 from torch.utils import data
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.testing import Gate
 
 NUMBERS = list(range(400))
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from channel_states import wait_until
+from gates import Gate
 from hypothesis import given, strategies as st
 from random_graphs.recipes import recipes
 from random_graphs.resizing import resized_loader
@@ -15,7 +16,6 @@ from pipegraph import operators as ops
 from pipegraph.contracts import Operator
 from pipegraph.engine.activity import Activity
 from pipegraph.errors import GraphError
-from pipegraph.testing import Gate
 from pipegraph.testing.outcome import DeliveredChunk, assert_equal_chunks, placed, run_pass
 from pipegraph.tuning.decisions import Tuning
 from tests.engine.test_fuzz import fast_switching as fast_switching, fuzzed, prefetch_of, start_deadline

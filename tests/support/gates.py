@@ -39,17 +39,6 @@ class Gate(Operator):
 
     Put it where a stage should wait; with several workers, several items wait at it at once, and
     releasing them by position decides in which order they continue.
-
-    Examples:
-        >>> from pipegraph import Graph, operators as ops
-        >>> gate, graph = Gate(), Graph("gated")
-        >>> node = graph.add(ops.FromIterable("abc")).then(gate)
-        >>> with graph.loader() as loader:
-        ...     letters = iter(loader)
-        ...     positions = gate.wait_until_waiting(1)
-        ...     gate.release()
-        ...     next(letters)
-        'a'
     """
 
     name = "gate"
@@ -126,13 +115,6 @@ class Gate(Operator):
 
 class Sequencer:
     """Makes blocks in different threads run in the order of their numbers.
-
-    Examples:
-        >>> step = Sequencer()
-        >>> with step(0):
-        ...     pass
-        >>> with step(1):
-        ...     pass
 
     After trio's ``Sequencer``: https://trio.readthedocs.io/en/stable/reference-testing.html
     """
