@@ -4,8 +4,9 @@ What a field becomes follows from the types of its values in the samples, never 
 
 * numbers, arrays and tensors: one tensor, of the dtype to which torch promotes theirs (int is int64, float float64),
   and of one shape, or padded;
-* lists, which may be of any length: a list with the list of each sample, whatever they hold; a padded tensor where
-  ``pad`` is given;
+* lists within a sample, which may be of any length: a list with the list of each sample, whatever they hold; a padded
+  tensor where ``pad`` is given;
+* samples that are lists (without a ``pad`` for them): as tuples of the same entries;
 * dicts, tuples, named tuples and dataclasses, which have the same fields in every sample: the same of columns;
 * text, bytes and other objects: a list;
 * a field for which ``Batch(collate=...)`` names a function: what that makes of the list of its values;
@@ -109,8 +110,10 @@ def _refuse_pad(pad: Pad | None, rules: Any, field: str, parts: Sequence[Columns
 
 
 def _columns(items: Sequence[Any], rules: Any, field: str) -> Columns:
-    named = isinstance(rules, Mapping)
-    return columns_of(items, (lambda name: callable(rules.get(name))) if named else None, field)
+    if isinstance(rules, Mapping):
+        return columns_of(items, lambda name: callable(rules.get(name)), field)
+    padded = rules is not None and isinstance(items[0], list)  # as values, not as samples with columns
+    return columns_of(items, (lambda name: True) if padded else None, field)
 
 
 def _rows(parts: Sequence[Columns]) -> list[Any]:
@@ -171,7 +174,7 @@ def _fit(parts: Sequence[Columns]) -> bool:
 def _batch_of_fields(parts: Sequence[Columns], rules: Any, field: str) -> Any:
     """Containers of the kind of the samples', with a column for each of their fields."""
     first = parts[0]
-    like = () if first.kind is tuple else {} if first.items is None else first.items[0]
+    like = () if first.kind in (tuple, list) else {} if first.items is None else first.items[0]
     named = isinstance(like, Mapping)
     made: dict[Any, Any] = {}
     beside: dict[Any, Any] = {}
@@ -188,7 +191,7 @@ def _batch_of_fields(parts: Sequence[Columns], rules: Any, field: str) -> Any:
                     f"lengths=...) of {name!r} other names"
                 )
             beside |= added
-    if is_a_tuple(like):
+    if is_a_tuple(like) or isinstance(like, list):
         return tuple(made.values())
     if beside or (named and first.items is not None and len(set(map(type, first.items))) > 1):
         return made | beside
@@ -243,11 +246,12 @@ def _batch_of_values(items: Sequence[Any], pad: Any, field: str) -> Any:
             f"samples of one batch must have the same fields: sample {number} and sample 0 differ in "
             f"{', '.join(odd)}; give all samples the same fields with a Map before Batch"
         )
-    if kind == "tuple":
+    if kind == "tuple" or (kind == "list" and not field):
         odd_length = next(len(item) for item in items if len(item) != len(items[0]))
+        remedy = "use pad=0, " if kind == "list" else "what varies in length must be a list; "
         raise DataError(
-            f"{_where(field)}: tuples of {len(items[0])} and {odd_length} entries do not make one batch: what varies "
-            "in length must be a list; or use Batch(..., collate=list)"
+            f"{_where(field)}: {kind}s of {len(items[0])} and {odd_length} entries do not make one batch: {remedy}or "
+            "use Batch(..., collate=list)"
         )
     return list(items)
 

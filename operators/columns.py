@@ -80,6 +80,8 @@ class Columns:
             return list(self.items)
         if isinstance(data, dict):
             rows = list(zip(*[column.rows() for column in data.values()], strict=True))
+            if self.kind is list:
+                return list(map(list, rows))
             return rows if self.kind is tuple else [dict(zip(data, row, strict=True)) for row in rows]
         if self.kind is np.ndarray:
             return [data[index, ...] for index in range(len(data))]
@@ -122,7 +124,7 @@ def columns_of(
         elif kind in _TEXTS:
             data = list(items) if len(set(map(type, items))) == 1 else None
         else:
-            values = _values(items, alone)
+            values = _values(items, alone, not field)
             if values is not None:
                 data = {
                     name: columns_of(column, kept, joined_name(field, name), alone)
@@ -140,8 +142,10 @@ def joined_name(field: str, name: Any) -> str:
     return f"{field}.{name}" if field else str(name)
 
 
-def _values(items: Sequence[Any], plain: bool) -> dict[Any, Sequence[Any]] | None:
-    """The values of each field of containers that have the same fields; None of anything else."""
+def _values(items: Sequence[Any], plain: bool, top: bool) -> dict[Any, Sequence[Any]] | None:
+    """The values of each field of containers that have the same fields; None of anything else. A sample that is a list
+    has its entries as fields, a list within a sample is a value.
+    """
     first = items[0]
     kind = type(first)
     one_type = len(set(map(type, items))) == 1
@@ -152,7 +156,7 @@ def _values(items: Sequence[Any], plain: bool) -> dict[Any, Sequence[Any]] | Non
         if any(item.keys() != keys for item in items) or (plain and not keys):
             return None
         return {name: [item[name] for item in items] for name in first}
-    if kind is tuple or (not plain and is_a_tuple(first)):
+    if kind is tuple or (top and kind is list) or (not plain and is_a_tuple(first)):
         if not (one_type or all(map(is_a_tuple, items))) or (plain and not (first and one_type)):
             return None
         same = len(set(map(len, items))) == 1

@@ -50,8 +50,8 @@ def test_every_batch_of_a_column_has_one_type(name: str) -> None:
     assert kinds == [{"f": list}] * 3
 
 
-def test_lists_are_kept_one_per_sample() -> None:
-    assert batches([[1, 2], [3, 4]]) == [[[1, 2], [3, 4]]]
+def test_lists_within_samples_are_kept_one_per_sample() -> None:
+    assert batches([{"f": [1, 2]}, {"f": [3, 4]}]) == [{"f": [[1, 2], [3, 4]]}]
     assert batches([{"f": [1, 2]}, {"f": [3]}]) == [{"f": [[1, 2], [3]]}]
 
 
@@ -315,3 +315,21 @@ def test_a_pad_for_all_fields_leaves_those_that_cannot_be_padded() -> None:
         [{"ids": [1], "text": "a", "k": 2}, {"ids": [1, 2], "text": "b", "k": 3}], pad=ops.Pad(mask=True)
     )
     assert sorted(batch) == ["ids", "ids_mask", "k", "text"]
+
+
+def test_samples_that_are_lists_become_columns_as_tuples_do() -> None:
+    def batches(samples, **options):
+        graph = pg.Graph("lists")
+        graph.add(ops.FromSequence(samples)).then(ops.Batch(2, **options))
+        with graph.loader() as loader:
+            return list(loader)
+
+    ((x, y),) = batches([[torch.zeros(3), 1], [torch.ones(3), 2]])
+    assert x.shape == (2, 3)
+    assert y.tolist() == [1, 2]
+    ((texts, labels),) = batches([["a", 0], ["b", 1]])
+    assert (texts, labels.tolist()) == (["a", "b"], [0, 1])
+    assert batches([[1, 2], [3]], pad=0)[0].tolist() == [[1, 2], [3, 0]]
+    assert batches([[1, 2], [3]], collate=list) == [[[1, 2], [3]]]
+    with pytest.raises(DataError, match="lists of 2 and 1 entries.*pad=0"):
+        batches([[1, 2], [3]])
