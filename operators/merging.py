@@ -301,9 +301,6 @@ class Route(FanOut, UserFunctions):
     def choose(self, chunk: Chunk) -> int:
         return self.function(chunk.data)
 
-    def length(self, n: int) -> int | None:
-        return None
-
 
 @final
 class Merge(FanIn, FollowsRoute):

@@ -70,8 +70,8 @@ class Fact(Flag):
     """It has no user code that draws from torch's global generator, or selects the sample's generator by itself; else
     the engine does so before each call."""
     TRUSTED = auto()
-    """Its resumes are exact by its own tests, so that the engine need not check them: a source begins at its ``start``
-    and has its ``length``, groups are of consecutive whole chunks, a fan-in's cursors grow and hold its state."""
+    """Its resumes are exact by its own tests, so ``pg.testing`` need not check it. It calls no code of the user's for
+    positions, its groups leave in order, and its cursors are tuples."""
 
     ONE_WORKER = auto()
     """A map that must have a single worker."""

@@ -80,7 +80,7 @@ class Operator(Component):
 
     def length(self, n: int) -> int | None:
         """Chunks out per epoch for ``n`` in; None if it depends on the data."""
-        return n if self.kind in ("map", "route") and self.one_to_one else None
+        return n if self.kind == "map" and self.one_to_one else None
 
     @property
     @final
@@ -197,5 +197,5 @@ class FanOut(Operator):
     def choose(self, chunk: Chunk) -> int:
         """The number of the output that gets this chunk, 0 .. outputs-1.
 
-        A pure function of the chunk, which it leaves as it is: the engine asks twice and compares.
+        A pure function of the chunk, which it leaves as it is.
         """

@@ -18,8 +18,7 @@ from pipegraph.engine.pass_totals import Interval
 from pipegraph.engine.run import Run
 from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.row_intake import rows_of
-from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning, as_raised
-from pipegraph.loader.lengths import check_promised, promised
+from pipegraph.errors import LoaderClosedError, PipegraphWarning, as_raised
 from pipegraph.loader.place import RowsInDelivery
 from pipegraph.loader.position import Progress
 from pipegraph.loader.runs import Runs
@@ -84,7 +83,6 @@ class Pass:
         self._interval = interval
         self._progress = progress = runs.progress
         self._place = progress.place
-        self._promised = promised(runs.plan, self._place, *self.own, runs.seed)
         self.turn = turn
         self.epoch = self._place.epoch
         self._get = run.terminal.get
@@ -281,8 +279,6 @@ class Pass:
         """Handle a token that ends the pass or its part; return for any other."""
         if isinstance(item, EndOfEpoch) and item.epoch == self.epoch:
             if not self._place.later:
-                if self._promised is not None and self._agreement is None:
-                    self._check_length(*self._promised)
                 self._finish()
             self._take_over()
         if isinstance(item, Failure):
@@ -291,13 +287,6 @@ class Pass:
                 raise as_raised(item.error, "a stage")
             finally:
                 del item
-
-    def _check_length(self, saying: list[str], expected: int) -> None:
-        try:
-            check_promised(saying, expected, self._place)
-        except GraphError:
-            self._fail("a stage has another length than it says", failed=True)
-            raise
 
     def _take_over(self) -> None:
         """This part of the epoch is delivered: continue with the next one taken over from another rank."""

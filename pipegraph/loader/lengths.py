@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 
-from pipegraph.contracts import Fact, Operator
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.errors import GraphError
 from pipegraph.loader.options import LoaderOptions
 from pipegraph.loader.place import Place
-from pipegraph.planning.plan import Plan, StagePlan
+from pipegraph.planning.plan import Plan
 
 
 def check_counts_known(plan: Plan, world_size: int) -> None:
@@ -44,38 +42,6 @@ def warn_of_unequal(plan: Plan, place: Place, world_size: int, seed: int | None)
             last,
             world_size - 1,
         )
-
-
-def promised(
-    plan: Plan, place: Place, rank: int, world_size: int, seed: int | None
-) -> tuple[list[str], int] | None:
-    """As an epoch begins that is not resumed: the stages whose operators say their own ``length(n)``, if there are any,
-    and the number of chunks by these; None where a policy may leave out samples."""
-    saying = [stage.name for stage in plan.running if stage.source is None and _says_its_length(stage)]
-    if not saying or place.restored or any(stage.spec.skip is not None for stage in plan.running):
-        return None
-    with suppress(Exception):  # of the data's own len(), for which reading it is not refused
-        steps = plan.steps(place.epoch, rank, world_size, seed)
-        return None if steps is None else (saying, steps)
-    return None
-
-
-def check_promised(saying: list[str], expected: int, place: Place) -> None:
-    """Raises GraphError if another number of chunks came; names the stages."""
-    came = place.steps
-    if came != expected:
-        who, whose = ("stage", "its") if len(saying) == 1 else ("stages", "their")
-        raise GraphError(
-            f"{who} {', '.join(map(repr, saying))}: by {whose} length(n) epoch {place.epoch} has {expected} chunks on "
-            f"this rank, and {came} came: let length(n) return the number of chunks for n of its input, or None where "
-            "the data decides"
-        )
-
-
-def _says_its_length(stage: StagePlan) -> bool:
-    own = type(stage.work)
-    said = own.length is not Operator.length or hasattr(own, "length_for") or hasattr(own, "merged_length")
-    return said and Fact.TRUSTED not in stage.work.facts
 
 
 def length_of(plan: Plan, place: Place, options: LoaderOptions, ledger: Ledger, seed: int | None) -> int:

@@ -109,7 +109,7 @@ def _watched(graph: Graph) -> Graph:
     return graph
 
 
-def _disguised(operator: Any, methods: dict[str, Any]) -> Any:
+def disguised(operator: Any, methods: dict[str, Any]) -> Any:
     """A copy of an operator with methods of its own, of a class that looks the same."""
     kind = type(operator)
     other = copy.copy(operator)
@@ -133,7 +133,7 @@ def _watched_source(source: Any, shared: _Shared) -> Any:
         return None if found is None else map(shared.add, found)
 
     methods = {"read": read} if source.random_access else {"iterate": iterate, "items": items}
-    return _disguised(source, methods)
+    return disguised(source, methods)
 
 
 def _watched_operator(operator: Operator, stage: str, shared: _Shared, fans_out: bool) -> Any:
@@ -150,4 +150,4 @@ def _watched_operator(operator: Operator, stage: str, shared: _Shared, fans_out:
                 shared.add(each.data)
         return made
 
-    return _disguised(operator, {"process": process})
+    return disguised(operator, {"process": process})

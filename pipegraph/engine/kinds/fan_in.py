@@ -11,11 +11,10 @@ from itertools import chain
 from typing import Any
 
 from pipegraph.capabilities import FollowsRoute, Resumable
-from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Mark
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Mark
 from pipegraph.contracts import Fact, FanIn
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.cursors import detached, freeze
-from pipegraph.engine.stage.fan_in_check import FanInCheck, check_begun, checked_input
 from pipegraph.engine.stage.restore import ways_in
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
@@ -88,9 +87,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
     if stage.plan.route is not None:
         assert joining is not None
         joining.follow(stage.plan.route, stage.plan.route_outputs)
-    unused = None if trusted else detached(operator)
     while True:
-        check = None if trusted else FanInCheck(stage.plan, operator, epoch)
         operator.begin(count, epoch)
         positions: list[Any] = [None] * count
         resumed = epoch == stage.run.first_epoch and stage.restart.cursor is not None
@@ -99,14 +96,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
         last = cursor_at(positions)
         ended: set[int] = set()
         held: list[Any] = []
-        following = (
-            operator.next_input if trusted else partial(checked_input, stage.name, operator, count, ended)
-        )
-        index = following()
-        if unused is not None and not resumed:
-            wrong = check_begun(stage.name, detached(unused), operator, count, epoch, index)
-            if wrong is not None:
-                put(Failure(wrong, epoch))
+        index = operator.next_input()
         while index is not None:
             item, out = inboxes[index].get(), None
             if item.__class__ is Chunk:
@@ -114,8 +104,6 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
                     item.paths = tuple(
                         (*path, ways[index]) for path in item.paths or ((),) * len(item.lineages)
                     )
-                if check is not None:
-                    check.came(item)
                 positions[index] = item.after
                 if item.buffers:
                     held.append(item.buffers)
@@ -135,15 +123,8 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
                 after = cursor_at(positions)
                 put(Mark(item.route, item.turn, item.epoch, last, after))
                 last = after
-            index = following()
-            if check is not None and isinstance(item, EndOfEpoch):
-                wrong = check.ends(operator, positions, ended, index)
-                if wrong is not None:
-                    put(Failure(wrong, epoch))
+            index = operator.next_input()
             if out is not None:
-                if check is not None and out.__class__ is Chunk:
-                    wrong = check.check(operator, out, positions, ended, index)
-                    out = out if wrong is None else Failure(wrong, out.epoch)
                 stage.leave(worker, 0, out, tuple(chain.from_iterable(held)), 0)
                 held.clear()
             yield

@@ -16,7 +16,6 @@ from pipegraph.bundle import DROPPED, Bundle, named
 from pipegraph.capabilities import BundleMap
 from pipegraph.chunk import Chunk, Failure
 from pipegraph.engine.stage.ahead import Ahead
-from pipegraph.engine.stage.groups import named as named_sample
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
@@ -147,14 +146,14 @@ def _other_sample(stage: str, out: Chunk, item: Chunk) -> GraphError:
     """The error for an operator that returned a chunk that it was given before, or that of nobody."""
     if out.lineages[0][:-1] == item.lineages[0]:
         return GraphError(
-            f"stage {stage!r}: process returned child {out.lineages[0][-1]} of {named_sample(item.lineages[0])}, which "
+            f"stage {stage!r}: process returned child {out.lineages[0][-1]} of {_described(item.lineages[0])}, which "
             "is a sample of its own, where a map gives each chunk its own result. Return chunk.replace(data). An "
             "operator that makes several samples of one has kind = 'expand' and returns chunk.child(0, ...), "
             "chunk.child(1, ...)"
         )
     return GraphError(
-        f"stage {stage!r}: process was given {named_sample(item.lineages[0])} and returned "
-        f"{named_sample(out.lineages[0])}. A map gives each chunk its own result, else a resume would lose the sample "
+        f"stage {stage!r}: process was given {_described(item.lineages[0])} and returned "
+        f"{_described(out.lineages[0])}. A map gives each chunk its own result, else a resume would lose the sample "
         "that it holds: return the chunk, or chunk.replace(data). An operator that holds samples back keeps them in a "
         "state, with state_dict() and load_state_dict()"
     )
@@ -322,3 +321,8 @@ class RunUnit(MapUnit):
             self.operator.work_into(made, self._given, len(made), stop)
         finally:
             self.bundle.names = self._given.names
+
+
+def _described(row: Any) -> str:
+    """A sample's description for messages."""
+    return f"the sample of {row[0]!r} at position {', '.join(map(str, row[1:]))}"

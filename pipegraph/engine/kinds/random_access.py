@@ -22,8 +22,6 @@ from pipegraph.engine.channel import Channel
 from pipegraph.engine.kinds.map import MapUnit, Process, RunUnit, map_loop
 from pipegraph.engine.kinds.source import (
     SourceKind,
-    check_length,
-    checked_from,
     failure_of,
     snapshot_of,
     whole_numbers,
@@ -112,11 +110,8 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                     seeded: Callable[[], object] = (
                         bool if draws is None else partial(draws.one, epoch, ("positions",))
                     )
-                    if step and not trusted:
-                        positions = checked_from(name, "positions", source, epoch, ranks, step, seeded)
-                    else:
-                        seeded()
-                        positions = iter(source.positions(epoch, *ranks, step))
+                    seeded()
+                    positions = iter(source.positions(epoch, *ranks, step))
                     positions = positions if draws is None else draws.lazily(positions)
                 rows = pace.rows(step - began)
                 if timed:
@@ -132,8 +127,6 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                 stage.draws_since_ns = 0
                 failure = failure_of(stage, error, epoch, step + len(group))
             if not group:
-                if failure is None and not trusted:
-                    failure = check_length(stage, source, epoch, step)
                 if failure is not None:
                     inner.put(failure)
                 ended = True

@@ -15,11 +15,10 @@ from typing import Any
 
 from pipegraph.bundle import Bundle
 from pipegraph.capabilities import BundleRegroup
-from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Mark
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Mark
 from pipegraph.contracts import Fact, Regroup
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.cursors import earlier
-from pipegraph.engine.stage.groups import GroupCheck
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
@@ -87,8 +86,6 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
     held = HeldInOrder(account) if in_order else Held(account)
     together = stage.plan.bundle_rows
     marks = _Marks(stage) if stage.plan.marked else None
-    checked = not resumes_itself(planned) and not trusted
-    groups = GroupCheck(stage.plan) if checked else None
     inbox, sender = stage.inboxes[0], stage.sender
     one = RowIntake(inbox, account).get
     seeded, flushing = stage.failures.seeded, stage.failures.flushing
@@ -96,8 +93,6 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
 
     def outputs(made: Sequence[Any]) -> Iterator[Any]:
         for out in made if together == 1 else in_bundles(made, together, stage.pace.nbytes):
-            if groups is not None and out.__class__ is Chunk and (wrong := groups.check(out)) is not None:
-                out = Failure(wrong, out.epoch)
             if isinstance(out, Chunk):
                 rows = len(out.lineages)
                 worker.meter.items += rows if out.__class__ is Bundle else 1
@@ -119,7 +114,7 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
                 sender.wake()
                 reserved = account.reserve(memory)
         call: Callable[[Any], Any] = operator.take_bundle if several else process
-        made = regrouped(stage, worker, item, partial(call, item), held, groups=groups)
+        made = regrouped(stage, worker, item, partial(call, item), held)
         if several:
             worker.meter.calls += len(item.lineages) - 1
         if reserved:
@@ -137,8 +132,6 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
         if isinstance(item, Chunk):
             stage.number(worker, item)
             held.add(item)
-            if groups is not None:
-                groups.came(item)
             if item.__class__ is not Bundle:
                 for out in outputs(made_of(item)):
                     sender.send(0, out)
@@ -160,12 +153,10 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
                 del part
         elif isinstance(item, EndOfEpoch):
             flush = flushing(operator.flush, item.epoch)
-            for out in outputs(regrouped(stage, worker, None, flush, held, item.epoch, groups)):
+            for out in outputs(regrouped(stage, worker, None, flush, held, item.epoch)):
                 sender.send(0, out)
                 yield
             held.release_all()
-            if groups is not None:
-                groups.begin()
             if marks is not None:
                 marks.begin()
             sender.token(0, item)
@@ -206,7 +197,6 @@ def regrouped(
     call: Callable[[], Iterable[Any]],
     held: Held,
     epoch: int = 0,
-    groups: GroupCheck | None = None,
 ) -> list[Any]:
     """Call a regrouping operator; returns its chunks, or what the policy puts in place of failed samples."""
     operator: Regroup = worker.operator
@@ -220,8 +210,6 @@ def regrouped(
         lost = Chunk.group(chunks, None) if chunks else None
         if lost is not None:
             held.release(lost.lineages)
-            if groups is not None:
-                groups.failed(lost.lineages)
         made = stage.failures.made_instead(worker, lost, error, epoch)
     meter.worked(perf_counter_ns() - meter.began_ns)
     meter.calls += 1

@@ -5,8 +5,7 @@ With a ``Merge`` below, a cursor is ``(the input's, the output in turn)``: a res
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from operator import index as as_int
 from time import perf_counter_ns
@@ -14,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Mark
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Mark
 from pipegraph.contracts import FanOut
-from pipegraph.engine.stage.groups import named
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
-from pipegraph.errors import GraphError, shown
+from pipegraph.errors import shown
 from pipegraph.planning.kind import Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 
@@ -61,7 +59,6 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
     tokens = [partial(sender.token, 0) for sender in stage.senders]
     joined = stage.plan.route_outputs  # the outputs that a Merge joins; it starts with the lowest of them
     choose = stage.failures.guard(worker, stage.failures.seeded(operator.choose))
-    check = RouteCheck(stage.plan, operator, stage.failures.seeded).check
     meter, now = worker.meter, perf_counter_ns
     # With a Merge below, a cursor is (input cursor, output): a restart must switch where this run did.
     turn = first = min(joined, default=0)
@@ -79,10 +76,6 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
                     raise IndexError(f"choose returned output {output}, there are {len(puts)}")
             except BaseException as error:
                 failed, output = stage.failures.handle(worker, item, error), -1
-            else:
-                wrong = check(item, output)
-                if wrong is not None:
-                    failed, output = Failure(wrong, item.epoch), -1
             meter.worked(now() - meter.began_ns)
             meter.calls += 1
             if output < 0:
@@ -127,45 +120,3 @@ def _number(output: Any) -> int:
         return as_int(output)
     except TypeError:  # an array has an __index__ too, and may refuse
         raise TypeError(f"choose must return an output number, got {shown(output)}") from None
-
-
-class RouteCheck:
-    """The check for a route: asked again, as if after a restart, it must choose the same output for a chunk.
-
-    The first time it is asked twice more: from then on both calls for one chunk have an odd and an even number, and one
-    that counts its calls gives itself away, however long its runs.
-
-    Args:
-        call: wraps a function of a chunk, as the stage wraps ``choose``.
-    """
-
-    def __init__(
-        self, plan: StagePlan, operator: FanOut, call: Callable[..., Callable[[Chunk], Any]]
-    ) -> None:
-        self._name = plan.name
-        self._copy = copy.copy(operator)
-        self._as_it_began = dict(vars(operator))
-        self._choose = call(self._copy.choose)
-        self._times = 2
-
-    def check(self, chunk: Chunk, output: int) -> GraphError | None:
-        """The error of a choice; None if it is valid."""
-        times, self._times = self._times, 1
-        for _ in range(times):
-            attributes = vars(self._copy)
-            attributes.clear()
-            attributes.update(self._as_it_began)
-            try:
-                again = self._choose(chunk)
-                if again == output:
-                    continue
-                other = f"{shown(again)} when asked again"
-            except Exception as error:
-                other = f"raised {type(error).__name__}: {error} when asked again"
-            return GraphError(
-                f"stage {self._name!r}: choose returned {output} for {named(chunk.lineages[0])}, and {other}. It must "
-                "be a pure function of its chunk, which it leaves as it is, else a resume would lose or repeat samples."
-                " To take turns return chunk.positions[0] % outputs; what depends on other samples, an operator with a "
-                "state above the route writes into the sample"
-            )
-        return None

@@ -16,14 +16,13 @@ from typing import Any
 from pipegraph.bundle import Bundle, named
 from pipegraph.capabilities import BundleItems, Resumable, UserData
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineages
-from pipegraph.contracts import Fact, History, Source, history_of
+from pipegraph.contracts import Fact, History, history_of
 from pipegraph.engine.stage.failure_policy import ends_run
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import GraphError, as_raised, note, shown
 from pipegraph.global_generators import Draws
-from pipegraph.parameters import without_rewind
 from pipegraph.planning.kind import Restart, StageKind
 from pipegraph.planning.plan import Plan, StagePlan
 
@@ -119,7 +118,7 @@ class _Items(Unit):
                 positions = list(map(as_int, found))  # JSON has no NumPy numbers
             except (TypeError, ValueError):
                 raise not_a_place(name, self.made[start:stop]) from None
-            self._check(positions, step)
+            self._note(positions, step)
         if self.rows > 1:
             return Bundle(items, Lineages(name, positions), self.epoch, step, named(items, None))
         item = items[0]
@@ -128,23 +127,16 @@ class _Items(Unit):
             chunk.keys = (item["key"],)
         return chunk
 
-    def _check(self, positions: list[int], step: int) -> None:
+    def _note(self, positions: list[int], step: int) -> None:
         """Below completion-order stages a state forgets delivered samples by the positions of their steps."""
         run = self.stage.run
         if not run.plan.stages[run.plan.output.stage].unordered_above:
             return
         steps = range(step, step + len(positions))
-        said = list(self.worker.operator.positions_of(steps, self.epoch, run.rank, run.world_size))
-        if len(said) < len(positions):
+        if len(list(self.worker.operator.positions_of(steps, self.epoch, run.rank, run.world_size))) < len(
+            steps
+        ):
             self.stage.read_positions.note(self.epoch, steps, positions, run.horizon.begun)
-        for at, position, other in zip(steps, positions, said, strict=False):
-            if position != other:
-                raise GraphError(
-                    f"stage {self.stage.name!r}: iterate yields position {position} at step {at}, and positions_of "
-                    f"says {other} (by default rank r of W has r, r+W, r+2W ...). A stage below has ordered=False, "
-                    "where a resume needs both to agree: yield these positions, or define positions_of(steps, epoch, "
-                    "rank, world_size)"
-                )
 
 
 def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
@@ -157,7 +149,6 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     epoch, step = run.first_epoch, stage.restart.step
     began = step
     place = (run.rank, run.world_size)
-    trusted = Fact.TRUSTED in planned.facts
     alone = None if stage.plan.remote else planned.can(BundleItems)
     resumable = planned.can(Resumable) is not None
     snapshots: bool | None = None  # whether the iterator has snapshots; not known before it has begun
@@ -181,9 +172,7 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                     stage.snapshots.restore(source, epoch, run.first_epoch)
                     items = None if alone is None else source.items(epoch, *place, step)
                     unit.of_steps = items is not None
-                    if items is None and step and not trusted:
-                        items = checked_from(stage.name, "iterate", source, epoch, place, step)
-                    elif items is None:
+                    if items is None:
                         items = iter(source.iterate(epoch, *place, step))
                     if Fact.SEEDS_ITSELF not in planned.facts:
                         items = Draws(run.seed, stage.name).each(items, epoch, (stage.name,), step)
@@ -200,10 +189,6 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                     snapshots = resumable and source.snapshot() is not None
             except BaseException as error:
                 failure = failure_of(stage, error, epoch, step + len(made))
-            if ended and failure is None and not trusted:
-                failure = check_length(
-                    stage, planned if stage.plan.remote else source, epoch, step + len(made)
-                )
             spent = perf_counter_ns() - meter.began_ns
             meter.worked(spent)
             step += len(made)
@@ -244,77 +229,6 @@ def whole_numbers(stage: str, positions: Sequence[Any]) -> list[int]:
     raise GraphError(
         f"stage {stage!r}: positions must yield whole numbers, got {shown(odd)}: number the samples, and look up which "
         "one a number stands for in read(position, epoch)"
-    )
-
-
-def checked_from(
-    name: str,
-    method: str,
-    source: Source,
-    epoch: int,
-    place: tuple[int, int],
-    step: int,
-    seeded: Callable[[], object] = bool,
-) -> Iterator[Any]:
-    """What a user's source yields from the step at which a run resumes.
-
-    Args:
-        seeded: called before each call of the method.
-
-    Raises:
-        GraphError: it does not begin there, or elsewhere in each call.
-    """
-    firsts = []
-    for start in (0, step):
-        seeded()
-        items = iter(getattr(source, method)(epoch, *place, start))
-        first = next(items, None)
-        firsts.append(first[0] if method == "iterate" and first is not None else first)
-        del items  # closes a generator before the next one begins
-    if firsts[0] is not None and firsts[0] == firsts[1]:
-        raise GraphError(
-            f"stage {name!r}: {method} yields position {firsts[0]} first for start=0 and for start={step} too: "
-            "begin with the item of step `start`, and give each item of an epoch a position of its own, else a resume "
-            "would deliver samples twice"
-        )
-    seeded()
-    return _beginning_with(firsts[1], iter(getattr(source, method)(epoch, *place, step)), name, method, step)
-
-
-def _beginning_with(first: Any, items: Iterator[Any], name: str, method: str, step: int) -> Iterator[Any]:
-    found = next(items, None)
-    position = found[0] if method == "iterate" and found is not None else found
-    if position != first:
-        now = "nothing" if found is None else f"position {position} first"
-        before = "nothing" if first is None else first
-        raise GraphError(
-            f"stage {name!r}: {method} yields {now} for start={step}, and {before} when it was called before: what it "
-            "yields must depend on its arguments alone, else a resume would lose or repeat samples. Count in a local "
-            "variable, and seed random numbers by the epoch"
-        )
-    if found is not None:
-        yield found
-        del found
-    yield from without_rewind(items)
-
-
-def check_length(stage: StageRun, source: Source, epoch: int, steps: int) -> Failure | None:
-    """The failure of a user's source that has another number of items than it says."""
-    run = stage.run
-    if stage.plan.remote and run.history:  # which only the process's copy knows
-        return None
-    try:
-        length = source.length(epoch, run.rank, run.world_size)
-    except BaseException as error:
-        return failure_of(stage, error, epoch, steps)
-    if length is None or length == steps:
-        return None
-    return Failure(
-        GraphError(
-            f"stage {stage.name!r}: length() says that epoch {epoch} has {length} items on this rank, and it had "
-            f"{steps}: let it return their number, or None where that is not known before"
-        ),
-        epoch,
     )
 
 

@@ -1,12 +1,11 @@
 """Operators with a state, of any other kind: one worker, in order, with snapshots.
 
 Every ``SNAPSHOT_EVERY`` inputs the operator's ``state_dict()`` is taken, even while a regrouping operator holds
-samples: its state contains them, as chunks (see ``kept``). A sample that leaves later but was not in the state is an
-error. Only below a completion-order stage, where a restart handles samples one by one, does the snapshot wait until
-no sample is held. The cursor of an output is ``(n, base, snapshot, drop)``: its number in the epoch, the input cursor
-and the snapshot to restart from, and how many outputs to drop after that (marks count as outputs). The snapshot is
-wrapped in a dict, because code that handles cursors leaves dicts alone. The state is reset at each epoch, so that an
-epoch never depends on earlier ones (promise 3).
+samples: its state contains them, as chunks (see ``kept``). Only below a completion-order stage, where a restart handles
+samples one by one, does the snapshot wait until no sample is held. The cursor of an output is ``(n, base, snapshot,
+drop)``: its number in the epoch, the input cursor and the snapshot to restart from, and how many outputs to drop after
+that (marks count as outputs). The snapshot is wrapped in a dict, because code that handles cursors leaves dicts alone.
+The state is reset at each epoch, so that an epoch never depends on earlier ones (promise 3).
 """
 
 from __future__ import annotations
@@ -20,13 +19,12 @@ from typing import Any
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage, Mark
 from pipegraph.engine.stage.failure_notes import where
 from pipegraph.engine.stage.failure_policy import ends_run
-from pipegraph.engine.stage.groups import missing_from_state, sent_twice
-from pipegraph.engine.stage.kept import decode, encode_state, lineages
+from pipegraph.engine.stage.kept import decode, encode_state
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.snapshots import snapshot_bytes
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
-from pipegraph.errors import GraphError, note
+from pipegraph.errors import note
 from pipegraph.planning.kind import Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 
@@ -83,15 +81,13 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
     operator.load_state_dict(decode(initial))
     if regroups:
         operator.begin()
-    tracks = _HeldSamples(stage) if regroups else None
+    inside: Counter[Lineage] | None = Counter() if regroups and stage.plan.unordered_above else None
     number, base, drop = 0, None, 0
     snapshot: dict[str, Any] | None = None
     if stage.restart.cursor is not None:
         number, base, snapshot, drop = stage.restart.cursor
         if snapshot is not None:
             operator.load_state_dict(decode(snapshot["state"]))
-            if tracks is not None:
-                tracks.snapshot(snapshot["state"])
         number -= drop
     done, inputs = 0, 0
     kept = [0, 0]
@@ -107,10 +103,11 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
         return (number - 1, base, snapshot, done - 1), (number, base, snapshot, done)
 
     def send(made: list[Any]) -> Iterator[None]:
+        nonlocal inside
         for out in made:
-            if isinstance(out, Chunk) and tracks is not None and (wrong := tracks.left(out)) is not None:
-                out = Failure(wrong, out.epoch)
             if isinstance(out, Chunk):
+                if inside is not None:
+                    inside -= Counter(out.lineages)
                 places = cursors()
                 if places is None:
                     continue
@@ -146,14 +143,14 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
             after = item.after
             if item.buffers:
                 held.append(item.buffers)
-            if tracks is not None:
-                tracks.came(item)
+            if inside is not None:
+                inside.update(item.lineages)
             made = work(item, partial(process, item), item.epoch)
             yield from send(made)
             inputs += 1
             if not regroups or made:
                 release()
-            if inputs >= SNAPSHOT_EVERY and (tracks is None or tracks.ready):
+            if inputs >= SNAPSHOT_EVERY and not inside:
                 inputs = 0
                 try:
                     state = encode_state(operator.state_dict(), stage.name)
@@ -168,8 +165,6 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
                 # The previous snapshot is still referenced by chunks that are not delivered yet.
                 kept.append(snapshot_bytes(snapshot))
                 account.keep(kept[-1] - kept.pop(0))
-                if tracks is not None:
-                    tracks.snapshot(snapshot["state"])
                 drop, done = max(0, drop - done), 0
         elif isinstance(item, EndOfEpoch):
             if regroups:
@@ -177,8 +172,8 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
             release()
             stage.sender.token(0, item)
             operator.load_state_dict(decode(initial))
-            if tracks is not None:
-                tracks.begin()
+            if inside is not None:
+                inside.clear()
             number, base, snapshot, drop, done, inputs = 0, None, None, 0, 0, 0
             account.keep(-sum(kept))
             kept = [0, 0]
@@ -189,53 +184,3 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
         else:
             put(item)
         yield
-
-
-class _HeldSamples:
-    """Tracks the samples that a stateful regrouping operator holds, to check its state."""
-
-    def __init__(self, stage: StageRun) -> None:
-        self._stage = stage.name
-        self._sources = {name for name, each in stage.run.plan.stages.items() if each.source is not None}
-        self._unordered = stage.plan.unordered_above
-        self._inside: Counter[Lineage] = Counter()  # below a completion-order stage: those held
-        self._last: frozenset[Lineage] = frozenset()
-        self._fresh: set[Lineage] = set()  # samples that came since the last snapshot
-        self._kept: frozenset[Lineage] | None = None  # samples in that snapshot; None before the first
-
-    def begin(self) -> None:
-        """Begin an epoch."""
-        self._inside.clear()
-        self._fresh.clear()
-        self._last, self._kept = frozenset(), None
-
-    def came(self, item: Chunk) -> None:
-        """Record a chunk that the operator is given."""
-        (self._inside if self._unordered else self._fresh).update(item.lineages)
-
-    def left(self, out: Chunk) -> GraphError | None:
-        """Record a chunk that leaves; returns an error if it must not."""
-        if self._unordered:
-            rows = frozenset(out.lineages)
-            shared, self._last = rows & self._last, rows
-            for row in out.lineages:
-                self._inside[row] -= 1
-                if self._inside[row] <= 0:
-                    del self._inside[row]
-            return sent_twice(self._stage, next(iter(shared))) if shared else None
-        if self._kept is not None:
-            for row in out.lineages:
-                if row not in self._fresh and row not in self._kept and row[0] in self._sources:
-                    return missing_from_state(self._stage, row)
-        return None
-
-    @property
-    def ready(self) -> bool:
-        """Whether a snapshot may be taken."""
-        return not self._inside
-
-    def snapshot(self, state: Any) -> None:
-        """Record a snapshot that was taken or restored."""
-        self._fresh.clear()
-        if not self._unordered:
-            self._kept = frozenset(lineages(state))

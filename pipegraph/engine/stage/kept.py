@@ -7,13 +7,13 @@ import dataclasses
 import datetime
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from pipegraph.chunk import Chunk, Lineage
+from pipegraph.chunk import Chunk
 from pipegraph.engine.stage.cursors import freeze
 from pipegraph.errors import GraphError, StateError
 from pipegraph.tree import bytes_of, is_dataclass_value, is_namedtuple
@@ -207,18 +207,3 @@ def _decode_fields(name: tuple[str, str], fields: dict[str, Any]) -> Any:
             object.__setattr__(made, field, value)
         return made
     raise StateError(f"the state holds a {'.'.join(name)}, which is no named tuple and no dataclass any more")
-
-
-def lineages(value: Any) -> Iterator[Lineage]:
-    """The lineages of all samples in encoded chunks. A list that looks like a lineage counts as one."""
-    if value.__class__ is list:
-        if len(value) > 1 and value[0].__class__ is str and value[1].__class__ is int:
-            yield freeze(value)
-        for each in value:
-            yield from lineages(each)
-    elif value.__class__ is dict:
-        if value.get(TAG) == "chunk":
-            yield from freeze(value["rows"])
-            return
-        for each in value.values():
-            yield from lineages(each)
