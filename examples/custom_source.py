@@ -66,7 +66,7 @@ class Rows(pg.Source):
 
 def pipeline(path):
     graph = pg.Graph("rows", seed=7)
-    rows = graph.add(Rows(path, seed=7), name="rows", workers=4).then(ops.Cache("memory", "100 MB"))
+    rows = graph.add(Rows(path, seed=7), name="rows", workers=4).then(ops.Cache("100 MB"))
     rows.then(ops.Batch(16), name="batch")
     return graph
 

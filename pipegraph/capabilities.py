@@ -338,8 +338,8 @@ class Memo(Operator):
     that depend on their item alone."""
 
     @abstractmethod
-    def attach(self, index_of: Callable[[int, int], Any], digest: str) -> None:
-        """Called before ``open``: ``index_of(position, epoch)`` gives an index; ``digest`` is of the stages above."""
+    def attach(self, index_of: Callable[[int, int], Any]) -> None:
+        """Called before ``open``: ``index_of(position, epoch)`` gives an index."""
 
     @abstractmethod
     def lookup(self, index: Any) -> Any:

@@ -92,7 +92,7 @@ def test_an_operator_of_the_same_class_name_and_methods_is_no_cache() -> None:
 
 def test_two_functions_called_cache_stand_one_behind_the_other_above_a_cache() -> None:
     graph = pg.Graph("caches")
-    graph.add(samples()).then(cache).then(cache).then(ops.Cache("memory", "1 MB"))
+    graph.add(samples()).then(cache).then(cache).then(ops.Cache("1 MB"))
     with graph.loader() as loader:
         assert len([sample for sample in loader if sample["marked"]]) == 4
 
@@ -309,7 +309,7 @@ def test_every_operator_of_ours_with_parameters_says_which_count() -> None:
         ops.Merge(),
         ops.Pin(),
         ops.Load(),
-        ops.Cache("memory", 9),
+        ops.Cache(9),
     ]
     for operator in made:
         if type(operator).config is Component.config:

@@ -98,7 +98,7 @@ def of_a_route(node, **options):
 
 
 def below_a_cache(node, **options):
-    return node.then(ops.Cache("memory", "1 MB")).then(work, name="work", **options)
+    return node.then(ops.Cache("1 MB")).then(work, name="work", **options)
 
 
 def then_batched(node, **options):

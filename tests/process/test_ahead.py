@@ -178,7 +178,7 @@ def test_what_a_cache_knows_is_not_sent_ahead(tmp_path, seen):
     graph = pg.Graph("cached")
     numbers = graph.add(ops.FromSequence(range(40), shuffle=True))
     numbers.then(functools.partial(noting, notes), name="note", backend="process").then(
-        ops.Cache("memory", 32_000), workers=1
+        ops.Cache(32_000), workers=1
     )
     with graph.loader(epochs=2) as loader:
         for _ in range(2):

@@ -83,7 +83,7 @@ def test_a_broken_block_is_refused_where_it_is_read(write_shards, make_manifest)
     [
         lambda folder: shards(folder, ops.Load(cache=pg.NodeCache(folder / "cache", limit="1 MB"))),
         lambda folder: shards(folder, order=pg.order.PartOrder()),
-        lambda folder: shards(folder).then(ops.Cache(folder / "kept", "1 MB")),
+        lambda folder: shards(folder).then(ops.Cache("1 MB")),
     ],
 )
 def test_what_workers_share_is_read_in_the_trainer(make, write_shards):

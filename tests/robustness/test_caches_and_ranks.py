@@ -1,12 +1,10 @@
-"""Caches whose stages were edited or whose folder is gone; states that one rank saved for all."""
+"""Caches below draws and above changes; states that one rank saved for all."""
 
 from __future__ import annotations
 
 import functools
 import json
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,7 @@ from torch.utils.data import RandomSampler
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DataError, GraphError, PipegraphWarning
-from pipegraph.operators import cache
+from pipegraph.errors import GraphError
 from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
 
 
@@ -25,122 +22,27 @@ def add(x: int, k: int) -> int:
     return x + k
 
 
-def adding(k: int) -> Callable[[int], int]:
-    return lambda x: x + k
-
-
 def delivered(graph: pg.Graph, **options: Any) -> list[Any]:
     with graph.loader(**options) as loader:
         return list(loader)
 
 
-def cached(function: Callable[[Any], Any], where: str | Path) -> pg.Graph:
+def cached(function: Callable[[Any], Any]) -> pg.Graph:
     graph = pg.Graph("cached", seed=1)
     numbers = graph.add(ops.FromSequence(range(5), order=pg.order.StridedOrder(shuffle=False)))
-    numbers.then(function, name="function").then(ops.Cache(where, "1 MB"))
+    numbers.then(function, name="function").then(ops.Cache("1 MB"))
     return graph
-
-
-@pytest.mark.parametrize("make", [lambda k: functools.partial(add, k=k), adding])
-def test_a_folder_gives_nothing_that_another_function_of_the_same_name_has_made(
-    tmp_path: Path, make: Callable[[int], Callable[[int], int]]
-) -> None:
-    assert delivered(cached(make(1), tmp_path)) == [1, 2, 3, 4, 5]
-    assert delivered(cached(make(2), tmp_path)) == [2, 3, 4, 5, 6]
-    files = len(list(tmp_path.rglob("*.pgv")))
-    assert delivered(cached(make(1), tmp_path)) == [1, 2, 3, 4, 5]
-    assert len(list(tmp_path.rglob("*.pgv"))) == files
-
-
-class Times:
-    """A callable with attributes; some are objects, arrays and networks."""
-
-    def __init__(self, by: Any) -> None:
-        self.by = by
-
-    def __call__(self, x: int) -> int:
-        by = self.by
-        while not isinstance(by, int | np.ndarray | torch.nn.Module):
-            by = by[0] if isinstance(by, list) else by.by
-        return x * int(by.weight if isinstance(by, torch.nn.Module) else by)
-
-    def method(self, x: int) -> int:
-        return self(x)
-
-
-def network(weight: int) -> torch.nn.Module:
-    made = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.constant_(made.weight, weight)
-    return made
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        Times,
-        lambda by: Times(by).method,
-        lambda by: Times([Times(by)]),
-        lambda by: Times(np.array(by)),
-        lambda by: Times(network(by)),
-        lambda by: functools.partial(Times(by)),
-        lambda by: (lambda called: lambda x: called(x))(Times(by)),
-    ],
-    ids=["object", "method", "in a list", "array", "weights", "partial", "closure"],
-)
-def test_a_folder_gives_nothing_that_another_object_has_made(made: Any, tmp_path: Path) -> None:
-    def values(by: int) -> list[int]:
-        graph = pg.Graph("g")
-        graph.add(ops.FromSequence(range(1, 4))).then(made(by), name="made").then(ops.Cache(tmp_path, "1 MB"))
-        with graph.loader() as loader:
-            return list(loader)
-
-    assert values(2) == [2, 4, 6]
-    files = sorted(tmp_path.rglob("*.pgv"))
-    assert values(2) == [2, 4, 6] and sorted(tmp_path.rglob("*.pgv")) == files
-    assert values(3) == [3, 6, 9]
 
 
 def test_a_sample_from_the_cache_has_the_position_of_its_own_epoch_as_its_key() -> None:
     def make() -> pg.Graph:
         graph = pg.Graph("cached", seed=1)
         numbers = graph.add(ops.FromSequence(range(11), order=pg.order.StridedOrder()))
-        numbers.then(str).then(ops.Cache("memory", "1 MB")).then(ops.Batch(3))
+        numbers.then(str).then(ops.Cache("1 MB")).then(ops.Batch(3))
         return graph
 
     assert_resumes_exactly(make)
     assert_same_everywhere(make)
-
-
-def test_a_folder_that_cannot_be_one_costs_a_warning_and_no_sample(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert delivered(cached(abs, tmp_path / "file" / "folder")) == [0, 1, 2, 3, 4]
-    assert "takes no more files" in str(caught[0].message)
-
-
-def test_damaged_files_of_a_cache_are_made_again_and_said_once(tmp_path: Path) -> None:
-    graph = cached(lambda x: np.full(3, x), tmp_path)
-    whole = [item.tolist() for item in delivered(graph)]
-    files = sorted(tmp_path.rglob("*.pgv"))
-    good = [file.read_bytes() for file in files]
-    zeroed = good[4][: len(good[4]) // 2].ljust(len(good[4]), b"\0")
-    for file, content in zip(files, (b"", b"x" * 50, good[2][:-3], bytes(200), zeroed), strict=True):
-        file.write_bytes(content)
-    with pytest.warns(PipegraphWarning, match=r"an entry is damaged.* computed again") as said:
-        assert [item.tolist() for item in delivered(graph)] == whole
-    assert len(said) == 1 and [file.read_bytes() for file in files] == good
-
-
-def test_no_flipped_bit_of_a_cached_value_goes_unnoticed() -> None:
-    value = {"a": np.arange(3), "t": torch.ones(2), "s": "text", "l": [1, {"k": (None, True, 1.5, b"z")}]}
-    packed = cache.pack((("key",), value))
-    assert cache.unpack(packed)[0] == ("key",)
-    for place in range(len(packed)):
-        damaged = bytearray(packed)
-        damaged[place] ^= 1 << place % 8
-        with pytest.raises(DataError, match="packed value"):
-            cache.unpack(bytes(damaged))
 
 
 @pytest.mark.parametrize("limit", [1, 100, "1 MB"])
@@ -153,7 +55,7 @@ def test_a_function_below_a_cache_may_change_the_containers_that_it_gets(limit: 
     made = graph.add(ops.FromSequence(range(3))).then(
         lambda x: {"list": [x], "tensor": torch.tensor(float(x))}, name="made"
     )
-    made.then(ops.Cache("memory", limit)).then(change, on_error="raise")
+    made.then(ops.Cache(limit)).then(change, on_error="raise")
     with graph.loader() as loader:
         passes = [list(loader) for _ in range(3)]
     assert passes == [[[x, 9, float(x)] for x in range(3)]] * 3
@@ -258,7 +160,7 @@ def test_a_cache_below_a_draw_from_torch_is_refused(
     """It would give an epoch the numbers of another, or not, as the stages happen to be ahead of each other."""
     graph = pg.Graph("cached", seed=1)
     values = graph.add(ops.FromSequence(data), name="source").then(function, name="function", backend=backend)
-    values.then(ops.Cache("memory", "1 MB"))
+    values.then(ops.Cache("1 MB"))
     text = f"stage 'cache': a Cache keeps results that depend on their item alone, but .*stage '{stage}' .*draws random "
     text += "numbers from torch's generators.*" + (
         "Draw in a" if stage == "source" else f"Move the Cache above '{stage}'"
@@ -271,27 +173,9 @@ def test_a_cache_below_a_draw_from_torch_is_refused(
 def test_what_a_sampler_draws_is_no_draw_of_the_samples(backend: Any) -> None:
     graph = pg.Graph("cached", seed=1)
     source = ops.FromSequence(range(9), sampler=RandomSampler(range(9)))
-    graph.add(source, backend=backend).then(ops.Cache("memory", "1 MB"))
+    graph.add(source, backend=backend).then(ops.Cache("1 MB"))
     with graph.loader(epochs=2) as loader:
         assert sorted(loader) == sorted(loader) == list(range(9))
-
-
-def test_an_isolated_cache_has_the_entries_of_one_that_is_not(tmp_path: Path) -> None:
-    def values(function: Callable[[Any], Any], isolate: bool) -> list[Any]:
-        graph = pg.Graph("cached")
-        made = graph.add(ops.FromSequence(range(3))).then(function, name="made")
-        made.then(ops.CopyToDevice("cpu")).then(ops.Repeat(2)).then(ops.Cache(tmp_path, "1 MB"))
-        with graph.loader(isolate=isolate) as loader:
-            return list(loader)
-
-    def double(x: int) -> int:
-        if (tmp_path / "made").exists():
-            raise RuntimeError("made again")
-        return 2 * x
-
-    assert values(double, isolate=False) == 2 * [0, 2, 4]
-    (tmp_path / "made").touch()
-    assert values(double, isolate=True) == 2 * [0, 2, 4]
 
 
 @pytest.mark.parametrize("backend", ["thread", "process"])
@@ -301,7 +185,7 @@ def test_a_cache_below_what_draws_nothing_or_from_its_own_generator_is_not_refus
 
     graph = pg.Graph("cached", seed=1)
     own_numbers = graph.add(ops.FromSequence(range(5))).then(own, name="own", backend=backend)
-    own_numbers.then(ops.Cache("memory", "1 MB"))
+    own_numbers.then(ops.Cache("1 MB"))
     with graph.loader(epochs=2) as loader:
         assert list(loader) == list(loader) == list(map(own, range(5)))
 
@@ -311,4 +195,4 @@ def test_a_cache_below_a_draw_from_numpys_generator_is_refused_by_the_plan() -> 
         r"stage 'cache': Cache cannot be used here: 'function' \(map\) uses numpy.random, whose numbers must"
     )
     with pytest.raises(GraphError, match=text):
-        cached(lambda x: x + np.random.rand(), "memory").plan()
+        cached(lambda x: x + np.random.rand()).plan()

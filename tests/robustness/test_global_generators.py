@@ -141,7 +141,7 @@ def test_what_only_asks_for_the_state_or_sets_a_seed_may_be_kept_in_a_cache() ->
         return float(torch.rand(()))
 
     graph = pg.Graph("kept")
-    graph.add(ops.FromSequence(range(4))).then(same).then(ops.Cache("memory", "1 MB"))
+    graph.add(ops.FromSequence(range(4))).then(same).then(ops.Cache("1 MB"))
     with graph.loader(epochs=2) as loader:
         first = list(loader)
         assert list(loader) == first

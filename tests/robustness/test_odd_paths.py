@@ -38,7 +38,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ONE: dict[str, Callable[[Any], Any]] = {
     "ListFiles: root": lambda path: ops.ListFiles(path),
     "ShardSelect: manifest": lambda path: ops.ShardSelect("x", manifest=[path]),
-    "Cache: where": lambda path: ops.Cache(path, "1 MB"),
     "NodeCache: folder": lambda path: pg.NodeCache(path, "1 MB"),
     "the folder for the shards": lambda path: pg.ShardWriter(path),
     "Manifest.load: path": lambda path: Manifest.load(path),
@@ -69,8 +68,8 @@ def test_what_is_neither_a_path_nor_several_is_refused_by_name(which: str, given
         LISTS[which](given)
 
 
+@pytest.mark.parametrize("which", ["ListFiles: root", "NodeCache: folder", *LISTS])
 @pytest.mark.parametrize("given", ["", b"", "a\0b"], ids=repr)
-@pytest.mark.parametrize("which", ["ListFiles: root", "Cache: where", "NodeCache: folder", *LISTS])
 def test_names_that_no_file_can_have_are_refused(which: str, given: Any) -> None:
     with pytest.raises(GraphError, match=f"^{which}.* must be a path, got .*; (the current|no file's)"):
         {**ONE, **LISTS}[which](given)

@@ -99,14 +99,6 @@ GRAPHS = {
         manifest = pg.storage.build_manifest([str(folder / "a.jsonl")])
         assert sum(manifest.part_samples) == 20
     """,
-    "a memo in a folder": """
-        graph = pg.Graph()
-        graph.add(ops.FromSequence([1, 2, 3])).then(ops.Map(abs)).then(ops.Cache(folder / "memo", "1 MB"))
-        try:
-            assert list(graph.loader()) == [1, 2, 3]
-        except pg.errors.PipegraphError as error:
-            assert "flock" in str(error), error
-    """,
     "a cache": """
         (folder / "a.jsonl").write_bytes(b"".join(b'{"x": %d}\\n' % i for i in range(20)))
         graph = pg.Graph()

@@ -33,7 +33,7 @@ def test_two_loaders_of_a_graph_with_a_sampler_deliver_all_of_it_each(cached: bo
     graph = pg.Graph("sampled")
     node = graph.add(ops.FromSequence(NUMBERS, sampler=data.RandomSampler(NUMBERS)), capacity=4)
     if cached:
-        node = node.then(abs).then(ops.Cache("memory", "1 MB"))
+        node = node.then(abs).then(ops.Cache("1 MB"))
     with graph.loader(epochs=2) as one, graph.loader(epochs=2) as other:
         for _ in range(2):
             passing = iter(one)
@@ -156,7 +156,7 @@ def test_a_cache_in_memory_belongs_to_one_loader() -> None:
 
     graph = pg.Graph("cached")
     source = graph.add(ops.FromSequence(torch.arange(4)))
-    source.then(noted).then(ops.Cache("memory", "1 MB"))
+    source.then(noted).then(ops.Cache("1 MB"))
     with graph.loader() as loader:
         for _ in range(2):
             for value in loader:

@@ -144,7 +144,7 @@ def test_a_forked_child_waits_for_no_lock_that_a_thread_of_the_parent_holds(ask:
 def test_what_a_child_shares_with_its_parent_is_free_there_whoever_held_it() -> None:
     graph = pg.Graph("shared", seed=1)
     rows = graph.add(ops.FromSequence(range(20), order=pg.order.StridedOrder(shuffle=True)))
-    rows.then(abs).then(ops.Cache("memory", "1 MB"))
+    rows.then(abs).then(ops.Cache("1 MB"))
     whole = delivered(graph)
     locks = list(forks._locks)
     assert len(locks) > 5
@@ -271,7 +271,7 @@ async def later(x: int) -> int:
 def everything(folder: Path) -> pg.Graph:
     graph = pg.Graph("everything", seed=2)
     one = graph.add(ops.FromSequence(range(30), order=pg.order.StridedOrder())).then(abs)
-    one = one.then(ops.Cache("memory", 1000)).then(later, workers=2).then(ops.Shuffle(5))
+    one = one.then(ops.Cache(1000)).then(later, workers=2).then(ops.Shuffle(5))
     other = graph.add(ops.ListFiles(folder)).then(ops.Load()).then(len).then(ops.Filter(bool))
     graph.add(ops.Mix([1, 2], stop="all"), one, other).then(ops.Batch(4))
     return graph

@@ -239,7 +239,7 @@ def test_a_dataset_that_only_reads_several_items_at_once_works_on_every_backend(
     graph = pg.Graph("several")
     node = graph.add(ops.FromSequence(dataset), name="read", backend=backend, on_error=pg.Skip(1))
     if cached:
-        node.then(ops.Cache("memory", "1MB"))
+        node.then(ops.Cache("1MB"))
     with graph.loader() as loader:
         assert list(loader) == [each for each in range(12) if each != 5]
         (lost,) = loader.profile().quarantined

@@ -6,18 +6,15 @@ which the stages in between pass on and the cache unwraps. The rest of the engin
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from typing import Any
 
-from pipegraph.capabilities import Sampled, functions_of
+from pipegraph.capabilities import Sampled
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Drawn, Source
-from pipegraph.engine.stage.function_code import code_of
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import drew
-from pipegraph.planning.plan import Plan, StagePlan, lineage_above
+from pipegraph.planning.plan import Plan, lineage_above
 
 
 class Hit:
@@ -28,21 +25,6 @@ class Hit:
     def __init__(self, keys: tuple[Any, ...] | None, value: Any) -> None:
         self.keys = keys
         self.value = value
-
-
-def upstream_digest(plan: Plan, stage: StagePlan) -> str:
-    """A digest of the stages above a cache, for the names of its entries."""
-    above = lineage_above(stage, plan.stages)
-    digests = plan.digests()
-    text = json.dumps(
-        [[type(each.operator).__qualname__, digests[each.name], _code_of(each)] for each in above]
-    )
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _code_of(stage: StagePlan) -> str:
-    """The code of a stage's user functions, so that an edited function's values are computed again."""
-    return "" if stage.source is not None else "".join(map(code_of, functions_of(stage.operator)))
 
 
 class _Override:
@@ -150,7 +132,6 @@ def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, A
         source, *between = reversed(lineage_above(stage, plan.stages))
         for reading in (readers[source.name], *operators[source.name]):
             reading.group = 1
-        digest = upstream_digest(plan, stage)
         caches, wiring = operators[stage.name], _Wiring(stage.name, source.name)
         draws, reader, lookup = (
             source.operator.can(Sampled) is not None,
@@ -160,7 +141,7 @@ def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, A
         if draws:
             readers[source.name] = wiring.clearing(reader)
         for cache in caches:
-            cache.attach(wiring.index_of if draws else reader.index_of, digest)
+            cache.attach(wiring.index_of if draws else reader.index_of)
         operators[stage.name] = [wiring.storing(cache) for cache in caches]
         operators[source.name] = [wiring.reading(each, lookup) for each in operators[source.name]]
         for above in between:
