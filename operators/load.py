@@ -263,13 +263,6 @@ class Load(_Reads, BundleMap, Fuses, Planned):
         bound.facts |= Fact.IN_TRAINER  # its blocks are shared by the stage's workers
         return bound
 
-    def read_remotely(self, source: Source) -> Source | None:
-        if self.cache is not None or self.choice or (select := _shards(source)) is None:
-            return None
-        from pipegraph.operators.shard_rows import ShardRows, readable_in_place
-
-        return ShardRows(select) if readable_in_place(select) else None
-
     def config(self) -> dict[str, Any]:
         return self.choice.config()
 

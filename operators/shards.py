@@ -186,16 +186,11 @@ class ShardSelect(OrderedSource, Grouped):
         indices = self.order.indices(manifest, self.seed, epoch, rank, world_size, first, last, history)
         return np.searchsorted(manifest.first_sample, indices, side="right") - 1
 
-    def places(self, indices: Int64Array) -> Iterator[tuple[int, int]]:
-        """The block of each sample, and its number in that."""
-        starts = self.manifest().first_sample
-        numbers = np.searchsorted(starts, indices, side="right") - 1
-        return zip(numbers.tolist(), (indices - starts[numbers]).tolist(), strict=True)
-
     def item(self, index: int) -> ShardSample:
         assert self._feed is not None
-        ((number, place),) = self.places(np.array([index]))
-        return ShardSample(self._feed, number, place)
+        starts = self.manifest().first_sample
+        number = int(np.searchsorted(starts, index, side="right")) - 1
+        return ShardSample(self._feed, number, index - int(starts[number]))
 
     def _my_parts(self, epoch: int, rank: int, world_size: int) -> list[int]:
         assert isinstance(self.order, PartOrder)

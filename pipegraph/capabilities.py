@@ -229,10 +229,6 @@ class Fuses:
         this one's; None if they cannot be fused."""
         return None
 
-    def read_remotely(self, source: Source) -> Source | None:
-        """A source of this operator's outputs for ``source``, read by remote workers; None if they cannot."""
-        return None
-
 
 class Repeats(ABC):
     """An operator for which the source above each input is read several times in an epoch."""

@@ -70,7 +70,7 @@ class StagePlan:
     marked: bool = False
     route_outputs: tuple[int, ...] = ()
     within: str | None = None
-    fused: Operator | Source | None = None
+    fused: Operator | None = None
     bundle: str | None = None
     bundle_rows: int = 1
     followers: tuple[StagePlan, ...] = ()

@@ -30,7 +30,6 @@ from pipegraph.planning.rewrites import (
     leave_out_copies,
     part_inline,
     read_in_rows,
-    read_remotely,
     repeat_sources,
     shortcut,
 )
@@ -48,7 +47,6 @@ def make_plan(graph: Graph, output: Node | str | None, kind_of: KindOf) -> Plan:
     repeat_sources(planned, edge)
     leave_out_copies(planned, edge)
     read_in_rows(planned, edge)
-    read_remotely(planned, edge)
     fuse(planned, edge)
     part_inline(planned)
     choose_memory(planned, edge)

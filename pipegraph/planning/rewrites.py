@@ -114,47 +114,6 @@ def read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
         _leave_out(reader.name, planned, f"its work is done in {below.name!r}, row by row", below.name)
 
 
-def read_remotely(planned: dict[str, StagePlan], output: Edge) -> None:
-    """A reader in actors of what a source only names becomes part of that source: its actors read.
-
-    A policy and a cache need the two apart.
-    """
-    if _must_stay_apart(planned):
-        return
-    for name, reader in list(planned.items()):
-        fusing = reader.operator.can(Fuses)
-        if fusing is None or not reader.spec.backend.on_nodes or len(reader.upstream) != 1:
-            continue
-        source = planned[reader.upstream[0].stage]
-        if source.source is None or not _only_reader(source, planned, output):
-            continue
-        if not _plain(source, reader):
-            continue
-        both = fusing.read_remotely(source.source)
-        if both is None:
-            continue
-        spec = replace(
-            source.spec,
-            workers=reader.spec.workers,
-            backend=reader.spec.backend,
-            max_bytes=reader.spec.max_bytes or source.spec.max_bytes,
-            resources=reader.spec.resources,
-            runtime_env=reader.spec.runtime_env,
-        )
-        planned[source.name] = replace(
-            source,
-            fused=both,
-            spec=spec,
-            workers=reader.workers,
-            backend=reader.spec.backend,
-            capacity=reader.capacity,
-            level=reader.level,
-        )
-        planned[name] = replace(reader, notes=())
-        why = f"the actors of {source.name!r} read the shards, on a file system that all of their nodes have"
-        _leave_out(name, planned, why, source.name)
-
-
 def _plain(*stages: StagePlan) -> bool:
     """Whether these stages have no error policy, and keep the order."""
     return all(stage.spec.on_error == "raise" and stage.spec.ordered for stage in stages)
