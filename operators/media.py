@@ -27,16 +27,10 @@ class _Decode(Operator):
     fields: tuple[str, ...]
     """Where encoded bytes, or the path of a file, are looked for, in this order."""
 
-    def __init__(
-        self, seconds: tuple[float, float] | None, begin: Begin, field: str | None, output: str
-    ) -> None:
+    def __init__(self, begin: Begin, field: str | None, output: str) -> None:
         if begin not in ("first", "middle", "random"):
             raise GraphError(f'{self.name}: begin must be "first", "middle" or "random", got {shown(begin)}')
-        if seconds is not None and not 0 <= seconds[0] < seconds[1]:
-            raise GraphError(
-                f"{self.name}: seconds must be (from, to) with 0 <= from < to, got {shown(seconds)}"
-            )
-        self.seconds, self.begin, self.field, self.output = seconds, begin, field, output
+        self.begin, self.field, self.output = begin, field, output
         self.depends_on = "item|random" if begin == "random" else "item"
 
     def open(self, context: Context) -> None:
@@ -93,13 +87,12 @@ class DecodeVideo(_Decode):
         stride: the step between frames that are taken: 2 takes every other one.
         begin: with the ``"first"`` frame; so that the clip lies in the ``"middle"``; or at ``"random"``, a draw of the
             sample's own.
-        seconds: only frames shown in this range of time, (from, to), all of which are decoded first.
         field: of the encoded bytes, or of a file's path; by default the first of ``video, mp4, webm, mkv, mov, avi,
             bytes, path`` that is there. It is left out, but for ``path``.
         output: the field of the frames.
 
     Raises:
-        DecodeError: it is not a video, is broken, or has no frame in the range.
+        DecodeError: it is not a video, is broken, or has no frame.
         MissingExtraError: torchcodec is not installed: the message has its install line.
     """
 
@@ -111,34 +104,25 @@ class DecodeVideo(_Decode):
         frames: int | None = None,
         stride: int = 1,
         begin: Begin = "first",
-        seconds: tuple[float, float] | None = None,
         field: str | None = None,
         output: str = "video",
     ) -> None:
-        super().__init__(seconds, begin, field, output)
+        super().__init__(begin, field, output)
         self.frames = None if frames is None else integer(frames, "DecodeVideo: frames")
         self.stride = integer(stride, "DecodeVideo: stride")
 
     def decode(self, source: Any, first: First) -> dict[str, Any]:
         decoder = self._open.VideoDecoder(source, num_ffmpeg_threads=1)
-        found = None
-        if self.seconds is not None:
-            there = decoder.metadata
-            start = max(self.seconds[0], there.begin_stream_seconds)
-            stop = min(self.seconds[1], there.end_stream_seconds)
-            found = decoder.get_frames_played_in_range(start, stop)
-        count = len(decoder) if found is None else len(found.data)
+        count = len(decoder)
         if not count:
-            raise ValueError("it has no frame there")
+            raise ValueError("it has no frame")
         numbers = list(range(0, count, self.stride))
         if self.frames is not None:
             begin = first(count, (self.frames - 1) * self.stride + 1)
             numbers = list(range(begin, count, self.stride))[: self.frames]
             numbers += numbers[-1:] * (self.frames - len(numbers))
-        if found is None:
-            found = decoder.get_frames_at(numbers)
-            return {self.output: found.data, f"{self.output}_seconds": found.pts_seconds}
-        return {self.output: found.data[numbers], f"{self.output}_seconds": found.pts_seconds[numbers]}
+        found = decoder.get_frames_at(numbers)
+        return {self.output: found.data, f"{self.output}_seconds": found.pts_seconds}
 
 
 @final
@@ -148,18 +132,17 @@ class DecodeAudio(_Decode):
 
     Args:
         samples: how many (per channel); by default all. Where there are fewer, zeros follow, and ``"audio_length"``
-            says how many there are; the whole range is decoded first.
+            says how many there are; the whole recording is decoded first.
         rate: resampled to this many per second; by default as it is.
         channels: number to mix to; by default as they are.
         begin: with the ``"first"`` sample; so that the clip lies in the ``"middle"``; or at ``"random"``, a draw of the
             sample's own.
-        seconds: only this range of time, (from, to).
         field: of the encoded bytes, or of a file's path; by default the first of ``audio, wav, flac, mp3, ogg, opus,
             m4a, bytes, path`` that is there. It is left out, but for ``path``.
         output: the field of the samples, and the beginning of the other fields' names.
 
     Raises:
-        DecodeError: it is not audio, is broken, or has nothing in the range.
+        DecodeError: it is not audio, is broken, or has no sample.
         MissingExtraError: torchcodec is not installed: the message has its install line.
     """
 
@@ -172,25 +155,20 @@ class DecodeAudio(_Decode):
         rate: int | None = None,
         channels: int | None = None,
         begin: Begin = "first",
-        seconds: tuple[float, float] | None = None,
         field: str | None = None,
         output: str = "audio",
     ) -> None:
-        super().__init__(seconds, begin, field, output)
+        super().__init__(begin, field, output)
         self.samples = None if samples is None else integer(samples, "DecodeAudio: samples")
         self.rate = None if rate is None else integer(rate, "DecodeAudio: rate")
         self.channels = None if channels is None else integer(channels, "DecodeAudio: channels")
 
     def decode(self, source: Any, first: First) -> dict[str, Any]:
         decoder = self._open.AudioDecoder(source, sample_rate=self.rate, num_channels=self.channels)
-        found = (
-            decoder.get_all_samples()
-            if self.seconds is None
-            else decoder.get_samples_played_in_range(*self.seconds)
-        )
+        found = decoder.get_all_samples()
         data, begins, rate = found.data, float(found.pts_seconds), int(found.sample_rate)
         if not data.shape[1]:
-            raise ValueError("it has no sample there")
+            raise ValueError("it has no sample")
         made: dict[str, Any] = {}
         if self.samples is not None:
             start = first(data.shape[1], self.samples)

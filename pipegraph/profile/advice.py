@@ -167,8 +167,7 @@ def _limit(work: Work | None, limit: str, why: str) -> str:
 def _prediction(
     profile: Profile, now: Pipeline, changed: Pipeline, sizes: Sizes, at_most: bool
 ) -> Prediction:
-    chunks, _ = now.predicted(sizes, changed)
-    samples = profile.samples / profile.items * chunks
+    samples = profile.samples / profile.items * now.predicted(sizes, changed)
     rate = profile.samples_per_s
     gain = samples / rate - 1 if rate else 0.0
     # Without the errors of floats, and without -0.0.

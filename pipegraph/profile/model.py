@@ -183,13 +183,13 @@ class Pipeline:
         limit = max(loads, key=lambda name: loads[name])
         return loads[limit], limit
 
-    def predicted(self, sizes: Sizes, changed: Pipeline | None = None) -> tuple[float, str]:
+    def predicted(self, sizes: Sizes, changed: Pipeline | None = None) -> float:
         """Chunks per second to expect with these sizes, and of a pipeline with other work."""
-        (now, _), (then, limit) = self.bound(self.sizes), (changed or self).bound(sizes, self)
+        (now, _), (then, _) = self.bound(self.sizes), (changed or self).bound(sizes, self)
         rate = 1 / self.period_s if self.period_s else 0.0
         # What the pipeline reached of its own bound; above it only by the errors of measuring.
         reached = min(1.0, now * rate)
-        return (reached / then if then > 0 else rate if not now else inf), limit
+        return reached / then if then > 0 else rate if not now else inf
 
     def _drivers(self, name: str) -> list[str]:
         """Who does an inline stage's work: the nearest stages below with workers of their own."""

@@ -100,7 +100,7 @@ class Search:
             return self.sizes
         then, why = found
         changes = {name: (self.sizes[name], size) for name, size in then.items() if size != self.sizes[name]}
-        predicted, _ = window.pipeline.predicted(then)
+        predicted = window.pipeline.predicted(then)
         decision = Decision(changes, why, window.rate, min(predicted, 1e12))
         self.decisions.append(decision)
         self._trial, self._measured = (decision, then, window), 0.0
@@ -172,7 +172,7 @@ class Search:
         pipeline = window.pipeline
         sizes, limit, why = best_sizes(pipeline, STEPS[self._step], self._stuck)
         then = {name: sizes[name] for name in self.sizes}
-        predicted, (least_s, _) = pipeline.predicted(then)[0], pipeline.bound(then)
+        predicted, (least_s, _) = pipeline.predicted(then), pipeline.bound(then)
         # Stages that are nearly as loaded as the limit make it wait in turn: with a few workers more it is reached.
         promises = predicted >= window.rate * (1 + MIN_GAIN) or least_s < pipeline.period_s * (1 - SLOWER)
         if then != self.sizes and promises:
