@@ -39,7 +39,6 @@ class Offers:
         pinned: whether torch can pin host memory for it.
         unified: whether it works in the host's own memory, so that there is nothing to pin.
         addressed: whether its memory has addresses, so that a slab can be cut.
-        records: whether its allocator can be notified of the streams that read a tensor (``record_stream``).
     """
 
     streams: bool
@@ -47,7 +46,6 @@ class Offers:
     pinned: bool
     unified: bool = False
     addressed: bool = True
-    records: bool = True
 
     @property
     def lacking(self) -> str | None:
@@ -56,8 +54,6 @@ class Offers:
             return "torch can use no streams and events of it: every copy is waited for"
         if not self.streams:
             return "it has one stream only: copies take turns with the model's work"
-        if not self.records:
-            return "it has no record_stream: small fields stay in the slab of their batch"
         return None
 
 
@@ -93,7 +89,6 @@ def _probed(device: torch.device) -> Offers:
             events=events,
             pinned=_works(lambda: torch.empty(1, pin_memory=True).is_pinned()),
             addressed=_works(cut),
-            records=_works(lambda: torch.empty(1, device=device).record_stream(current)),
         )
 
 
@@ -185,7 +180,6 @@ class AcceleratorBackend(Backend):
         self.index = self.device.index or 0
         self.offers = offers(self.device)
         self.addressed = self.offers.addressed
-        self.records = self.offers.records or not self.offers.streams
         self._module: Any = torch.get_device_module(self.device)
 
     # What a vendor's own classes may do better
@@ -246,33 +240,21 @@ class AcceleratorBackend(Backend):
         if readers is not None:  # part of a slab, which its ring gives away, and not torch's allocator
             if stream not in readers:
                 readers.append(stream)
-        elif self.offers.streams and self.offers.records and storage.resizable():  # memory of that allocator
+        elif self.offers.streams and storage.resizable():  # memory of that allocator
             buffer.record_stream(raw_of(stream))
 
     def random_state(self) -> torch.Tensor:
         with self.current():
-            state: torch.Tensor = getattr(self._module, "get_rng_state", torch.Tensor)()
+            state: torch.Tensor = self._module.get_rng_state()
             return state
 
     def set_random_state(self, state: torch.Tensor) -> None:
-        if not hasattr(self._module, "set_rng_state"):
-            raise DeviceError(
-                f"torch.{self.device.type} has no set_rng_state, so its random numbers cannot be set: leave out "
-                "deterministic=True"
-            )
         with self.current():
             self._module.set_rng_state(state)
 
     def seed(self, value: int) -> None:
-        if hasattr(self._module, "manual_seed"):
-            with self.current():
-                self._module.manual_seed(value)
-        elif hasattr(self._module, "set_rng_state"):
-            self.set_random_state(torch.Generator(self.device).manual_seed(value).get_state())
-        # Else it draws as it will.
+        with self.current():
+            self._module.manual_seed(value)
 
     def finish(self) -> None:
-        try:
-            torch.accelerator.synchronize(self.device)
-        except UNSUPPORTED:
-            torch.empty(1, device=self.device).cpu()  # comes after all work of a device that has one queue
+        torch.accelerator.synchronize(self.device)

@@ -175,8 +175,6 @@ class Backend(Closing, ABC):
     """Whether :meth:`sum_together` works over distinct devices of this kind."""
     addressed = True
     """Whether its memory has addresses, so that storages can be cut."""
-    records = True
-    """Whether :meth:`read_on` reaches its allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -233,7 +231,7 @@ class Backend(Closing, ABC):
 
     @abstractmethod
     def seed(self, value: int) -> None:
-        """Seed that generator, and no other device's, where it can be seeded."""
+        """Seed that generator, and no other device's."""
 
     def finish(self) -> None:
         """Wait for all work of the device."""

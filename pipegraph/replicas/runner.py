@@ -47,7 +47,7 @@ class ReplicaRunner:
         self.backends = {device: backend_for(device) for device in dict.fromkeys(s.device for s in slots)}
         self._own: list[Stream | None] = [
             self.backends[slot.device].stream(slot, f"replica-{slot.index}")
-            if slot.index > 0 and slot.device.type != "cpu" and self.backends[slot.device].records
+            if slot.index > 0 and slot.device.type != "cpu"
             else None
             for slot in slots
         ]

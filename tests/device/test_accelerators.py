@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -214,7 +213,6 @@ LESS: dict[str, tuple[dict[str, Any], str]] = {
     "one stream": ({"streams": False}, "one stream only"),
     "unified memory": ({"streams": False, "pinned": False, "missing": {"aten::set_"}}, "one stream only"),
     "nothing pinned": ({"pinned": False}, ""),
-    "no record_stream": ({"missing": {"aten::record_stream"}}, "no record_stream"),
 }
 
 
@@ -244,34 +242,10 @@ def test_memory_that_is_the_hosts_own_has_nothing_to_pin(
     assert arrived(numbers().then(ops.Pin()).then(ops.CopyToDevice(simulated), capacity=2)) == 0
 
 
-def test_a_device_with_few_operators_and_no_random_functions(
-    simulated: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It cuts no storages, is told of no readers and seeds nothing: copies and replicas are right all the same."""
-    offer(missing={"aten::set_", "aten::record_stream"})
-    for name in ("manual_seed", "get_rng_state", "set_rng_state"):
-        monkeypatch.delattr(torch.get_device_module(simulated), name)
-    found = module.offers(simulated)
-    assert found.streams and not found.addressed and not found.records
-    assert arrived(numbers().then(ops.CopyToDevice(simulated), capacity=2)) == 0
-    torch.manual_seed(0)
-    plain = torch.nn.Linear(8, 1).double()
-    places = [simulated, simulated, "simulated:1"]
-    x = torch.ones(6, 8, dtype=torch.float64)
-    with pg.ReplicaExecutor(copy.deepcopy(plain).to(simulated), places) as executor:
-        assert torch.allclose(executor(x).cpu(), plain(x))
-    model = copy.deepcopy(plain).to(simulated)
-    with (
-        pg.ReplicaExecutor(model, places, deterministic=True) as executor,
-        pytest.raises(DeviceError, match=r"no set_rng_state, .*: leave out deterministic=True"),
-    ):
-        executor(x)
-
-
 def test_a_device_is_asked_what_it_offers(accelerator: torch.device) -> None:
     module._probed.cache_clear()
     found = module.offers(accelerator)
-    assert found.streams and found.events and found.pinned and found.records
+    assert found.streams and found.events and found.pinned
     assert found.lacking is None
 
 
@@ -385,18 +359,6 @@ def test_streams_are_of_their_backends_device_and_end_with_it(accelerator: torch
     ):
         event = backend.current_stream().record_event()
         event.wait(other.current_stream())
-
-
-def test_a_device_is_seeded_by_its_generators_state_where_nothing_else_seeds_it(
-    simulated: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with backend_for("simulated:1") as backend:
-        backend.seed(7)
-        seeded = backend.random_state()
-        backend.seed(8)
-        monkeypatch.delattr(torch.get_device_module(simulated), "manual_seed")
-        backend.seed(7)
-        assert torch.equal(backend.random_state(), seeded)
 
 
 def test_deterministic_replicas_leave_the_generators_of_other_devices_alone(simulated: torch.device) -> None:

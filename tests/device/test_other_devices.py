@@ -1,4 +1,4 @@
-"""Devices unlike the one that the other tests run on: they offer less, or work in another way, and all is right on them.
+"""Devices unlike the one that the other tests run on: they offer less, and all is right on them.
 
 They are not told of: what they lack is found out by asking, as of a device that nobody here has seen.
 """
@@ -24,53 +24,18 @@ from tests.loader import test_accelerator_loaders as loaders
 from tests.replicas import test_every_wait as replicas
 
 pytestmark = pytest.mark.accelerator
-NOTHING: dict[str, Any] = {"streams": False, "events": False, "synchronize": False, "pinned": False}
 DEVICES: dict[str, dict[str, Any]] = {
-    "one": {"devices": 1, "timing": False},
-    "a thread per stream": {"schedule": "threads"},
-    "a default stream per thread": {"stream_of_thread": True},
-    "few operators": {"operators": False, "synchronize": False},
-    "nothing pinned": {"pinned": False},
-    "pageable memory is read late": {"staged": False},
     "one stream": {"streams": False},
     "no events": {"events": False},
+    "nothing pinned": {"pinned": False},
     "memory of the host": {"streams": False, "pinned": False, "missing": {"aten::set_"}},
-    "no record_stream": {"missing": {"aten::record_stream"}},
-    "two in threads with few operators": {
-        "devices": 2,
-        "schedule": "threads",
-        "operators": False,
-        "missing": {"aten::record_stream"},
-    },
-    "one that has nothing": {
-        **NOTHING,
-        "devices": 1,
-        "schedule": "threads",
-        "operators": False,
-        "missing": {"aten::set_", "aten::record_stream"},
-    },
-}
-NOT_THERE = {
-    (
-        "a default stream per thread",
-        copies.read_by_a_stage,
-    ): "what a stage of one's own computes there, it has to wait for",
-    (
-        "a default stream per thread",
-        copies.read_by_a_stage_and_a_loop_elsewhere,
-    ): "what a stage of one's own computes there, it has to wait for",
-    ("no record_stream", copies.dropped_before_it_arrives): "operators keep what is on its way",
-    (
-        "two in threads with few operators",
-        copies.dropped_before_it_arrives,
-    ): "operators keep what is on its way",
 }
 STEPS, COUNT = (0, 2, 3), 8
 """Fewer than on the device that the other tests run on."""
 ALL = "PIPEGRAPH_DEVICE_SCHEDULES" in os.environ
 COPIES = copies.PROGRAMS if ALL else [copies.copied, copies.scattered, copies.objects]
 REPLICAS = replicas.PROGRAMS if ALL else [replicas.trained, replicas.adapted, replicas.own_backwards]
-IN_PROCESSES = [*DEVICES] if ALL else ["two in threads with few operators", "one that has nothing"]
+IN_PROCESSES = [*DEVICES] if ALL else ["memory of the host"]
 
 
 @pytest.fixture(params=DEVICES, ids=lambda name: name.replace(" ", "-"))
@@ -79,12 +44,8 @@ def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     if (reason := simulated_device.why_not()) is not None:
         pytest.skip(reason)
     offered = DEVICES[request.param]
-    if (reason := NOT_THERE.get((request.param, request.node.callspec.params.get("program")))) is not None:
-        pytest.skip(reason)
     monkeypatch.setattr(copies, "COUNT", COUNT)
     monkeypatch.setattr(replicas, "STEPS", STEPS)
-    if offered.get("devices") == 1:
-        monkeypatch.setattr(replicas, "PLACES", ["simulated:0"] * 3)
     module._probed.cache_clear()
     try:
         with simulated_device.in_use(**offered) as device, races_of_streams.watched() as watch:

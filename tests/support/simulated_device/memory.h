@@ -16,14 +16,7 @@ constexpr auto TYPE = c10::DeviceType::PrivateUse1;
 inline thread_local int current_device = 0;
 inline thread_local int64_t current_stream[DEVICES] = {};
 
-// The stream that a thread works on where it has chosen none.
-inline int64_t default_stream() {
-  static std::atomic<int64_t> threads{0};
-  static thread_local int64_t own = STREAMS + 1 + threads++;
-  return offered.stream_of_thread ? own : 0;
-}
-
-inline int64_t stream_now(int device) { return current_stream[device] ? current_stream[device] : default_stream(); }
+inline int64_t stream_now(int device) { return current_stream[device]; }
 
 struct Block {
   char* start;

@@ -77,7 +77,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.attr("DEVICES") = DEVICES;
   module.attr("STREAMS") = STREAMS;
   module.def("is_available", [] { return available; });
-  module.def("device_count", [] { return available ? offered.devices : 0; });
+  module.def("device_count", [] { return available ? DEVICES : 0; });
   module.def("set_available", [](bool on) { available = on; });
   module.def("listen", [](py::object call) {
     auto* before = std::exchange(listener, call.is_none() ? nullptr : new py::object(call));
@@ -96,15 +96,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   }, py::call_guard<py::gil_scoped_release>());
   py::class_<Offered>(module, "Offered")
       .def(py::init<>())
-      .def_readwrite("devices", &Offered::devices)
       .def_readwrite("streams", &Offered::streams)
-      .def_readwrite("stream_of_thread", &Offered::stream_of_thread)
       .def_readwrite("events", &Offered::events)
-      .def_readwrite("timing", &Offered::timing)
-      .def_readwrite("synchronize", &Offered::synchronize)
       .def_readwrite("pinned", &Offered::pinned)
-      .def_readwrite("staged", &Offered::staged)
-      .def_readwrite("operators", &Offered::operators)
       .def_readwrite("missing", &Offered::missing);
   module.def("offer", [](const Offered& what) { offered = what; });
   module.def("finish_all_work", finish_all_work, py::call_guard<py::gil_scoped_release>());

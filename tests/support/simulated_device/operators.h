@@ -90,7 +90,6 @@ inline Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking)
   {
     Locked locked(mutex);
     auto* pinned = out && in ? nullptr : pinned_block(first_byte(out ? to : from));
-    TORCH_CHECK(out || pinned || offered.staged || !non_blocking, "simulated device: this memory may be gone before it is read");
     if (!out && !pinned) source = from.clone();  // a driver reads pageable memory before it returns
     if (!in && !pinned) blocks = true;           // and has written it when it returns
     if (out || pinned) accesses.push_back(access(from, false));
@@ -383,7 +382,6 @@ inline std::optional<Stack> results_in_meta(Call& call) {
 
 inline void run_operator(const c10::OperatorHandle& op, Stack* stack) {
   check_offered(op.schema().name());
-  if (!offered.operators) return at::native::cpu_fallback(op, stack);
   TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), op.schema().name(),
                               " has no kernel on a simulated device, for the CPU has none");
   Call call(op, stack);

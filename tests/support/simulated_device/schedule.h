@@ -24,15 +24,9 @@ constexpr int STREAMS = 1024;  // handed out in turn, as CUDA does with 32: anot
 
 // What it offers; tests take some of it away.
 struct Offered {
-  int devices = DEVICES;
   bool streams = true;             // others than the default one
-  bool stream_of_thread = false;   // each thread has a default stream of its own
   bool events = true;              // else no stream can be waited for, either
-  bool timing = true;
-  bool synchronize = true;         // of a whole device
   bool pinned = true;
-  bool staged = true;              // else it refuses to copy from pageable memory late, as torch lets it read that late
-  bool operators = true;           // else few of its own: the rest fall back to the CPU's, on copies
   std::set<std::string> missing;   // operators
 };
 inline Offered offered;
