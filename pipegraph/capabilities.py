@@ -29,8 +29,7 @@ class BundleMap(ABC):
         """Append the results for the samples from ``start`` on, one by one; the first failure is raised.
 
         It does what ``process`` does with each, and keeps their identity; for a dropped sample it appends
-        ``pipegraph.bundle.DROPPED``. It iterates over ``bundle.data``, which may end early so that finished results can
-        be sent; it is then called again for the rest.
+        ``pipegraph.bundle.DROPPED``.
         """
 
 
@@ -43,10 +42,7 @@ class BundleSource(ABC):
 
     @abstractmethod
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
-        """Append the items of ``indices[start:]`` one by one; the first failure is raised.
-
-        Iterating over ``indices`` may end early, for finished items to be sent; it is then called again for the rest.
-        """
+        """Append the items of ``indices[start:]`` one by one; the first failure is raised."""
 
 
 class Gathers(BundleSource):

@@ -14,7 +14,6 @@ Behaviour contract (what differs from this is a bug):
 * After a put with ``more`` no reader is woken: the caller puts another item or calls ``nudge`` before it waits for
   anything. A put that has to wait for room wakes a reader first.
 * A put returns False for an unwanted item (``unwanted``); the unwanted samples of a bundle are left out.
-* A thread that waits for an item, once it is queued, asks the stage above for finished items (``starved``).
 
 All state changes under ``_lock``. Lock order: channel, then activity, account or watermark; never two channels.
 Invariant: while the lock is free, the first waiting putter cannot enter (its item is wanted but has no room, or it is
@@ -23,7 +22,6 @@ not its turn).
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from operator import attrgetter
@@ -37,9 +35,6 @@ from pipegraph.engine.activity import Activity, Cancelled, Leaving, Waiter
 from pipegraph.engine.contents import Contents
 from pipegraph.engine.stage_pump import StagePump
 from pipegraph.engine.unwanted import Unwanted
-
-NO_DEMAND = sys.maxsize
-"""Value of ``Channel.demand`` while a reader is not waiting."""
 
 Stamp = Callable[[Any], None]
 
@@ -78,16 +73,6 @@ class _Putter(Waiter):
         self.entered: bool | None = None
 
 
-class _Getter(Waiter):
-    """A thread that waits for an item, and needs ``needed`` items before it can continue."""
-
-    __slots__ = ("needed",)
-
-    def __init__(self, needed: int) -> None:
-        super().__init__(perf_counter_ns())
-        self.needed = needed
-
-
 _seq = attrgetter("seq")
 
 
@@ -105,8 +90,6 @@ class Channel:
     Attributes:
         pump: of an inline stage, which runs in the thread that waits for its output.
         readers: threads that get from it.
-        demand: while all readers wait, the smallest number of items that one of them needs; else ``NO_DEMAND``.
-        starved: called, outside the lock, by a getter that is about to wait, with the number of items that it needs.
         leaving: whether the calling thread is to leave instead of waiting; ``nudge_all`` makes waiting ones check it.
         changed: called under the lock after every change (for tests, which wait for states and never for time).
         share: called under the lock with a bundle's buffers when only a part of it is taken.
@@ -127,18 +110,16 @@ class Channel:
         self.pump: StagePump | None = None
         self.on_take: Callable[[int, Any], None] | None = None
         self.may_take: Callable[[int], bool] | None = None
-        self.starved: Callable[[int], None] | None = None
         self.leaving: Callable[[], bool] | None = None
         self.changed: Callable[[], None] | None = None
         self.readers = 1
         self.share: Callable[[Any], None] = lambda buffers: None
-        self.demand = NO_DEMAND
         self._lock = concurrency.Lock()
         self._contents = Contents(capacity, max_bytes, sequenced, bundle_rows, heavy_capacity)
         self._unwanted = Unwanted()
         self._cancelled = False
         self._putters: deque[_Putter] = deque()
-        self._getters: deque[_Getter] = deque()
+        self._getters: deque[Waiter] = deque()
         self._tickets = 0
         self._gets = 0
         self._put_wait_ns = 0
@@ -166,15 +147,6 @@ class Channel:
             stamp: called with the item as it is appended, under the lock, maybe in another thread.
         """
         return self._put(seq, item, last, stamp)
-
-    def offer(self, seq: int, item: Any, stamp: Stamp | None = None) -> bool:
-        """As :meth:`put_at`, but never blocks and leaves the number open. False if there is no room now; True also for
-        an unwanted item, which is dropped."""
-        with self._lock:
-            if self._cancelled or not self._contents.admits(seq, item):
-                return False
-            self._enter(seq, item, False, stamp)
-            return True
 
     def close_seq(self, seq: int) -> None:
         """No more items for this number. Never blocks."""
@@ -261,15 +233,12 @@ class Channel:
         """The next item; blocks while there is none."""
         return self.take()[1]
 
-    def take(
-        self, rows: int | None = None, needed: int = 1, other_work: Callable[[], bool] | None = None
-    ) -> tuple[int, Any]:
+    def take(self, rows: int | None = None, other_work: Callable[[], bool] | None = None) -> tuple[int, Any]:
         """``(ticket, item)``, blocking while there is none. Tickets number the calls 0, 1, 2 ..., in item order, across
         threads.
 
         Args:
             rows: maximum number of samples to take from a bundle; the rest stays.
-            needed: items that the caller needs before it can continue; see :attr:`demand`.
             other_work: whether there is other work for the caller, checked first and after a ``nudge_all``; the result
                 is then ``(-1, None)``.
         """
@@ -288,9 +257,8 @@ class Channel:
                 else:
                     if self.leaving is not None and self.leaving():
                         raise Leaving
-                    waiter = _Getter(needed)
+                    waiter = Waiter(perf_counter_ns())
                     self._getters.append(waiter)
-                    self._set_demand()
                     self._has_changed()
             if pump is not None:
                 try:
@@ -298,8 +266,6 @@ class Channel:
                 finally:
                     pump.leave()
                 continue
-            if self.starved is not None:
-                self.starved(needed)
             self._wait(waiter, self._getters)
 
     def take_ahead(self, rows: int | None = None) -> tuple[int, Any] | None:
@@ -366,14 +332,6 @@ class Channel:
     def _wake_getter(self) -> None:
         self._getters[0].wake(self.activity)
         self._getters.popleft()
-        self._set_demand()
-
-    def _set_demand(self) -> None:
-        getters = self._getters
-        if len(getters) < self.readers:
-            self.demand = NO_DEMAND
-        else:
-            self.demand = min([waiter.needed for waiter in getters])
 
     def _wait(self, waiter: Any, queue: deque[Any]) -> None:
         try:
@@ -386,7 +344,6 @@ class Channel:
                     self.activity.resume()
                 elif queue and queue is self._getters:
                     self._wake_getter()
-                self._set_demand()
                 self._let_in()
                 self._has_changed()
             raise
@@ -412,7 +369,6 @@ class Channel:
                 waiter.wake(self.activity)
             self._putters.clear()
             self._getters.clear()
-            self.demand = NO_DEMAND
             self._has_changed()
 
     def discard(self, epoch: int) -> list[Chunk]:
@@ -462,15 +418,6 @@ class Channel:
             self._contents.resize(capacity)
             self._let_in()
             self._has_changed()
-
-    def set_readers(self, readers: int) -> None:
-        """Set the number of reading threads; if all of them wait, the stage above is asked for finished items."""
-        with self._lock:
-            self.readers = readers
-            self._set_demand()
-            demand = self.demand
-        if self.starved is not None and demand != NO_DEMAND:
-            self.starved(demand)
 
     # -- looking -------------------------------------------------------------------------------
 

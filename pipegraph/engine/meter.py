@@ -21,14 +21,11 @@ class Meter:
     Attributes:
         began_ns: when the piece of work that is under way began, without the time for which it was interrupted; while
             it is interrupted, minus the nanoseconds worked so far. 0 while there is none.
-        early_ns: of that, what a process had worked before the piece began here.
-        last_ns: how long the last piece took; 0 once a host has noted a result since.
     """
 
     __slots__ = (
         *COUNTERS,
-        *"began_ns early_ns last_ns watch".split(),
-        *"_clock _coreless_ns _cpu_ns _in_work_ns _noted _stage _thread _tracer".split(),
+        *"began_ns watch _clock _coreless_ns _cpu_ns _in_work_ns _noted _stage _thread _tracer".split(),
     )
 
     if TYPE_CHECKING:  # an attribute for each of ``COUNTERS``
@@ -42,7 +39,7 @@ class Meter:
         self._clock: int | None = None  # the thread's CPU clock, read only on request: items pay nothing
         self._thread = 0  # the system's thread id, to ask the scheduler for time spent without a core
         self._cpu_ns = self._coreless_ns = self._in_work_ns = 0
-        self.began_ns = self.early_ns = self.last_ns = 0
+        self.began_ns = 0
         self.watch: Stopwatch = watch or Stopwatch()
         self._noted: list[int] = self.watch.noted
         for name in COUNTERS:
@@ -55,8 +52,7 @@ class Meter:
         self.began_ns = 0  # first: read in between, it is not counted yet rather than twice
         self.busy_ns += took
         if self._tracer.on:
-            self._tracer.worked(self._stage, took - self.early_ns)
-        self.last_ns, self.early_ns = took, 0
+            self._tracer.worked(self._stage, took)
         if len(noted) >= BATCH:
             self.watch.count()
 
@@ -138,4 +134,3 @@ class FirstMeter(Meter):
         """As :meth:`Meter.worked`, without the time of the other stages."""
         others, self._run.others_ns = self._run.others_ns, 0
         Meter.worked(self, max(0, took - others))
-        self.last_ns = took

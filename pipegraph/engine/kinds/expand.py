@@ -12,6 +12,7 @@ from typing import Any
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor, Mark
+from pipegraph.engine.stage.bundle_size import BUNDLE_NS
 from pipegraph.engine.stage.cursors import same
 from pipegraph.engine.stage.failure_notes import not_a_chunk
 from pipegraph.engine.stage.row_intake import rows_of
@@ -29,7 +30,7 @@ HALFWAY = True
 """Yielded by a loop in the middle of a unit of work, where its worker cannot leave."""
 
 CHILDREN = 64
-"""Maximum number of children sent together."""
+"""Maximum number of children sent together, and fewer if they take longer than ``BUNDLE_NS``."""
 
 
 class ExpandKind(StageKind):
@@ -65,8 +66,6 @@ class ExpandKind(StageKind):
 class _Children(Unit):
     """The children of the item that a worker has taken."""
 
-    trims = True
-
     def part(self, start: int, stop: int) -> Chunk | None:
         children = self.made[start:stop]
         return Bundle.of(children) if self.rows > 1 else children[0]
@@ -80,7 +79,7 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
     unit = _Children(stage, worker)
     process = stage.failures.guard_children(worker, worker.operator.process)
     while True:
-        ticket, item = take(rows(), sender.demand())
+        ticket, item = take(rows())
         worker.ticket = ticket
         if not isinstance(item, Chunk):
             if isinstance(item, Mark) and nested:
@@ -111,9 +110,10 @@ def _expand(
     """Send the children of one chunk, except those that left before a restart."""
     skip = _children_to_drop(stage, parent)
     before, epoch, meter, together = parent.before, parent.epoch, worker.meter, unit.rows > 1
+    pace = stage.pace
     children: Any = None
     last: Any = None
-    index = 0
+    index = spent = 0
     while stage.stop_epoch < epoch:
         # Hold the parent until the end: a child may be a view of it, and ``process`` may still read it.
         unit.reserve(1)
@@ -142,7 +142,11 @@ def _expand(
         except BaseException as error:
             child = stage.failures.handle(worker, parent, error, row, index)
             children = iter(())
-        meter.worked(perf_counter_ns() - meter.began_ns)
+        took = perf_counter_ns() - meter.began_ns
+        meter.worked(took)
+        spent += took
+        if index:  # up to the first child the function did its own work
+            pace.waited(took)
         if child is None:
             break
         index += 1
@@ -160,8 +164,10 @@ def _expand(
             yield HALFWAY  # the thread that drives an inline stage may be the one that has to make room
             continue
         unit.made.append(child)
-        if unit.due() or len(unit.made) - unit.sent >= CHILDREN:
+        if pace.alone is not False or spent > BUNDLE_NS or len(unit.made) >= CHILDREN:
             unit.send()
+            unit.made.clear()
+            unit.sent = spent = 0
     meter.calls += 1
 
 

@@ -90,13 +90,13 @@ def map_loop(
     account = stage.run.account
     ahead = Ahead(stage, worker, rows, unit.call)
     if stage.plan.remote and looks_ahead:
-        worker.operator.look_ahead(ahead, worker.meter)
+        worker.operator.look_ahead(ahead)
     while True:
         granted = None
         if ahead.holds:
             ticket, item, granted = ahead.take()
         else:
-            ticket, item = take(None if rows is None else rows(), sender.demand())
+            ticket, item = take(None if rows is None else rows())
         worker.ticket = ticket
         if item.__class__ is Bundle:
             if bundles:
@@ -159,10 +159,6 @@ def _other_sample(stage: str, out: Chunk, item: Chunk) -> GraphError:
     )
 
 
-MAX_IN_VAIN = 1_000
-"""Calls in a row that add no result, though an iteration may end early: an operator adds none, and never would."""
-
-
 class MapUnit(Unit):
     """A bundle in work by an operator with ``bundles``."""
 
@@ -171,7 +167,6 @@ class MapUnit(Unit):
     def __init__(self, stage: StageRun, worker: Worker) -> None:
         super().__init__(stage, worker)
         self.operator = worker.operator
-        self._local = not stage.plan.remote
         self._retries = stage.plan.spec.retry.times > 0
         self._filters = stage.plan.source is None and not stage.plan.work.one_to_one
         self._drops = False
@@ -200,10 +195,10 @@ class MapUnit(Unit):
         while len(made) < count:
             stop = len(made) + self.reserve(count - len(made))
             meter.began_ns = perf_counter_ns() - spent
-            done, in_vain = len(made), 0
             while True:
                 try:
                     self.extend(made, stop)
+                    break
                 except BaseException as error:
                     if len(made) >= stop:  # no sample's, which a policy could leave out
                         note(
@@ -211,13 +206,10 @@ class MapUnit(Unit):
                         )
                         raise
                     self._apply_policy(made, error, process)
-                found = len(made)
-                if found == stop:
+                if len(made) == stop:
                     break
-                in_vain = in_vain + 1 if found == done else 0
-                if in_vain == MAX_IN_VAIN or found > stop:
-                    raise self._miscounted(found, stop)
-                done = found
+            if len(made) != stop:
+                raise self._miscounted(len(made), stop)
             spent = perf_counter_ns() - meter.began_ns
             meter.began_ns = -spent  # until there is memory for the next rows
         meter.worked(spent)
@@ -253,8 +245,6 @@ class MapUnit(Unit):
     def extend(self, made: list[Any], stop: int) -> None:
         """Append the results for the samples up to ``stop``; the first failure is raised."""
         given = self._given if stop == self._given.count else self._given.part(0, stop)
-        if self._local:
-            given.data = self.watched(given.data)
         self.operator.work_into(made, given, len(made))
 
     def _apply_policy(self, made: list[Any], error: BaseException, process: Process) -> None:

@@ -187,7 +187,7 @@ class _ReadUnit(MapUnit):
         source = stage.plan.operator
         self._bundles = source.can(BundleSource) is not None or stage.plan.remote
         self._draws = Draws(stage.run.seed, stage.name)
-        packs = stage.pack is not None and self._local
+        packs = stage.pack is not None and not stage.plan.remote
         self._may_gather = packs and source.can(Gathers) is not None
 
     def give(self, bundle: Bundle) -> Any:
@@ -204,7 +204,7 @@ class _ReadUnit(MapUnit):
         bundle, source = self.bundle, self.operator
         if not self._bundles:
             epoch, add, draws, rows = bundle.epoch, made.append, self._draws, bundle.lineages
-            for place in islice(self.watched(bundle.data), len(made), stop):
+            for place in bundle.data[len(made) : stop]:
                 draws.one(epoch, rows[len(made)])
                 add(source.read(place, epoch))
             return
@@ -214,7 +214,7 @@ class _ReadUnit(MapUnit):
             made += repeat(None, stop)
             return
         indices = self._indices if stop == bundle.count else self._indices[:stop]
-        source.read_into(made, self.watched(indices) if self._local else indices, len(made))
+        source.read_into(made, indices, len(made))
 
     def _gathers(self, rows: int) -> bool:
         """Let the source pack all rows for the next ``Batch``; returns whether it did."""

@@ -126,7 +126,7 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
 
     while True:
         if stage.collects:
-            item = inbox.take(None, operator.missing() if trusted else 1)[1]
+            item = inbox.take()[1]
         else:
             item = one()
         if isinstance(item, Chunk):

@@ -17,6 +17,7 @@ from pipegraph.bundle import Bundle, named
 from pipegraph.capabilities import BundleItems, Resumable, UserData
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineages
 from pipegraph.contracts import Fact, History, history_of
+from pipegraph.engine.stage.bundle_size import LONG_NS
 from pipegraph.engine.stage.failure_policy import ends_run
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage.unit import Unit
@@ -145,7 +146,6 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     planned: Any = stage.plan.operator
     run, pace, sender, meter = stage.run, stage.pace, stage.sender, worker.meter
     unit = _Items(stage, worker)
-    next_stage = sender.channels[0]  # with several consumers rows are sent one by one
     epoch, step = run.first_epoch, stage.restart.step
     began = step
     place = (run.rank, run.world_size)
@@ -165,7 +165,7 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
             unit.begin(0)
             unit.epoch, unit.step = epoch, step
             rows = unit.reserve(rows)
-            made, add = unit.made, unit.made.append
+            made, add, begun = unit.made, unit.made.append, items is not None
             meter.began_ns = perf_counter_ns()
             try:
                 if items is None:
@@ -177,13 +177,18 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                     if Fact.SEEDS_ITSELF not in planned.facts:
                         items = Draws(run.seed, stage.name).each(items, epoch, (stage.name,), step)
                     never_waits = unit.of_steps and Fact.IN_MEMORY in planned.facts
-                if rows > 1 and not never_waits:
+                if rows == 1 or never_waits:
+                    made.extend(islice(items, rows))
+                else:
+                    last_ns = meter.began_ns
                     for item in islice(items, rows):
                         add(item)
-                        if next_stage.demand <= len(made) and unit.due():
-                            unit.send()
-                else:
-                    made.extend(islice(items, rows))
+                        now_ns = perf_counter_ns()
+                        if now_ns - last_ns > LONG_NS:
+                            rows = len(made)
+                            break
+                        last_ns = now_ns
+                    item = None
                 ended = len(made) < rows
                 if snapshots is None:
                     snapshots = resumable and source.snapshot() is not None
@@ -196,6 +201,8 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                 failure = snapshot_of(stage, source.snapshot, epoch, step)
             unit.send(last=True)
             if made:
+                if begun and not never_waits:
+                    pace.waited(spent)
                 pace.note(len(made), spent, unit.nbytes)
                 yield
         if failure is not None:

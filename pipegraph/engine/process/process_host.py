@@ -54,7 +54,7 @@ class ProcessLink(Link):
 
     def receive(self) -> Any:
         try:
-            result, counts, self.took_ns = self._port.receive()
+            result, counts = self._port.receive()
         except Unreadable:
             self._flush()
             raise
@@ -66,9 +66,6 @@ class ProcessLink(Link):
         # The wait for the next answer will notice that the process has ended.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._port.flush()
-
-    def hurry(self) -> None:
-        self._child.interrupt(signal.SIGURG)
 
     def look(self) -> tuple[int, float, int]:
         row, since_ns, member = self._page.look()
@@ -122,7 +119,6 @@ class ProcessHost(Host):
 
     place = "process"
     gave_up = "its process was ended"
-    hurried = frozenset(["expand", "more"])
     entry = "pipegraph.engine.process.worker_life:main"
     """The function that runs in the process."""
     extra: tuple[int, ...] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
 from functools import partial
 
@@ -28,8 +27,5 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, *shar
         except BaseException as error:
             answer(port, Carried(error), {})
             return
-        worker.send = lambda made: answer(port, made, {})
-        # Before the answer: a signal that nobody handles does nothing, and the trainer sends one for each call.
-        signal.signal(signal.SIGURG, worker.hurry)
         answer(port, None, counts.take())
         serve(port, page, worker, counts)

@@ -15,7 +15,6 @@ from typing import Any
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
-from pipegraph.engine.meter import Meter
 from pipegraph.engine.remote.contract import Call, Died, Overdue
 from pipegraph.engine.remote.host import Host
 from pipegraph.engine.remote.worker import NOTHING, PULL
@@ -70,8 +69,8 @@ class Remote:
     def close(self) -> None:
         self._host.close()
 
-    def look_ahead(self, ahead: Callable[[], Call | None], meter: Meter) -> None:
-        self._host.ahead, self._host.meter = ahead, meter
+    def look_ahead(self, ahead: Callable[[], Call | None]) -> None:
+        self._host.ahead = ahead
 
     def call_for(self, chunk: Chunk) -> Call | None:
         """The call that will be made for a chunk; None if not known."""

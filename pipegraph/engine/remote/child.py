@@ -6,7 +6,6 @@ import faulthandler
 import resource
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import perf_counter_ns
 from typing import Any
 
 from pipegraph import torch_modes
@@ -14,7 +13,7 @@ from pipegraph.contracts import Context
 from pipegraph.engine.remote.composed import Composed
 from pipegraph.engine.remote.contract import Unreadable
 from pipegraph.engine.remote.exceptions import Carried
-from pipegraph.engine.remote.worker import ANSWERED, NOTHING, OperatorCounts, Page, ProcessWorker, unsent
+from pipegraph.engine.remote.worker import NOTHING, OperatorCounts, Page, ProcessWorker, unsent
 from pipegraph.errors import note
 from pipegraph.global_generators import enter_worker, own_process
 
@@ -85,14 +84,12 @@ def serve(
             continue
         page.begin(0)
         call: Callable[..., Any] = getattr(worker, name)
-        began_ns = perf_counter_ns()
         try:
             result = call(*args)
         except BaseException as error:
             result = Carried(error)
         del args
-        if result is not ANSWERED:
-            answer(port, result, counts.take(), instead, perf_counter_ns() - began_ns)
+        answer(port, result, counts.take(), instead)
         del result
 
 
@@ -101,18 +98,17 @@ def answer(
     result: Any,
     counts: dict[Any, int],
     instead: Callable[[Any, Exception], Any] = _cannot_be_sent,
-    took_ns: int = 0,
 ) -> None:
     """Answer a message, or say why the result cannot be sent."""
     try:
-        port.send((result, counts, took_ns))
+        port.send((result, counts))
     except (BrokenPipeError, ConnectionResetError):
         raise
     except Exception as error:
         try:
-            port.send((instead(result, error), counts, took_ns))
+            port.send((instead(result, error), counts))
         except (BrokenPipeError, ConnectionResetError):
             raise
         except Exception as again:  # no more files may be open, or no memory is left
             note(again, "pipegraph: what was made cannot be sent from its process")
-            port.send((Carried(again), counts, took_ns))
+            port.send((Carried(again), counts))

@@ -96,7 +96,6 @@ class Link(ABC):
         gone: the exceptions by which ``send``, ``receive`` and ``look`` say that it has ended.
         alone: whether the next call must wait for the answer to this one.
         holds: whether (part of) an answer was read already, for which ``answers`` need not be readable.
-        took_ns: how long the child worked for the last answer; 0 if it does not say so.
     """
 
     pid: int | None = None
@@ -105,7 +104,6 @@ class Link(ABC):
     gone: tuple[type[Exception], ...] = (EOFError, BrokenPipeError, ConnectionResetError)
     alone = False
     holds = False
-    took_ns = 0
 
     @abstractmethod
     def send(self, message: Any, wait: bool = True) -> object:
@@ -118,9 +116,6 @@ class Link(ABC):
         Raises:
             Unreadable: it cannot be unpickled.
         """
-
-    def hurry(self) -> None:  # noqa: B027
-        """Ask for the finished items now; only if there are ``hurried`` calls."""
 
     @abstractmethod
     def look(self) -> tuple[int, float, int]:

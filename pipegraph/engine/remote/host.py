@@ -11,8 +11,6 @@ Behaviour contract (what differs from this is a bug):
 * One more call may be sent ``ahead``, before the one in work is answered. It belongs to the caller's next ``call`` with
   the identical first argument and equal others; answers to calls in between are not mistaken for its answer.
   If the child ends before the call's turn, the call is sent again and nothing of it is blamed.
-* A call in ``hurried`` that is not answered soon is answered with the items that are finished, even while the function
-  that makes the next one waits.
 * ``close`` gives the child ``grace_s`` to close its operator, then ends it, even in the middle of an item.
 
 Waiting is one ``poll`` on three descriptors: the answer, the child's end, and cancellation.
@@ -26,13 +24,11 @@ import selectors
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from time import perf_counter_ns
 from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.meter import Meter
 from pipegraph.engine.remote.contract import (
     GRACE_S,
     NOTHING,
@@ -46,7 +42,6 @@ from pipegraph.engine.remote.contract import (
     stopped_s,
 )
 from pipegraph.engine.remote.exceptions import Carried
-from pipegraph.engine.remote.worker import HURRY_MS
 
 STARTS = 3
 """How often to start a child that dies before it has opened the operator."""
@@ -65,17 +60,14 @@ class Host(ABC):
     Attributes:
         place: where the operator is, for messages: ``"process"``.
         gave_up: what was done with a child that hangs, for messages: ``"its process was ended"``.
-        hurried: calls that may be answered with the items that are finished.
         ahead: called after a call was sent; returns the call that will follow, so that the child has it queued.
             Optional: neither answers nor blame depend on it.
-        meter: of the worker whose thread calls; it also counts what a child works on a call before its turn.
         deaths: children that died.
         ended: children that are no more.
     """
 
     place: str
     gave_up: str
-    hurried: frozenset[str] = frozenset()
 
     def __init__(self, contexts: Sequence[Context], opening: Any, timeout_s: float | None) -> None:
         self._contexts = contexts
@@ -90,8 +82,6 @@ class Host(ABC):
             None  # its result, if it was answered before its turn
         )
         self.ahead: Callable[[], Call | None] | None = None
-        self.meter: Meter | None = None
-        self._returned_ns = self._at_return_ns = 0  # see _return
         self.deaths = self.ended = 0
 
     @property
@@ -169,15 +159,13 @@ class Host(ABC):
             Died, Overdue: no answer is lost or doubled: the caller sends the rows again.
             Cancelled: :meth:`cancel` was called; the answer is dropped whenever it comes.
         """
-        called, called_ns = (name, *args), perf_counter_ns()
+        called = (name, *args)
         if self._next and same_call(self._next, called):
             outcome = self._outcome
             self._forget_ahead()
             if outcome is None:
                 self._look_ahead()
-                result = self._result(self._timeout_s)
-                self._count_work_before(called_ns)
-                return result
+                return self._result(self._timeout_s)
             result, error = outcome
             if error is not None:
                 try:
@@ -199,33 +187,7 @@ class Host(ABC):
         if expected:
             self._answer_early()
         self._look_ahead()
-        result = self._result(self._timeout_s, name in self.hurried)
-        self._return()
-        return result
-
-    def _count_work_before(self, called_ns: int) -> None:
-        """Count the work that the child did on a call before its turn, while the stage's thread waited for others.
-
-        What the thread itself worked since the last result is counted already, and so is what it waited here.
-        """
-        meter = self.meter
-        # Without a last piece of work it is the same one still.
-        if meter is not None and meter.last_ns and meter.began_ns > 0:
-            counted_ns = max(0, meter.last_ns - self._at_return_ns) + called_ns - meter.began_ns
-            waited_ns = perf_counter_ns() - called_ns
-            gap_ns = called_ns - self._returned_ns - counted_ns
-            early_ns = min(gap_ns, self._link.took_ns - counted_ns - waited_ns)
-            if early_ns > 0:
-                meter.early_ns = early_ns
-                meter.began_ns -= early_ns
-        self._return()
-
-    def _return(self) -> None:
-        """Note when the call has its result, and how long the piece of work that needs it has taken until then."""
-        self._returned_ns, meter = perf_counter_ns(), self.meter
-        if meter is not None:
-            self._at_return_ns = self._returned_ns - meter.began_ns
-            meter.last_ns = 0
+        return self._result(self._timeout_s)
 
     def _send(self, message: Any) -> None:
         try:
@@ -271,8 +233,8 @@ class Host(ABC):
         except Exception as error:
             self._outcome = None, error
 
-    def _result(self, timeout_s: float | None, hurry: bool = False) -> Any:
-        self._await(timeout_s, HURRY_MS / 1000 if hurry else math.inf)
+    def _result(self, timeout_s: float | None) -> Any:
+        self._await(timeout_s)
         try:
             result = self._receive()
         except Unreadable as bad:
@@ -301,22 +263,14 @@ class Host(ABC):
             self._contexts[member].count(name, n)
         return result
 
-    def _await(self, timeout_s: float | None, hurry_s: float = math.inf) -> None:
-        """Wait until there is an answer, or until a row passes its deadline; ask for finished items after ``hurry_s``.
-
-        And again after twice that time: a signal that comes just before a system call is handled only after it.
-        """
+    def _await(self, timeout_s: float | None) -> None:
+        """Wait until there is an answer, or until a row passes its deadline."""
         left_s = math.inf if timeout_s is None else timeout_s
         without_s = 0.0
         while True:
-            asked_ns, asked_s = concurrency.monotonic_ns(), min(left_s, hurry_s)
-            if self._ready(asked_s):
+            asked_ns = concurrency.monotonic_ns()
+            if self._ready(left_s):
                 return
-            if hurry_s <= asked_s:
-                self._link.hurry()
-                hurry_s *= 2
-                if timeout_s is None:
-                    continue
             assert timeout_s is not None
             without_s += stopped_s((concurrency.monotonic_ns() - asked_ns) / 1e9, left_s)
             try:

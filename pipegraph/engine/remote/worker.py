@@ -22,6 +22,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Drawn, Fact, Regroup
 from pipegraph.engine.remote.contract import NOTHING as NOTHING
 from pipegraph.engine.remote.exceptions import Carried
+from pipegraph.engine.stage.bundle_size import LONG_NS
 from pipegraph.global_generators import Draws, drawing
 from pipegraph.parameters import chunks_of
 from pipegraph.tree import buffers
@@ -32,18 +33,11 @@ PAGE = 32
 PULL_NS = 2_000_000
 """Items of a source, or of an expanding operator, are sent after this time, or in groups of ``PULL``."""
 
-HURRY_MS = 5
-"""Milliseconds without an answer after which the trainer asks a process for the items that it has finished."""
-
 PULL = 64
 """Maximum number of items sent together: those between two snapshots of a source (``SNAPSHOT_EVERY``)."""
 
 PACKED_BYTES = 32 << 10
 """Rows up to this size are packed before they are sent; for larger ones the copy costs more than it saves."""
-
-
-ANSWERED = object()
-"""The result of a call whose answer was sent before it had ended."""
 
 
 class Page:
@@ -159,12 +153,7 @@ class ProcessWorker:
         self._pack = pack
         self._batch: Any = None
         self._items: Iterator[Any] = iter(())
-        self.send: Callable[[Any], None] | None = None  # an answer, from inside a call
-        self._found: list[Any] = []  # finished items, while the next one is in work
-        self._max_items = 0
-        self._snapshot: Any = None
-        self._hurried = self._answered = False
-        self._late: Any = None  # what the call that was answered early ended with
+        self._alone: bool | None = None  # whether items are sent one by one; see ``bundle_size.Pace``
         operator.open(context)
 
     def done(self, row: int) -> list[Any]:
@@ -252,13 +241,12 @@ class ProcessWorker:
         """Begin an item: its first children, after ``drop`` of them. Returns as :meth:`more`."""
         process = self._operator.process
         made = (process if self._own else drawing(process, self._draws))(chunk)
-        return self._begin(islice(chunks_of(made), drop, None), PULL)
+        return self._begin(islice(chunks_of(made), drop, None), PULL if self._alone is False else 1)
 
     def iterate(self, epoch: int, rank: int, world_size: int, step: int, snapshot: Any, run: Any) -> Any:
         """Begin an epoch of a source that is read in sequence at a step, from a snapshot taken there if one is given.
 
-        Returns as :meth:`more`: the first item alone, because an answer that is sent early has the snapshot of the one
-        before.
+        Returns as :meth:`more`: the first item alone.
 
         Args:
             run: the arguments of ``begin_run``, if this worker has not had them.
@@ -273,43 +261,37 @@ class ProcessWorker:
         return self._begin(items if self._own else self._draws.each(items, epoch, (self._stage,), step), 1)
 
     def _begin(self, items: Iterator[Any], most: int) -> Any:
-        self._items, self._late = items, None
-        return self.more(most)
+        self._items = items
+        return self._pull(most, None)
 
     def more(self, most: int) -> Any:
         """The next items: ``(items, whether these were the last, the error that ended them, a source's snapshot)``."""
-        late, self._late = self._late, None
-        if late is None:
-            self._found, self._max_items = [], most
-            late = self._collect(self._found, most)
-            self._found, self._hurried = [], False
-            if self._answered:
-                self._answered, self._late = False, late
-                return ANSWERED
-        if self._resumable is not None:
-            self._snapshot = None if late[1] else self._resumable.snapshot()
-        return *late, self._snapshot
+        return self._pull(most, time.monotonic_ns())
 
-    def _collect(self, found: list[Any], most: int) -> tuple[list[Any], bool, Carried | None]:
+    def _pull(self, most: int, last_ns: int | None) -> Any:
+        """As :meth:`more`; ``last_ns``: when the item before was finished, None before the first."""
+        found, ended, failed = self._collect(most, last_ns)
+        snapshot = None
+        if self._resumable is not None and not ended:
+            snapshot = self._resumable.snapshot()
+        return found, ended, failed, snapshot
+
+    def _collect(self, most: int, last_ns: int | None) -> tuple[list[Any], bool, Carried | None]:
+        found: list[Any] = []
         start = time.monotonic_ns()
         try:
             for item in self._items:
                 found.append(item)
                 now = time.monotonic_ns()
                 self._page.begin(len(found))
-                if len(found) >= most or now - start > PULL_NS or self._hurried:
+                if last_ns is not None:
+                    self._alone = self._alone or now - last_ns > LONG_NS
+                last_ns = now
+                if len(found) >= most or now - start > PULL_NS or self._alone:
                     return found, False, None
         except BaseException as error:
             return found, True, self._carry(error)
         return found, True, None
-
-    def hurry(self, *_: Any) -> None:
-        """Send the finished items, although the next one is in work: the trainer waits. A signal's handler."""
-        self._hurried = True
-        if self.send is not None and 0 < len(self._found) < self._max_items and not self._answered:
-            self._answered, found = True, self._found[:]
-            self._found.clear()
-            self.send((found, False, None, self._snapshot))
 
     # -- operators that hold data --------------------------------------------------------------
 

@@ -308,10 +308,10 @@ def main(
             concurrency.Thread(target=serving.control, args=(control,), name="control", daemon=True).start()
             serving.runtime.open()
         except BaseException as error:
-            port.send((Carried(error), {}, 0))
+            port.send((Carried(error), {}))
             return
         try:
-            port.send((None, {}, 0))
+            port.send((None, {}))
             serve(port, page, serving, OperatorCounts(), serving.instead)
         finally:
             serving.runtime.close()

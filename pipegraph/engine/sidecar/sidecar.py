@@ -44,7 +44,6 @@ class SidecarHost(ProcessHost):
     """A process with a second connection, for any thread."""
 
     entry = "pipegraph.engine.sidecar.serving:main"
-    hurried = frozenset()
 
     def __init__(self, processes: Processes, plan: Plan, facts: tuple[int, ...], context: Context) -> None:
         operators = [(stage.name, stage.operator) for stage in plan.running]

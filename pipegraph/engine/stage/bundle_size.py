@@ -1,8 +1,9 @@
 """Chooses the size of bundles from measured times: many rows if they are quick, one if they are slow.
 
-One worker does a whole bundle, so that should not take much longer than the hand-over costs. Each stage's size is
-the number of rows that it has done within ``BUNDLE_NS``: it doubles step by step, and drops at once after a
-bundle that took too long. Results never depend on it.
+One worker does a whole bundle, and its finished rows wait for the rest. So a bundle holds at most ``BUNDLE_NS`` of
+measured work: its size doubles step by step up to that, and drops at once after a bundle that took too long. A source,
+or a generator, whose next item ever took long hands over its items one by one from then on: it may wait for something.
+Results never depend on it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from pipegraph import concurrency
 from pipegraph.backends import THREAD
 
 BUNDLE_NS = 1_000_000
-"""After a bundle that took less, the next may be twice as large: the hand-over costs 1 % of this."""
+"""The work that a bundle may hold: the hand-over costs 1 % of this."""
 
 LONG_NS = 8 * BUNDLE_NS
-"""A bundle that took more was too large. Not 2 * BUNDLE_NS, because a wait for the GIL takes 5 ms."""
+"""A bundle that took more was too large, or one of its items had to wait. Not 2 * BUNDLE_NS, because a wait for the GIL
+takes 5 ms."""
 
 LIGHT_ROW_BYTES = 32 << 10
 """Rows up to this size are packed where they are made: an extra copy costs less than keeping separate objects."""
@@ -56,10 +58,12 @@ class Pace:
         self._quick = self.min_rows  # rows that took less than the limit
         self._rows = self.min_rows
         self._heaviest = 0
+        self.alone: bool | None = None
+        """Whether items are handed over one by one, because one of them took long; None until one was measured."""
 
     def rows(self, done: int = 0) -> int:
         """Rows of the next bundle, when ``done`` rows were dealt since a batch began."""
-        return min(self._rows, self.size - done % self.size)
+        return 1 if self.alone else min(self._rows, self.size - done % self.size)
 
     def groups(self, done: int, rows: int) -> list[tuple[int, int]]:
         """``(start, stop)`` of each batch in a bundle of ``rows`` rows, when ``done`` rows were dealt before it."""
@@ -70,6 +74,10 @@ class Pace:
         """Whether to pack ``rows`` rows before their batch is complete."""
         return rows > 1 and (self._heaviest <= LIGHT_ROW_BYTES or rows == self.size)
 
+    def waited(self, spent_ns: int) -> None:
+        """Record how long a source, or a generator, took for the items of a bundle."""
+        self.alone = self.alone or spent_ns > LONG_NS
+
     def note(self, rows: int, spent_ns: int, nbytes: int) -> None:
         """Record how long the stage took for a bundle."""
         quick = spent_ns < BUNDLE_NS * self._cost
@@ -77,7 +85,8 @@ class Pace:
             return  # nothing new
         with self._lock:
             if quick:
-                self._quick = max(self._quick, min(self.max_rows, 2 * rows))
+                within = rows * BUNDLE_NS * self._cost // max(1, spent_ns)
+                self._quick = max(self._quick, min(self.max_rows, 2 * rows, within))
             elif spent_ns > LONG_NS * self._cost:
                 self._quick = min(self._quick, max(self.min_rows, rows // 4))
             self._heaviest = max(self._heaviest, nbytes // rows)

@@ -7,7 +7,6 @@ not know its stage's order, nor whether consumers refuse items: both are handled
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from pipegraph import concurrency
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Mark
 from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.channel import NO_DEMAND, Channel
+from pipegraph.engine.channel import Channel
 from pipegraph.engine.contents import samples_in
 from pipegraph.engine.stage.failure_policy import Failures
 from pipegraph.engine.stage.stage_context import StageContext
@@ -36,10 +35,6 @@ class Sender:
         self.stage = stage
         self.failures = failures
         self.channels = channels
-        self.units: list[weakref.ref[Any]] = []
-        """The workers' units, whose loops own them: each sends its finished rows when asked."""
-        if len(channels) == 1:
-            channels[0].starved = self._send_finished
 
     def send(self, ticket: int, item: Any, last: bool = True, more: bool = False) -> bool:
         """Put a result of a ticket; blocks while there is no room. False if no consumer wanted it.
@@ -79,22 +74,6 @@ class Sender:
 
     def wait_turn(self, ticket: int) -> None:
         """Blocks until every earlier item of an ordered stage has left."""
-
-    def offer(self, ticket: int, item: Any) -> bool:
-        """Put a part of a ticket's results in the only consumer's queue, if there is room now. Never blocks."""
-        return self.channels[0].offer(-1, item)
-
-    def demand(self) -> int:
-        """How many items the next stage needs before it can continue; 1 if it does not wait."""
-        demand = self.channels[0].demand if len(self.channels) == 1 else NO_DEMAND
-        return 1 if demand == NO_DEMAND else demand
-
-    def _send_finished(self, needed: int) -> None:
-        """Send the finished rows of units in work. Called by a thread of the next stage that is about to wait."""
-        for each in self.units:
-            unit = each()
-            if unit is not None:
-                unit.offer_finished(needed)
 
     def _put(self, index: int, ticket: int, item: Any, last: bool) -> bool:
         return self.channels[index].put(item)
@@ -138,8 +117,6 @@ class ByTicket(Sender):
         for channel in self.channels:
             channel.close_seq(ticket)
         self._done(ticket)
-        if len(self.channels) == 1 and (needed := self.channels[0].demand) != NO_DEMAND:
-            self._send_finished(needed)  # the next stage is waiting, and another ticket's turn has come
 
     def token(self, ticket: int, token: Any) -> None:
         if token.__class__ is EndOfEpoch and self.failures.judges_epochs:
@@ -148,10 +125,6 @@ class ByTicket(Sender):
 
     def wait_turn(self, ticket: int) -> None:
         self.channels[0].wait_turn(ticket)
-
-    def offer(self, ticket: int, item: Any) -> bool:
-        channel = self.channels[0]
-        return channel.at_head(ticket) and channel.offer(ticket, item)
 
     def _put(self, index: int, ticket: int, item: Any, last: bool) -> bool:
         return self.channels[index].put_at(ticket, item, last)
@@ -259,9 +232,6 @@ class AsFinished(Sender):
         else:
             self.stage.run.fail(token.error)  # without an order a failure ends the run at once
             raise Cancelled
-
-    def offer(self, ticket: int, item: Any) -> bool:
-        return self.channels[0].offer(self._seq(item), item, self._stamp(0, ticket, item.epoch, False))
 
     def _is_oldest(self, ticket: int) -> bool:
         with self._lock:

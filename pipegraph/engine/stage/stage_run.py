@@ -78,7 +78,7 @@ class StageRun(StageContext):
     def staff(self, workers: int, capacity: int) -> None:
         """Apply the stage's number of workers and the capacity of its queues. Thread-safe."""
         for channel in self.inboxes:
-            channel.set_readers(workers)
+            channel.readers = workers
         for channel in (channel for output in self.outboxes for channel in output):
             channel.resize(capacity)
         if isinstance(self.sender, AsFinished):

@@ -18,7 +18,6 @@ from schedule_models.pipelines import (
     SkippedRows,
     ThreeStages,
     Units,
-    WaitingRows,
 )
 from schedule_models.queues import AccountModel, ChannelModel, SequencedChannelModel
 from schedule_models.readers import BlockReaderModel
@@ -34,7 +33,6 @@ MODELS: dict[str, type[Model]] = {
         ThreeStages,
         SeveralWorkers,
         Units,
-        WaitingRows,
         Completion,
         CompletionBelow,
         RouteToMerge,

@@ -344,46 +344,6 @@ class Units(LoaderModel):
         return graph
 
 
-class WaitingRows(LoaderModel):
-    """Each row waits, inside the user's function, until the training loop has had the rows before it.
-
-    No finished row waits for the end of its bundle while the next stage is idle: else this never ends.
-    """
-
-    rows = 6
-
-    @classmethod
-    def prepare(cls) -> None:
-        ThreeStages.prepare()
-
-    def graph(self, variant: int) -> pg.Graph:
-        graph = pg.Graph("waiting")
-        node = graph.add(ops.FromSequence(range(self.rows)), name="source")
-        node = node.then(ops.Map(self.wait if variant else unchanged), name="map")
-        if variant % 2:
-            node.then(ops.Map(unchanged), name="last")
-        return graph
-
-    def run(self) -> None:
-        self.had = 0
-        self.changed = concurrency.Condition()
-        with self.loader() as loader:
-            for item in loader:
-                assert item == self.had
-                with self.changed:
-                    self.had += 1
-                    self.changed.notify_all()
-        assert self.had == self.rows
-
-    def wait(self, item: Any) -> Any:
-        with self.changed:
-            self.changed.wait_for(lambda: self.had >= item)
-        return item
-
-    def loader(self, fails: bool = False) -> Any:
-        return self.graph(self.draw.randrange(1, 3)).loader(memory_limit=self.memory_limit)
-
-
 class Completion(LoaderModel):
     """Items leave as they finish; states count samples."""
 

@@ -14,9 +14,9 @@ from scheduler.lines import with_points
 from scheduler.model import Model
 
 from pipegraph.engine import activity, channel, contents, memory, reorder, worker_threads
-from pipegraph.engine.stage import epoch_limit, sender, unit
+from pipegraph.engine.stage import epoch_limit, sender
 from pipegraph.reader import block_reader
-from schedule_models.pipelines import Completion, ThreeStages, WaitingRows
+from schedule_models.pipelines import Completion, ThreeStages
 from schedule_models.queues import AccountModel, ChannelModel, SequencedChannelModel
 from schedule_models.readers import BlockReaderModel
 
@@ -69,10 +69,10 @@ FAULTS = (
     Fault(
         "the reader looks for an item without the lock, then queues itself",
         channel.Channel.take,
-        "                    self._getters.append(waiter)\n                    self._set_demand()\n"
-        "                    self._has_changed()\n            if pump",
+        "                    self._getters.append(waiter)\n                    self._has_changed()\n"
+        "            if pump",
         "                    pass\n            if pump is None:\n                self._getters.append(waiter)\n"
-        "                self._set_demand()\n            if pump",
+        "            if pump",
         ChannelModel,
     ),
     Fault(
@@ -117,21 +117,6 @@ FAULTS = (
         "        self.wait_until(lambda: self.run_number != seen or self.closed",
         "        closed = self.closed\n        self.wait_until(lambda: self.run_number != seen or closed",
         ThreeStages,
-    ),
-    Fault(
-        "finished rows wait for the end of their bundle",
-        unit.Unit.offer_finished,
-        "            if self._sending:",
-        "            if True:",
-        WaitingRows,
-    ),
-    Fault(
-        "a row is finished between the look at the finished rows and the end of the worker's iteration",
-        unit.Unit.offer_finished,
-        "                if not self._enough(needed):\n                    return\n",
-        "                return\n",
-        WaitingRows,
-        ("engine/stage/unit.py",),
     ),
     Fault(
         "the end of an epoch does not wait for an item in work",
