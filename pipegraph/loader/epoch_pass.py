@@ -79,7 +79,6 @@ class Pass:
         self._runtime = runtime
         self.own = (runtime.rank, runtime.world_size)
         self._run = run
-        self._same_data = runs.same_data
         self._interval = interval
         self._progress = progress = runs.progress
         self._place = progress.place
@@ -271,8 +270,6 @@ class Pass:
         self._move(PassState.FINISHED)
         self._runtime.pass_totals.end()
         self._progress.pass_finished(self._place)
-        if self._same_data is not None:
-            self._same_data.look()
         raise StopIteration
 
     def _token(self, item: Any) -> None:

@@ -135,11 +135,7 @@ class Loader(Closing):
                 old.end("a new pass over the loader has begun")
             runtime = runs.start(self)
             runtime.pass_totals.end()  # before the run may be cancelled, which ends its waits
-            try:
-                run = runs.run_from(place, runtime)
-            except Exception as error:
-                runs.compare_data(place, error)
-                raise
+            run = runs.run_from(place, runtime)
             # Known before a signal handler may ask for it, and behind the start, in which sources look for their data
             # so that a close ends the search.
             with suppress(Exception):  # the caller gets the error

@@ -131,12 +131,12 @@ class Runs:
                 runtime.close()
             raise
 
-    def compare_data(self, place: Place, failure: Exception | None = None) -> None:
+    def compare_data(self, place: Place) -> None:
         """Raises DataError if other ranks see other data; see :mod:`pipegraph.loader.same_data`."""
         if self.same_data is None:
             return
         try:
-            self.same_data.compare(self.seed, place.words, failure)
+            self.same_data.compare(self.seed, place.words)
         except Exception:  # after Ctrl-C the next pass compares
             self.close()
             raise

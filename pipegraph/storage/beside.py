@@ -6,13 +6,13 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from pipegraph.errors import DataError, StoreError
 
 from .manifest import Manifest
-from .parts import Part, PartsLike, expand_braces, has_magic, is_url, local_path
-from .side_files import MANIFEST, OLD_MANIFEST
+from .parts import Part, PartsLike, expand_braces, has_magic, is_url
+from .side_files import MANIFEST
 from .stores import StoreClient
 from .urls import glob_regex
 
@@ -28,26 +28,18 @@ def manifest_beside(parts: Sequence[Part], name: str = MANIFEST) -> str | None:
 
 def load_beside(parts: Sequence[Part], store: StoreClient | None = None) -> tuple[str, Manifest] | None:
     """The manifest that lies beside these parts and lists some of them, and its place."""
-    refused = None
-    for name in (MANIFEST, OLD_MANIFEST):
-        path = manifest_beside(parts, name)
-        if path is not None:
-            try:
-                manifest = Manifest.load(path, store)
-            except FileNotFoundError:
-                continue
-            except StoreError as error:  # some stores forbid what is not there
-                refused = (
-                    refused if error.errno == errno.ENOENT else DataError(f"{path!r} is not used: {error}")
-                )
-                continue
-            except DataError as error:
-                raise DataError(f"{path!r} is not used: {error}") from error
-            if any(number is not None for number in numbers_in(manifest.parts, parts)):
-                return path, manifest
-    if refused is not None:
-        raise refused
-    return None
+    path = manifest_beside(parts)
+    if path is None:
+        return None
+    try:
+        manifest = Manifest.load(path, store)
+    except FileNotFoundError:
+        return None
+    except (StoreError, DataError) as error:
+        if getattr(error, "errno", None) == errno.ENOENT:  # some stores forbid what is not there
+            return None
+        raise DataError(f"{path!r} is not used: {error}") from error
+    return (path, manifest) if any(n is not None for n in numbers_in(manifest.parts, parts)) else None
 
 
 def index_beside(parts: Sequence[Part]) -> tuple[str, list[Part]] | None:
@@ -77,26 +69,33 @@ def numbers_in(listed: Sequence[Part], parts: Sequence[Part]) -> list[int | None
 
 
 def missing_shards(listed: Sequence[Part], found: Sequence[Part], named: PartsLike) -> list[str]:
-    """The listed shards that are not among those found, though they have places that folders, patterns or lists name.
+    """The listed shards that are neither among those found nor, though not named, there.
 
-    A list of files stands for its folder: most come from a glob. A brace range, and one file, stand for themselves.
+    Of a store's objects only those are looked for that a folder or a pattern names.
     """
     numbers = numbers_in(listed, found)
     known = set(numbers)
-    rest = [part for number, part in enumerate(listed) if number not in known]
-    if not rest:
-        return []
     # Shards may lie elsewhere than when they were indexed.
     moved = {
         _folder(listed[number]): _folder(part)
         for part, number in zip(found, numbers, strict=True)
         if number is not None
     }
-    tests = list(_tests(named))
+    names = [named] if isinstance(named, str | os.PathLike) else named
+    texts = [os.fspath(each) for each in names if not isinstance(each, Part)]
+    patterns = [
+        re.compile(glob_regex(f"{each}*" if each.endswith("/") else each))
+        for text in texts
+        if is_url(text)
+        for each in expand_braces(text)
+        if each.endswith("/") or has_magic(each)
+    ]
     gone = []
-    for part in rest:
+    for number, part in enumerate(listed):
+        if number in known:
+            continue
         place = _place(Part(f"{moved.get(_folder(part), _folder(part))}/{part.name}"))
-        if any(test(place) for test in tests) and (is_url(place) or not os.path.exists(place)):
+        if any(each.fullmatch(place) for each in patterns) if is_url(place) else not os.path.exists(place):
             gone.append(part.name)
     return gone
 
@@ -124,28 +123,6 @@ def few(names: Sequence[str]) -> str:
     """Some of many names, for messages."""
     shown = ", ".join(map(repr, names[:5]))
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
-
-
-def _tests(named: PartsLike) -> Iterator[Callable[[str], object]]:
-    """For each name, whether it would have named the part at a place."""
-    listed = not isinstance(named, str | os.PathLike)
-    names: Iterable[str | os.PathLike[str] | Part] = named if listed else [named]  # type: ignore[assignment,list-item]
-    folders, patterns = set[str](), set[str]()
-    for each in names:
-        if isinstance(each, Part):
-            continue
-        name = os.fspath(each)
-        path = name if is_url(name) else os.path.abspath(local_path(name))
-        if name.endswith("/") or (not is_url(name) and os.path.isdir(path)):
-            folders.add(path.rstrip("/"))
-        elif has_magic(name) and not os.path.isfile(path):
-            patterns.update(expand_braces(path))
-        elif listed and "{" not in name and not is_url(name):
-            folders.add(os.path.dirname(path))
-    if folders:
-        yield lambda place: place.rpartition("/")[0] in folders
-    for pattern in patterns:
-        yield re.compile(glob_regex(pattern)).fullmatch
 
 
 def _folder(part: Part) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote, urlsplit
 
 from pipegraph.errors import DataError
-from pipegraph.paths import broken_link, like_a_file, paths_of, unread_folder
+from pipegraph.paths import broken_link, paths_of
 
 from .side_files import JOURNAL, SETTINGS, refuse_unfinished, unfinished
 
@@ -228,11 +228,9 @@ def _refuse_broken(pattern: str, path: str) -> None:
 def _glob(pattern: str, missing: Missing) -> Iterator[Part]:
     found = sorted(glob.iglob(pattern, recursive=True))
     paths = [path for path in found if os.path.isfile(path)]
-    if missing != "skip":
-        if len(paths) < len(found):
-            for path in found:
-                _refuse_broken(pattern, path)
-        _refuse_missing_folders(pattern)
+    if missing != "skip" and len(paths) < len(found):
+        for path in found:
+            _refuse_broken(pattern, path)
     if not paths:
         folder = os.path.dirname(pattern) or "."
         raise DataError(
@@ -240,30 +238,6 @@ def _glob(pattern: str, missing: Missing) -> Iterator[Part]:
         )
     for path in paths:
         yield _local(path, os.stat(path))
-
-
-def _refuse_missing_folders(pattern: str) -> None:
-    """Raises DataError for a folder that a pattern searches and that cannot be listed, and for a broken link that may
-    stand for one.
-
-    Where any name would do, links to files go by their names.
-    """
-    folders = os.path.dirname(pattern)
-    while folders:
-        for path in glob.iglob(os.path.join(folders, ""), recursive=True):
-            why = unread_folder(path)
-            if why is not None:
-                raise DataError(
-                    f"parts {pattern!r}: folder {path!r} cannot be searched ({why}): its shards would be missing; give "
-                    "this user the permission, or move the folder away"
-                )
-        if not glob.has_magic(folders):
-            break
-        any_name = os.path.basename(folders) in ("*", "**")
-        for path in glob.iglob(folders, recursive=True):
-            if not (any_name and like_a_file(os.path.basename(path))):
-                _refuse_broken(pattern, path)
-        folders = os.path.dirname(folders)
 
 
 def _folder(folder: str, missing: Missing) -> Iterator[Part]:

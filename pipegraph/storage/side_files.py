@@ -1,7 +1,6 @@
 """The files that lie beside shards, and the folders whose pack has not ended.
 
 Their names begin with ``_``: pyarrow, pandas and Hugging Face's datasets skip such files where they read a folder.
-Earlier versions wrote the old names, which are still read.
 """
 
 from __future__ import annotations
@@ -21,27 +20,13 @@ SETTINGS: Final = "_pack.json"
 JOURNAL: Final = "_pack.json.partial"
 """What a pack that is not complete has finished: a JSON object per line, the first with its settings."""
 
-OLD_MANIFEST: Final = "manifest.json"
-OLD_SETTINGS: Final = "pack.json"
-OLD_JOURNAL: Final = "manifest.json.partial"
-"""The journal of a pack; `pipegraph index` with the old name writes one too, without settings."""
-
-
-def old_if_there(folder: str, name: str, old: str) -> str:
-    """The path of a file of a folder: the old name's where that alone is there."""
-    path, before = os.path.join(folder, name), os.path.join(folder, old)
-    return before if os.path.exists(before) and not os.path.exists(path) else path
-
 
 def unfinished_pack(folder: str) -> str | None:
     """Where the journal of a pack that has not ended lies, if there is one in this folder."""
-    for journal, settings in ((JOURNAL, SETTINGS), (OLD_JOURNAL, OLD_SETTINGS)):
-        path = os.path.join(folder, journal)
-        # A process that was killed behind its last step has written the settings and left the journal.
-        ended = not os.path.isfile(path) or os.path.exists(os.path.join(folder, settings))
-        if not ended and (journal == JOURNAL or "settings" in _first_record(path)):
-            return path
-    return None
+    path = os.path.join(folder, JOURNAL)
+    # A process that was killed behind its last step has written the settings and left the journal.
+    ended = not os.path.isfile(path) or os.path.exists(os.path.join(folder, SETTINGS))
+    return None if ended else path
 
 
 def refuse_unfinished(folder: str) -> None:

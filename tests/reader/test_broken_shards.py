@@ -87,7 +87,7 @@ def test_where_the_index_cannot_be_kept_it_is_made_anew(
 @pytest.mark.parametrize("order", [None, pg.order.StridedOrder(shuffle=True)], ids=repr)
 def test_one_broken_block_of_four_can_be_left_out(write_shards: Any, order: Any) -> None:
     folder = write_shards("tar")
-    build_manifest(f"{folder}/*.tar", folder / "manifest.json")
+    build_manifest(f"{folder}/*.tar", folder / "_manifest.json")
     broken = folder / "part-01.tar"
     times = os.stat(broken)
     data = bytearray(broken.read_bytes())

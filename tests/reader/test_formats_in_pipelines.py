@@ -123,19 +123,19 @@ def test_whole_parts_come_in_the_order_that_a_manifest_gives(write_shards: Any, 
 def test_a_manifest_beside_remote_shards_is_found(write_shards: Any, upload: Any, make_manifest: Any) -> None:
     folder = write_shards("tar")
     manifest = make_manifest(folder)
-    manifest.save(folder / "manifest.json")
+    manifest.save(folder / "_manifest.json")
     url = upload(folder)
     found = ops.ShardSelect(f"{url}/part-{{00..03}}.tar").manifest()
     assert found.digest == manifest.digest
     assert found.parts[0].uri == f"{url}/part-00.tar"
     assert ops.ShardSelect(f"{url}/part-{{01..02}}.tar").manifest().parts[0].name == "part-01.tar"
-    again = ops.ShardSelect(f"{url}/part-{{00..03}}.tar", manifest=f"{url}/manifest.json")
+    again = ops.ShardSelect(f"{url}/part-{{00..03}}.tar", manifest=f"{url}/_manifest.json")
     assert again.manifest().digest == manifest.digest
 
 
 def test_a_manifest_older_than_its_local_shards_is_not_used(write_shards: Any, make_manifest: Any) -> None:
     folder = write_shards("tar")
-    make_manifest(folder).save(folder / "manifest.json")
+    make_manifest(folder).save(folder / "_manifest.json")
     assert ops.ShardSelect(folder / "part-*.tar").manifest().blocks > 4
     (folder / "part-00.tar").write_bytes((folder / "part-01.tar").read_bytes())
     with pytest.warns(PipegraphWarning, match="'part-00.tar' was written after it; index again"):

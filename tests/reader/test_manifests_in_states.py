@@ -38,7 +38,7 @@ def gone_on(state: Any, parts: Any, **options: Any) -> list[Any]:
 def test_a_state_from_before_the_shards_were_indexed_continues(write_shards: Any) -> None:
     folder = write_shards("tar")
     state, rest = broken_off(folder)
-    build_manifest(sorted(folder.glob("*.tar")), folder / "manifest.json")
+    build_manifest(sorted(folder.glob("*.tar")), folder / "_manifest.json")
     assert gone_on(state, folder) == rest
 
 
@@ -46,12 +46,12 @@ def test_a_state_resumes_where_shards_were_copied_without_their_times(
     write_shards: Any, tmp_path: Path
 ) -> None:
     folder, copy = write_shards("tar"), tmp_path / "copied"
-    build_manifest(sorted(folder.glob("*.tar")), folder / "manifest.json")
+    build_manifest(sorted(folder.glob("*.tar")), folder / "_manifest.json")
     state, rest = broken_off(folder)
     copy.mkdir()
     for path in sorted(folder.iterdir()):
         shutil.copy(path, copy)
-    os.utime(copy / "manifest.json", (1, 1))
+    os.utime(copy / "_manifest.json", (1, 1))
     with pytest.warns(
         PipegraphWarning, match=r"manifest\.json' is not used: 'part-00\.tar' was written after"
     ):
@@ -61,7 +61,7 @@ def test_a_state_resumes_where_shards_were_copied_without_their_times(
 def test_a_local_state_continues_in_a_store(write_shards: Any, upload: Any) -> None:
     folder = write_shards("tar")
     state, rest = broken_off(folder)
-    build_manifest(sorted(folder.glob("*.tar")), folder / "manifest.json")
+    build_manifest(sorted(folder.glob("*.tar")), folder / "_manifest.json")
     url = upload(folder)
     assert gone_on(state, f"{url}/*.tar") == rest
     assert gone_on(state, f"{url}/part-{{00..03}}.tar") == rest
@@ -71,16 +71,16 @@ def test_a_state_over_other_blocks_is_refused_with_the_manifest_that_was_found(
     write_shards: Any, make_manifest: Any
 ) -> None:
     folder = write_shards("tar")
-    make_manifest(folder).save(folder / "manifest.json")
+    make_manifest(folder).save(folder / "_manifest.json")
     state, _ = broken_off(folder)
-    (folder / "manifest.json").unlink()
+    (folder / "_manifest.json").unlink()
     with pytest.raises(
         StateError, match=r"'select'.*here it has the manifest, made from the headers.*4 blocks"
     ):
         gone_on(state, folder)
-    make_manifest(folder, block_nbytes=9_000).save(folder / "manifest.json")
+    make_manifest(folder, block_nbytes=9_000).save(folder / "_manifest.json")
     with pytest.raises(
-        StateError, match=r"the manifest, '.*/manifest\.json': 4 parts, \d+ blocks, 126 samples"
+        StateError, match=r"the manifest, '.*/_manifest\.json': 4 parts, \d+ blocks, 126 samples"
     ):
         gone_on(state, folder)
 
@@ -88,14 +88,14 @@ def test_a_state_over_other_blocks_is_refused_with_the_manifest_that_was_found(
 @pytest.mark.parametrize("text", ["{", '{"name": "an app"}', '{"version": 1, "digest": "", "parts": []}'])
 def test_a_broken_manifest_beside_shards_is_not_ignored_in_silence(write_shards: Any, text: str) -> None:
     folder = write_shards("tar")
-    (folder / "manifest.json").write_text(text)
+    (folder / "_manifest.json").write_text(text)
     with pytest.warns(PipegraphWarning, match=r"manifest\.json' is not used: "):
         assert len(loader_of(folder)) == 126
 
 
 def test_a_manifest_of_parts_that_have_other_sizes_now_is_not_used(write_shards: Any) -> None:
     folder = write_shards("jsonl")
-    build_manifest(sorted(folder.glob("*.jsonl")), folder / "manifest.json")
+    build_manifest(sorted(folder.glob("*.jsonl")), folder / "_manifest.json")
     with open(folder / "part-00.jsonl", "a") as shard:
         shard.write('{"key": "one more"}\n')
     os.utime(folder / "part-00.jsonl", (1, 1))
@@ -105,7 +105,7 @@ def test_a_manifest_of_parts_that_have_other_sizes_now_is_not_used(write_shards:
 
 def test_a_manifest_that_lacks_a_shard_is_not_ignored_in_silence(write_shards: Any) -> None:
     folder = write_shards("jsonl")
-    build_manifest(sorted(folder.glob("*.jsonl"))[1:], folder / "manifest.json")
+    build_manifest(sorted(folder.glob("*.jsonl"))[1:], folder / "_manifest.json")
     with pytest.warns(
         PipegraphWarning, match=r"is not used: part 'part-00\.jsonl' is not in the manifest.*index the"
     ):

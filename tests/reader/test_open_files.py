@@ -10,7 +10,7 @@ from pipegraph import operators as ops
 
 folder, limit, cache = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 graph = pg.Graph("few files")
-select = ops.ShardSelect(folder + "/part-*.tar", manifest=folder + "/manifest.json")
+select = ops.ShardSelect(folder + "/part-*.tar", manifest=folder + "/_manifest.json")
 load = ops.Load(cache=pg.NodeCache(cache, "1 GB") if cache else None)
 graph.add(select).then(load, workers=2).then(ops.Batch(16, collate=list))
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -39,7 +39,7 @@ def write_parts(write_shards: Any, parts: int) -> Path:
     from pipegraph.storage import build_manifest
 
     path: Path = write_shards("tar", parts, 2)
-    build_manifest(sorted(path.glob("part-*")), path / "manifest.json")
+    build_manifest(sorted(path.glob("part-*")), path / "_manifest.json")
     return path
 
 

@@ -50,7 +50,7 @@ def test_an_object_with_a_new_etag_is_read_anew(
     cache, folder = pg.NodeCache(tmp_path / "cache", "1 MB"), tmp_path / "data"
     folder.mkdir()
     np.save(folder / "a.npy", array(1))
-    build_manifest(folder / "a.npy", folder / "manifest.json", checksums=False)
+    build_manifest(folder / "a.npy", folder / "_manifest.json", checksums=False)
     url = upload(folder)
     for version in (1, 2):
         np.save(folder / "a.npy", array(version))
@@ -66,7 +66,7 @@ def test_an_object_that_is_replaced_in_the_middle_of_an_epoch_is_an_error(
     folder = tmp_path / "data"
     folder.mkdir()
     np.save(folder / "a.npy", array(1))
-    build_manifest(folder / "a.npy", folder / "manifest.json", checksums=False, block_nbytes=20_000)
+    build_manifest(folder / "a.npy", folder / "_manifest.json", checksums=False, block_nbytes=20_000)
     url = upload(folder)
     np.save(folder / "a.npy", array(2))
     found = []

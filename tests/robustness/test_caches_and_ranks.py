@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import RandomSampler
@@ -188,11 +187,3 @@ def test_a_cache_below_what_draws_nothing_or_from_its_own_generator_is_not_refus
     own_numbers.then(ops.Cache("1 MB"))
     with graph.loader(epochs=2) as loader:
         assert list(loader) == list(loader) == list(map(own, range(5)))
-
-
-def test_a_cache_below_a_draw_from_numpys_generator_is_refused_by_the_plan() -> None:
-    text = (
-        r"stage 'cache': Cache cannot be used here: 'function' \(map\) uses numpy.random, whose numbers must"
-    )
-    with pytest.raises(GraphError, match=text):
-        cached(lambda x: x + np.random.rand()).plan()

@@ -101,8 +101,8 @@ def test_bytes_name_files_as_text_does(shards: Path, tmp_path: Path, as_given: C
     assert shard_samples(as_given(shards)) == whole
     assert shard_samples(iter([as_given(shard)]), manifest=as_given(shards / "_manifest.json")) == whole
     assert shard_samples({as_given(shard)}) == shard_samples(np.array([str(shard)])) == whole
-    assert len(build_manifest([as_given(shard)], as_given(tmp_path / "manifest.json"))) == 4
-    assert len(Manifest.load(as_given(tmp_path / "manifest.json"))) == 4
+    assert len(build_manifest([as_given(shard)], as_given(tmp_path / "_manifest.json"))) == 4
+    assert len(Manifest.load(as_given(tmp_path / "_manifest.json"))) == 4
     assert len(pack_shards(as_given(shards), as_given(tmp_path / "again"))) == 4
     assert len(pack_shards([as_given(shard)], tmp_path / "once more")) == 4
 

@@ -114,12 +114,11 @@ def test_why_a_request_was_not_sent_is_in_the_message() -> None:
         store.head("http://127.0.0.1:9/a.tar")
 
 
-@pytest.mark.parametrize("forbidden", [["manifest.json"], ["manifest.json", "_manifest.json"]])
-def test_a_manifest_that_is_forbidden_is_not_taken_for_one_that_is_missing(forbidden: list[str]) -> None:
+def test_a_manifest_that_is_forbidden_is_not_taken_for_one_that_is_missing() -> None:
     with (
-        serve(Cloud("s3", dict(OBJECTS), instead=dict.fromkeys(forbidden, (403, {})))) as cloud,
+        serve(Cloud("s3", dict(OBJECTS), instead={"_manifest.json": (403, {})})) as cloud,
         StoreClient(cloud.options) as store,
-        pytest.raises(DataError, match=r"manifest\.json' is not used: .*403"),
+        pytest.raises(DataError, match=r"_manifest\.json' is not used: .*403"),
     ):
         load_beside(store.list(cloud.url), store)
 

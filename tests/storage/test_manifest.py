@@ -313,8 +313,8 @@ def test_a_path_through_a_link_leads_to_the_same_file_from_the_manifest(tmp_path
     np.save(near / "x.npy", np.ones((5, 2)))
     (near / "link").symlink_to(far)
     path = f"{near}/link/../x.npy"  # that in far
-    manifest = build_manifest(path, near / "manifest.json")
-    again = Manifest.load(near / "manifest.json")
+    manifest = build_manifest(path, near / "_manifest.json")
+    again = Manifest.load(near / "_manifest.json")
     assert len(manifest) == len(again) == 3
     assert os.path.samefile(again.parts[0].uri, tmp_path / "far" / "x.npy")
 

@@ -693,7 +693,7 @@ def test_what_a_kill_in_the_last_moment_leaves_is_removed(
     pack_shards(photos, out, format="parquet", size="100 kB", workers=1)
     whole = shards(out)
     # Killed while the manifest or the settings were being written, or right behind them.
-    for name in (".manifest.json.0123456789ab", ".pack.json.0123456789ab"):
+    for name in ("._manifest.json.0123456789ab", "._pack.json.0123456789ab"):
         (out / name).write_bytes(b"cut")
     journal = out / "_pack.json.partial"
     records = [{"settings": json.loads(whole["_pack.json"])}]

@@ -20,12 +20,8 @@ from pipegraph.storage.shard_files import crc32c_extend
 from pipegraph.storage.side_files import (
     JOURNAL,
     MANIFEST,
-    OLD_JOURNAL,
-    OLD_MANIFEST,
-    OLD_SETTINGS,
     SETTINGS,
     continuation,
-    old_if_there,
     unfinished_pack,
 )
 from pipegraph.storage.space import NO_ROOM
@@ -78,7 +74,7 @@ class PackFolder(Closing):
         return os.path.join(self.folder, encoder_of(self.settings["format"]).shard_name.format(number))
 
     def _was_completed(self) -> bool:
-        path = old_if_there(self.folder, SETTINGS, OLD_SETTINGS)
+        path = os.path.join(self.folder, SETTINGS)
         try:
             with open(path, "rb") as file:
                 known = json.load(file)
@@ -89,14 +85,13 @@ class PackFolder(Closing):
         self._compare(known, "holds a pack that was made with")
         self.manifest()
         # A process that was killed behind its last step has left these.
-        for name in (JOURNAL, OLD_JOURNAL):
-            Path(self.folder, name).unlink(missing_ok=True)
+        Path(self.folder, JOURNAL).unlink(missing_ok=True)
         self._remove_partial()
         return True
 
     def manifest(self) -> Manifest:
         """The manifest of a complete pack."""
-        path = old_if_there(self.folder, MANIFEST, OLD_MANIFEST)
+        path = os.path.join(self.folder, MANIFEST)
         manifest = Manifest.load(path)
         for part in manifest.parts:
             if not os.path.isfile(part.uri) or os.path.getsize(part.uri) != part.size:
@@ -146,9 +141,7 @@ class PackFolder(Closing):
     def _check_empty(self) -> None:
         shard = os.path.splitext(self.path(0))[1]
         names = os.listdir(self.folder)
-        found = [
-            n for n in names if n in (MANIFEST, OLD_MANIFEST) or (n.startswith("shard") and n.endswith(shard))
-        ]
+        found = [n for n in names if n == MANIFEST or (n.startswith("shard") and n.endswith(shard))]
         if found:
             self._journal_path.unlink()
             raise DataError(
@@ -170,7 +163,7 @@ class PackFolder(Closing):
                     self.checksums[int(record["shard"])] = record["checksum"]
 
     def _remove_partial(self) -> None:
-        written_at_once = tuple(f".{name}." for name in (MANIFEST, SETTINGS, OLD_MANIFEST, OLD_SETTINGS))
+        written_at_once = tuple(f".{name}." for name in (MANIFEST, SETTINGS))
         for name in os.listdir(self.folder):
             if name.startswith(written_at_once) or (name.startswith(".shard") and PARTIAL in name):
                 Path(self.folder, name).unlink(missing_ok=True)
@@ -196,7 +189,6 @@ class PackFolder(Closing):
         shards = [self.finished[number] for number in sorted(self.finished)]
         manifest = Manifest.of(shards)
         manifest.save(os.path.join(self.folder, MANIFEST))
-        Path(self.folder, OLD_MANIFEST).unlink(missing_ok=True)  # of a pack that an earlier version began
         text = json.dumps(self.settings, indent=1, sort_keys=True).encode() + b"\n"
         write_atomically(os.path.join(self.folder, SETTINGS), [text])
         self._journal_path.unlink(missing_ok=True)  # another process may have seen that it is complete
