@@ -196,7 +196,7 @@ def index(
         typer.Option(help="An option of the store, such as endpoint=https://host:9000; may be repeated."),
     ] = None,
 ) -> None:
-    """Index shards once, so that any order over them can start at any sample. A stopped run resumes."""
+    """Index shards once, so that any order over them can start at any sample."""
     from pipegraph.cli.shard_commands import run_index
 
     run_index(parts, out, checksums, block_size, store or [])
@@ -250,7 +250,7 @@ INTERRUPTED = 130
 def run(arguments: Sequence[str]) -> int:
     """Run a command; returns the exit code."""
     command = typer.main.get_command(app)
-    resumes = arguments and arguments[0] in ("index", "pack")
+    resumes = arguments and arguments[0] == "pack"
     interrupted = "interrupted; the same command continues" if resumes else "interrupted"
     try:
         with interrupts.kept():

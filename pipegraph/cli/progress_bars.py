@@ -85,10 +85,9 @@ class ProgressLine:
             words = [f"{self._name}: {min(100, 100 * done / self._total):3.0f} %", rate, note, eta]
             self.console.print("  ".join(word for word in words if word), markup=False, soft_wrap=True)
 
-    def count(self, name: str, done: int, total: int, note: str) -> bool:
-        """``done`` shards of a job are there; returns whether this call, the first of its name, has begun the task."""
+    def count(self, name: str, done: int, total: int, note: str) -> None:
+        """``done`` shards of a job are there."""
         if name == self._name:
             self.advance(done, 1, note)
-            return False
-        self.start(name, total, unit="shards", done=done)
-        return True
+        else:
+            self.start(name, total, unit="shards", done=done)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipegraph.cli.progress_bars import ProgressLine
 from pipegraph.errors import GraphError, MissingExtraError
-from pipegraph.reader.manifests import cache_folder
 from pipegraph.storage import build_manifest
 from pipegraph.storage.beside import manifest_beside
 from pipegraph.storage.indexing import IndexProgress
@@ -29,7 +27,7 @@ def run_index(
     options = dict(_option(each) for each in store)
     block_nbytes = None if block_size is None else parse_bytes(block_size, "--block-size")
     with contextlib.ExitStack() as stack:
-        client = journal = None
+        client = None
         if any(map(is_url, [out or "", *parts])):
             client = stack.enter_context(StoreClient(options))
         found = expand_parts(parts, store=client)
@@ -37,10 +35,6 @@ def run_index(
             out = manifest_beside(found)
             if out is None or out.startswith(("http://", "https://")):
                 out = MANIFEST
-        if is_url(out):
-            folder = cache_folder() / "indexing"
-            folder.mkdir(parents=True, exist_ok=True)
-            journal = folder / hashlib.blake2b(out.encode(), digest_size=16).hexdigest()
         progress = stack.enter_context(ProgressLine(""))
 
         def show(state: IndexProgress) -> None:
@@ -54,7 +48,6 @@ def run_index(
                 checksums=checksums,
                 block_nbytes=block_nbytes,
                 progress=show,
-                journal=journal,
             )
         except MissingExtraError as error:
             if checksums:
@@ -84,8 +77,8 @@ def run_pack(
             samples = f"{state.samples_done:,} samples"
             if total is None:
                 progress.say(f"{done:,} shards, {samples}")
-            elif progress.count("packing", done, total, f"{samples}, {format_bytes(state.nbytes)}") and done:
-                progress.say(f"{done:,} of {total:,} shards were written before")
+            else:
+                progress.count("packing", done, total, f"{samples}, {format_bytes(state.nbytes)}")
 
         manifest = pack_shards(
             _source(source),

@@ -49,14 +49,6 @@ class PartIndex:
     def samples(self) -> int:
         return sum(block.samples for block in self.blocks)
 
-    def to_json(self) -> dict[str, Any]:
-        return Manifest.of([self]).record(0)
-
-    @staticmethod
-    def from_json(record: dict[str, Any]) -> PartIndex:
-        """The reverse of `to_json`; raises ValueError, TypeError or KeyError for what is none."""
-        return Manifest.from_records([record]).part_index(0)
-
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
@@ -217,7 +209,7 @@ class Manifest:
 
     @staticmethod
     def from_records(records: Iterable[dict[str, Any]], folder: str | None = None) -> Manifest:
-        """The manifest of parts as `PartIndex.to_json` gives them; memory for arrays only.
+        """The manifest of parts as `record` gives them; memory for arrays only.
 
         Raises ValueError, TypeError or KeyError for a record that is none.
         """

@@ -322,8 +322,8 @@ def test_index_writes_a_manifest_that_any_order_can_use(tmp_path, capsys):
 def test_index_names_a_place_that_nothing_can_be_written_to(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text('{"x": 1}\n')
     for out, said in (
-        ("gone/x.json", "(No such file or directory)"),
-        ("a.jsonl/x", "(Not a directory)"),
+        ("gone/x.json", "cannot be written"),
+        ("a.jsonl/x", "cannot be written"),
         (".", "is a folder"),
     ):
         assert main(["index", str(tmp_path / "*.jsonl"), "--out", f"{tmp_path}/{out}"]) == 2
@@ -364,7 +364,6 @@ def test_index_reads_and_writes_stores_with_options_and_a_block_size(tmp_path, m
     from pipegraph.storage import Manifest
     from pipegraph.storage.stores import StoreClient
 
-    monkeypatch.setenv("PIPEGRAPH_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     with StoreClient() as store:
         store.put("memory://index/a.jsonl", b"".join(b'{"n": %d}\n' % n for n in range(1000)))
@@ -379,7 +378,7 @@ def test_index_reads_and_writes_stores_with_options_and_a_block_size(tmp_path, m
         assert main(arguments) == 0
         assert "wrote memory://index/m.json" in printed(capsys).out
         assert Manifest.load("memory://index/m.json", store).blocks > 5
-    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+    assert not list(tmp_path.iterdir())
     assert main([*arguments, "--store", "region"]) == 2
     assert "an option is name=value" in printed(capsys).err
 
@@ -438,17 +437,13 @@ def test_doctors_extras_are_those_of_the_project():
         assert all(re.match(r"[\w-]+", each)[0].lower() in named for each in extras[extra]), extra
 
 
-@pytest.mark.parametrize(
-    ("command", "work"),
-    [("index", "shard_commands.build_manifest"), ("pack", "shard_commands.pack_shards")],
-)
-def test_a_run_that_resumes_says_so_when_it_is_interrupted(monkeypatch, capsys, tmp_path, command, work):
+def test_a_pack_says_that_it_continues_when_it_is_interrupted(monkeypatch, capsys, tmp_path):
     def stopped(*args, **options):
         raise KeyboardInterrupt
 
     np.save(tmp_path / "part.npy", np.arange(3))
-    monkeypatch.setattr(f"pipegraph.cli.{work}", stopped)
-    assert main([command, str(tmp_path), *[str(tmp_path / "out")][: command == "pack"]]) == 130
+    monkeypatch.setattr("pipegraph.cli.shard_commands.pack_shards", stopped)
+    assert main(["pack", str(tmp_path), str(tmp_path / "out")]) == 130
     assert printed(capsys).err.endswith("pipegraph: interrupted; the same command continues\n")
 
 

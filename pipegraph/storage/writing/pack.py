@@ -1,11 +1,12 @@
 """Packs a whole dataset into shards in parallel: resumable, and the same bytes for any number of workers.
 
 First a plan, which follows from the source alone: which samples go to which shard. Then each shard is one task of one
-worker process. A stopped run leaves whole shards and a note of them, and the next one writes the others.
+worker process. A stopped run leaves whole shards; the next one indexes those and writes the others.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -23,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipegraph import concurrency
-from pipegraph.errors import DataError, GraphError, LoaderClosedError, WorkerDiedError, note
+from pipegraph.errors import DataError, GraphError, LoaderClosedError, ShardError, WorkerDiedError, note
 from pipegraph.integers import integer
 from pipegraph.machine import cores
 from pipegraph.order.permutation import key64, permute_one
@@ -35,7 +36,7 @@ from .encoder import Sample
 from .field_kinds import PROBES, Kinds, kinds_of
 from .pack_folder import PackFolder, encoder_of
 from .pack_sources import FilesSource, PackedStream, PackSource, source_of
-from .shard_file import write_shard
+from .shard_file import index_shard, write_shard
 from .shard_writer import SIZE, ShardWriter
 from .tar_encoder import MARKER_NBYTES
 
@@ -44,7 +45,7 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PackProgress:
-    """How far `pack_shards` is; shards of a stopped run count as done.
+    """How far `pack_shards` is.
 
     Args:
         shards_done, shards: of how many; None where only the end of the stream will tell.
@@ -140,7 +141,7 @@ def _pack_stream(
     with ShardWriter(target, format, nbytes, source="stream") as writer:
         if not writer.complete:
             shards = writer.shards
-            for sample in writer._read_again(stream):
+            for sample in writer._behind_written(stream):
                 writer.write(sample)
                 if progress and writer.shards != shards:
                     shards = writer.shards
@@ -153,16 +154,13 @@ def _pack_in_parallel(
 ) -> Manifest:
     format, seed = target.settings["format"], target.settings["shuffle"]
     kind = encoder_of(format)
-    if target.kinds is None and kind.has_columns:
-        found = kinds_of((number, _read(source, number)) for number in _spread(len(source)))
-        kind(found, nbytes)  # refuses kinds that the format has not, before they are noted
-        target.note_kinds(found)
-    kinds = target.kinds or {}
+    kinds: Kinds = {}
+    if kind.has_columns:
+        kinds = kinds_of((number, _read(source, number)) for number in _spread(len(source)))
     order = np.arange(len(source), dtype=np.int64)
     if seed is not None:
         order = permute_one(order, len(order), key64("pack", seed))
     parts = planned(source, order, format, kinds, nbytes)
-    todo = [number for number in range(len(parts)) if number not in target.finished]
 
     def report() -> None:
         if progress:
@@ -171,9 +169,9 @@ def _pack_in_parallel(
             progress(PackProgress(len(done), len(parts), samples, len(source), size))
 
     job = Job(source, format, kinds, nbytes, target.lock_fd)
-    tasks = [(number, target.path(number), parts[number]) for number in todo]
+    tasks = [(number, target.path(number), part) for number, part in enumerate(parts)]
     for number, index in _results(job, tasks, min(workers, len(tasks)), report):
-        target.add(number, index)
+        target.finished[number] = index
         report()
     source.close()
     return target.finish()
@@ -296,7 +294,11 @@ def shard_in_worker(path: str, numbers: Int64Array) -> PartIndex:
 
 
 def write_part(job: Job, path: str, numbers: Int64Array, stop: Any = None) -> PartIndex:
-    """One shard of these samples."""
+    """One shard of these samples, unless an earlier run has finished it."""
+    with contextlib.suppress(FileNotFoundError, ShardError):
+        found = index_shard(path)
+        if found.samples == len(numbers):
+            return found
     source = job.source
     assert isinstance(source, PackSource)
     encoder = encoder_of(job.format)(job.kinds, job.nbytes)

@@ -1,20 +1,24 @@
 """The output folder of a pack: finished shards and settings.
 
-While a pack is not complete, ``_pack.json.partial`` notes what is finished, a JSON line per shard. At the end come
+A shard gets its name once it is finished and on the disk, so what has a shard's name is whole. While a pack is not
+complete, ``_pack.json.partial`` holds its settings, and the lock of the process that writes. At the end come
 ``_manifest.json``, as ``pipegraph index`` writes it, and ``_pack.json``: the settings that identify the pack.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from pipegraph.closing import Closing
 from pipegraph.errors import DataError, GraphError, note
 from pipegraph.paths import path_of
-from pipegraph.storage.filelock import NO_LOCKS, Journal
+from pipegraph.storage.filelock import NO_LOCKS, is_at, try_exclusive
 from pipegraph.storage.manifest import Manifest, PartIndex, write_atomically
 from pipegraph.storage.shard_files import crc32c_extend
 from pipegraph.storage.side_files import (
@@ -27,7 +31,7 @@ from pipegraph.storage.side_files import (
 from pipegraph.storage.space import NO_ROOM
 from pipegraph.storage.writing.encoder import Encoder
 from pipegraph.storage.writing.parquet_encoder import ParquetEncoder
-from pipegraph.storage.writing.shard_file import PARTIAL
+from pipegraph.storage.writing.shard_file import PARTIAL, index_shard
 from pipegraph.storage.writing.tar_encoder import TarEncoder
 from pipegraph.units import counted
 
@@ -41,17 +45,16 @@ class PackFolder(Closing):
         self.folder = os.path.abspath(os.path.expanduser(path_of(folder, "the folder for the shards")))
         self.settings = json.loads(json.dumps(settings))
         self.finished: dict[int, PartIndex] = {}
-        self.checksums: dict[int, int] = {}  # of the samples of shards, where those come from a stream
         self.kinds: dict[str, str] | None = None
-        self._journal: Journal | None = None
-        self._journal_path = Path(unfinished_pack(self.folder) or os.path.join(self.folder, JOURNAL))
+        self._file: BinaryIO | None = None
+        self._path = Path(unfinished_pack(self.folder) or os.path.join(self.folder, JOURNAL))
         self.complete = self._was_completed()
         if not self.complete:
             # A library that is missing is named before there is anything to continue.
             crc32c_extend()
             encoder_of(self.settings["format"])({}, self.settings["size"])
             os.makedirs(self.folder, exist_ok=True)
-            self._open_journal(given)
+            self._begin(given)
 
     def note_if_full(self, error: OSError) -> None:
         """Adds to the error of a full disk what is there, and how the pack is continued."""
@@ -61,13 +64,13 @@ class PackFolder(Closing):
             note(
                 error,
                 f"{self.folder!r} has no more room: {shards} with {samples} are there and stay. Make room, and the "
-                f"rest is written by {continuation(self.folder, os.fspath(self._journal_path))}",
+                f"rest is written by {continuation(self.folder, os.fspath(self._path))}",
             )
 
     @property
     def lock_fd(self) -> int:
-        assert self._journal is not None
-        return self._journal.fileno()
+        assert self._file is not None
+        return self._file.fileno()
 
     def path(self, number: int) -> str:
         """Where a shard lies when it is finished."""
@@ -111,26 +114,23 @@ class PackFolder(Closing):
             f"{self.folder!r} {how} other settings: {facts}. Use those, choose another folder, or remove this one"
         )
 
-    def _open_journal(self, given: str | None) -> None:
-        refusal = f"{self.folder!r}: another process is packing into this folder"
+    def _begin(self, given: str | None) -> None:
+        while not self._opened():
+            pass  # its process has ended meanwhile, and removed it
         try:
-            self._journal = Journal(self._journal_path, refusal)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            raise DataError(
-                f"{self.folder!r} lies on a file system without file locks ({error.strerror}), so that two packs "
-                "could write to it at once: mount it with locks (Lustre: -o flock), or pack into a folder on another "
-                "file system and copy that here"
-            ) from error
-        try:
-            for record in self._journal.records:
-                self._continue(record)
-            if not self._journal.records:
-                if self._was_completed():  # by another process, meanwhile
-                    self.complete = True
-                    self.close()
-                    return
+            known: dict[str, Any] = {}
+            assert self._file is not None
+            for line in self._file:
+                with contextlib.suppress(ValueError, TypeError):  # a killed process was writing it
+                    known |= json.loads(line)
+            if "settings" in known:
+                self._compare(known["settings"], "was begun with")
+                self.kinds = known.get("kinds")
+            elif self._was_completed():  # by another process, meanwhile
+                self.complete = True
+                self.close()
+                return
+            else:
                 self._check_empty()
                 self._note({"settings": self.settings, "given": given})
             self._remove_partial()
@@ -138,29 +138,40 @@ class PackFolder(Closing):
             self.close()
             raise
 
+    def _opened(self) -> bool:
+        """Open and lock the file of the settings; returns whether it is still the one that lies there."""
+        self._file = open(self._path, "a+b")  # noqa: SIM115  close() closes it
+        locked = False
+        try:
+            if not try_exclusive(self.lock_fd):
+                raise DataError(f"{self.folder!r}: another process is packing into this folder")
+            locked = is_at(self.lock_fd, os.fspath(self._path))
+            self._file.seek(0)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            if not os.fstat(self.lock_fd).st_size:
+                self._path.unlink(missing_ok=True)
+            raise DataError(
+                f"{self.folder!r} lies on a file system without file locks ({error.strerror}), so that two packs "
+                "could write to it at once: mount it with locks (Lustre: -o flock), or pack into a folder on another "
+                "file system and copy that here"
+            ) from error
+        finally:
+            if not locked:
+                self.close()
+        return locked
+
     def _check_empty(self) -> None:
         shard = os.path.splitext(self.path(0))[1]
         names = os.listdir(self.folder)
         found = [n for n in names if n == MANIFEST or (n.startswith("shard") and n.endswith(shard))]
         if found:
-            self._journal_path.unlink()
+            self._path.unlink()
             raise DataError(
                 f"{self.folder!r} holds {found[0]!r} already, which no pack that was stopped has left; choose another "
                 "folder, or remove what is there"
             )
-
-    def _continue(self, record: dict[str, Any]) -> None:
-        if "settings" in record:
-            self._compare(record["settings"], "was begun with")
-        elif "kinds" in record:
-            self.kinds = dict(record["kinds"])
-        elif "shard" in record:
-            uri = os.path.join(self.folder, record["index"]["uri"])
-            index = PartIndex.from_json({**record["index"], "uri": uri})
-            if os.path.isfile(uri) and os.path.getsize(uri) == index.part.size:
-                self.finished[int(record["shard"])] = index
-                if "checksum" in record:
-                    self.checksums[int(record["shard"])] = record["checksum"]
 
     def _remove_partial(self) -> None:
         written_at_once = tuple(f".{name}." for name in (MANIFEST, SETTINGS))
@@ -169,8 +180,9 @@ class PackFolder(Closing):
                 Path(self.folder, name).unlink(missing_ok=True)
 
     def _note(self, record: dict[str, Any]) -> None:
-        assert self._journal is not None
-        self._journal.note(record)
+        assert self._file is not None
+        self._file.write(b"\n" + json.dumps(record).encode() + b"\n")
+        self._file.flush()
 
     def note_kinds(self, kinds: dict[str, str]) -> None:
         """The kinds of the fields, which shards that are written after a stop must have too."""
@@ -178,11 +190,11 @@ class PackFolder(Closing):
             self.kinds = kinds
             self._note({"kinds": kinds})
 
-    def add(self, number: int, index: PartIndex, checksum: int | None = None) -> None:
-        """A shard is finished."""
-        record = {**index.to_json(), "uri": os.path.basename(index.part.uri)}
-        self._note({"shard": number, "index": record, **({} if checksum is None else {"checksum": checksum})})
-        self.finished[number] = index
+    def find_finished(self) -> None:
+        """Index the shards from number 0 on that an earlier run has finished."""
+        paths = itertools.takewhile(os.path.exists, map(self.path, itertools.count()))
+        with ThreadPoolExecutor(thread_name_prefix="pipegraph-index") as pool:
+            self.finished = dict(enumerate(pool.map(index_shard, paths)))
 
     def finish(self) -> Manifest:
         """All shards are finished: write the manifest."""
@@ -191,14 +203,14 @@ class PackFolder(Closing):
         manifest.save(os.path.join(self.folder, MANIFEST))
         text = json.dumps(self.settings, indent=1, sort_keys=True).encode() + b"\n"
         write_atomically(os.path.join(self.folder, SETTINGS), [text])
-        self._journal_path.unlink(missing_ok=True)  # another process may have seen that it is complete
+        self._path.unlink(missing_ok=True)  # another process may have seen that it is complete
         return manifest
 
     def close(self) -> None:
         """Let another process write here. Idempotent."""
-        journal, self._journal = self._journal, None
-        if journal is not None:
-            journal.close()
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 _ENCODERS: Final = (TarEncoder, ParquetEncoder)

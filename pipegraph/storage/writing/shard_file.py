@@ -24,11 +24,11 @@ _PIECE_NBYTES = 1 << 20
 
 
 class _Checksummed(io.RawIOBase):
-    """A new file that checksums its bytes as they are written; what comes after :meth:`release` is dropped."""
+    """A file that checksums its bytes as they are written; what comes after :meth:`release` is dropped."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, flags: int = os.O_CREAT | os.O_EXCL) -> None:
         self._path, self._extend = path, crc32c_extend()
-        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self.fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o666)
         self.crc32c = self.nbytes = 0
 
     def writable(self) -> bool:
@@ -109,3 +109,25 @@ def write_shard(path: str, encoder: Encoder, samples: Iterable[tuple[int, Sample
         shard.abandon()
         raise
     return shard.finish()
+
+
+def index_shard(path: str) -> PartIndex:
+    """Of a finished shard."""
+    part = Part(path)
+    with LocalFile(path) as file:
+        return index_part(part, file, format_of(part))
+
+
+def checksum_of(encoder: Encoder, samples: Iterable[tuple[int, Sample]]) -> int:
+    """That of the shard which these samples make."""
+    raw = _Checksummed(os.devnull, 0)
+    try:
+        with io.BufferedWriter(raw, _PIECE_NBYTES) as file:
+            encoder.begin(file)
+            for number, sample in samples:
+                encoder.add(encoder.encode(sample, number))
+            encoder.finish()
+            file.flush()
+            return raw.crc32c
+    finally:
+        raw.release()

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, final
-from zlib import crc32
-
-import numpy as np
 
 from pipegraph.errors import DataError, LoaderClosedError, note
 from pipegraph.storage.manifest import Manifest
@@ -20,7 +15,7 @@ from pipegraph.units import parse_bytes
 from .encoder import Encoder
 from .field_kinds import FirstSamples, Kinds, refuse_odd_names
 from .pack_folder import PackFolder, encoder_of
-from .shard_file import OpenShard
+from .shard_file import OpenShard, checksum_of
 
 SIZE = "128 MB"
 """Of a shard: large enough that requests to a store do not count."""
@@ -67,7 +62,6 @@ class ShardWriter:
     ) -> None:
         self._nbytes = parse_bytes(size, "ShardWriter: size")
         self._kind = encoder_of(format)
-        self._streams = source is not None
         settings = {"format": format, "size": self._nbytes, "source": source, "shuffle": None}
         self._target = PackFolder(target, settings)
         self._shard: OpenShard | None = None
@@ -78,19 +72,8 @@ class ShardWriter:
         if self._target.complete:
             self.written = len(self._target.manifest())
             return
-        # Only those without a gap before them: what comes behind one would be written twice.
-        done = self._target.finished
-        gap = next(number for number in itertools.count() if number not in done)
-        for number in [number for number in done if number > gap]:
-            del done[number]
-        self.written = sum(index.samples for index in done.values())
-        self._checksum = 0
-        self._again: deque[tuple[int, int | None]] = (
-            deque()
-        )  # of shards: where they end, their samples' checksum
-        for number, index in sorted(done.items()):
-            end = index.samples + (self._again[-1][0] if self._again else 0)
-            self._again.append((end, self._target.checksums.get(number)))
+        self._target.find_finished()
+        self.written = sum(index.samples for index in self._target.finished.values())
 
     @property
     def complete(self) -> bool:
@@ -102,33 +85,23 @@ class ShardWriter:
         """Finished shards."""
         return len(self._target.manifest().parts) if self.complete else len(self._target.finished)
 
-    def _read_again(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    def _behind_written(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """Those that are not written yet; ``samples`` begins with those that are.
 
         Raises:
             DataError: they are others than those that were written before a stop, or fewer.
         """
-        number = first = 0
-        for number, sample in enumerate(samples, 1):
-            if number > self.written:
-                yield sample
-                continue
+        again = iter(samples)
+        numbered = enumerate(again)
+        for _, index in sorted(self._target.finished.items()):
             encoder = self._encoder or self._open(self._target.kinds or {})
-            self._checksum = _checksum(encoder.encode(sample, number - 1), self._checksum)
-            if number == self._again[0][0]:
-                _, known = self._again.popleft()
-                if known not in (None, self._checksum):
-                    raise DataError(
-                        f"{self._target.folder!r}: the stream's samples {first} to {number - 1} are others than in the "
-                        "run that was stopped, so shards would hold some twice and others not at all; let the stream "
-                        "give the same samples again, or remove the folder"
-                    )
-                first, self._checksum = number, 0
-        if number < self.written:
-            raise DataError(
-                f"{self._target.folder!r}: the stream has {number} samples, and {self.written} were written before a "
-                "stop; let the stream give the same samples again, or remove the folder"
-            )
+            if checksum_of(encoder, itertools.islice(numbered, index.samples)) != index.crc32c:
+                raise DataError(
+                    f"{index.part.uri}: the stream's samples are others than in the run that was stopped, or fewer, so "
+                    "shards would hold some twice and others not at all; let the stream give the same samples again, "
+                    "or remove the folder"
+                )
+        return again
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Write the next sample.
@@ -180,8 +153,6 @@ class ShardWriter:
                 self._held = 0
             encoder.add(encoded)
             self._held += nbytes
-            if self._streams:
-                self._checksum = _checksum(encoded, self._checksum)
         except DataError as error:
             note(error, f"ShardWriter: sample {number}")
             raise
@@ -199,8 +170,7 @@ class ShardWriter:
         shard, self._shard = self._shard, None
         assert shard is not None
         index = shard.finish()
-        self._target.add(len(self._target.finished), index, self._checksum if self._streams else None)
-        self._checksum = 0
+        self._target.finished[len(self._target.finished)] = index
         self.written += index.samples
 
     def close(self) -> Manifest:
@@ -244,12 +214,3 @@ class ShardWriter:
                 self._shard.abandon()
         finally:
             self._target.close()
-
-
-def _checksum(encoded: Any, crc: int) -> int:
-    """Of an encoded sample, continued from ``crc``: the same for the same sample in every process."""
-    if isinstance(encoded, list | tuple):
-        return functools.reduce(lambda so_far, each: _checksum(each, so_far), encoded, crc)
-    if isinstance(encoded, np.ndarray):
-        encoded = encoded.tobytes()
-    return crc32(encoded if isinstance(encoded, bytes) else repr(encoded).encode(), crc)
