@@ -91,9 +91,6 @@ class MicroBatches(_Groups):
     def length(self, n: int) -> int | None:
         return self._length(n, self.count)
 
-    def emits_next(self) -> bool:
-        return False  # nothing is copied
-
     def _made_of(self, chunks: list[Chunk]) -> Chunk:
         return Chunk.group(chunks, [chunk.data for chunk in chunks])
 
@@ -241,12 +238,6 @@ class Batch(_Groups, BundleRegroup, LengthByRanks, CarriesImages, UserFunctions)
 
     def length(self, n: int) -> int | None:
         return self.length_for(n, 1)
-
-    def fills(self, rows: int) -> bool:
-        return self.size is None or self._held + rows >= self.size
-
-    def emits_next(self) -> bool:
-        return self.cost is not None or self.fills(1)
 
     def missing(self) -> int:
         assert self.size is not None

@@ -93,10 +93,6 @@ class BundleRegroup(ABC):
         """The maximum number of samples to give it next: those missing from the open group."""
         return self.group_size()
 
-    def fills(self, rows: int) -> bool:
-        """Whether ``rows`` more samples complete a group; memory is then reserved for it."""
-        return True
-
     def packing(self) -> Callable[[list[Any]], Any] | None:
         """A function that packs samples in the thread that makes them; :meth:`take_bundle` accepts its result.
 

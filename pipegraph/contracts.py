@@ -118,10 +118,6 @@ class Regroup(Operator):
     def begin(self) -> None:
         """A run begins (perhaps after one that was broken off): drop everything held."""
 
-    def emits_next(self) -> bool:
-        """Whether the next ``process`` may make a chunk; memory is then reserved for it."""
-        return True
-
     def flush(self) -> Iterable[Chunk]:
         """The remaining chunks at the end of an epoch; the next chunk begins a new epoch."""
         return ()

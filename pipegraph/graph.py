@@ -349,8 +349,8 @@ class Graph:
         Args:
             output: the node whose chunks are delivered; needed only if the graph has several sinks.
             epochs: number of passes that will come, so that the loader can prefetch across epochs; None is endless.
-            memory_limit: maximum bytes in flight (an int, or a text such as ``"4 GB"``); by default half of the
-                available memory.
+            memory_limit: maximum bytes that wait between stages (an int, or a text such as ``"4 GB"``); by default half
+                of the available memory.
             equal_steps: with True, all ranks end at the same step; they agree on it over ``torch.distributed``. With
                 False, ranks may have different numbers of steps. Set one of the two if there are several ranks and
                 the lengths are unknown.

@@ -32,9 +32,8 @@ class Measured:
             processes were ready to run and had no core) and ``("child_ns", stage)`` (its processes ran on one); of the
             training loop ``("items", "")``, ``("samples", "")`` and ``("passes", "")``.
         passes: while passes ran; also ``("elapsed", "")``, ``("process", "")`` (this process on a core),
-            ``("worked", stage)`` (of its workers, busy or not), ``("memory", stage)`` (waits for room under
-            ``memory_limit``), ``("drawing", stage)`` (its sampler drew), and ``("put", *edge)``, ``("get", *edge)``:
-            waits summed over threads.
+            ``("worked", stage)`` (of its workers, busy or not), ``("drawing", stage)`` (its sampler drew),
+            and ``("put", *edge)``, ``("get", *edge)``: waits summed over threads.
         durations: of each stage's pieces of work, and under ``""`` of the training loop's waits.
         workers: of each stage that runs, now.
         queues: now.

@@ -216,16 +216,11 @@ class StageProfile:
         metric="stage_starved_ratio",
     )
     blocked: float = measurement(
-        "share 0..1 that they waited for room: in the output queue, or under ``memory_limit``.",
+        "share 0..1 that they waited for room in the output queue.",
         "ratio",
         "blocked: table notebook page log",
-        lambda stage: stage.share(stage.blocked_ns + stage.passes["memory"]),
+        lambda stage: stage.share(stage.blocked_ns),
         metric="stage_blocked_ratio",
-    )
-    memory: float = measurement(
-        "the part of ``blocked`` that was spent waiting for room under ``memory_limit``.",
-        "ratio",
-        of=lambda stage: stage.share(stage.passes["memory"]),
     )
     failed: int = measurement(
         "items (on batches, samples) that failed, whatever the policy then did.",

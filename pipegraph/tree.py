@@ -6,13 +6,13 @@ import copy
 import dataclasses
 import operator
 import sys
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
-
-from pipegraph.estimates import attributes_of, estimate, is_unknown, of_objects
 
 ATOMS = frozenset(
     {int, float, bool, complex, type(None), np.float32, np.float64, np.int64, np.int32, np.bool_}
@@ -21,11 +21,19 @@ _PLAIN = ATOMS | {str, bytes, np.ndarray, torch.Tensor}
 """Types of nearly all leaves."""
 
 LONG_TEXT = 64
-"""Characters from which on text inside a sample counts: shorter ones, such as keys, are no more than the objects around
-them."""
+"""Characters from which on text inside a sample counts: shorter ones, such as keys, are not what fills memory."""
 
-MANY = 64
-"""Entries from which on a container counts, with the numbers and short texts in it."""
+
+def attributes_of(data: Any) -> dict[str, Any]:
+    """An object's attributes by name, those in slots and in objects of C too."""
+    own = getattr(data, "__dict__", None)
+    found = dict(own) if isinstance(own, Mapping) else {}
+    for kind in type(data).__mro__:
+        for name, slot in vars(kind).items():
+            if isinstance(slot, types.MemberDescriptorType) and name not in found:
+                with suppress(AttributeError):  # not set
+                    found[name] = slot.__get__(data)
+    return found
 
 
 def is_dataclass_value(data: Any) -> bool:
@@ -153,7 +161,7 @@ def copy_containers(data: Any) -> Any:
 
 
 def buffers(data: Any) -> tuple[tuple[int, int], ...]:
-    """``(identity, nbytes)`` of each distinct buffer under a tree; scalars, short text and short containers hold none.
+    """``(identity, nbytes)`` of each distinct buffer under a tree; scalars, short text and plain objects hold none.
 
     A view counts with its own extent, not with all it is cut from: a row of a dataset that lies
     in memory anyway is as large as the row.
@@ -166,7 +174,7 @@ def buffers(data: Any) -> tuple[tuple[int, int], ...]:
     if kind is bytes or kind is bytearray:
         return ((id(data), len(data)),) if data else ()
     found: dict[int, int] = {}
-    if kind is dict and len(data) < MANY:
+    if kind is dict:
         for value in data.values():
             _collect(value, found)
     else:
@@ -194,9 +202,7 @@ def _collect(data: Any, found: dict[int, int]) -> None:
             found[id(data)] = sys.getsizeof(data)
     elif kind is np.ndarray:
         nbytes = data.nbytes
-        if nbytes and data.dtype.hasobject:
-            found[id(data)] = of_objects(data)
-        elif nbytes:
+        if nbytes:
             # The object stands for its memory: asking numpy for the address costs more than all the rest.
             found[id(data)] = nbytes
     elif kind is bytes:
@@ -215,75 +221,23 @@ def _collect(data: Any, found: dict[int, int]) -> None:
         if data.nbytes:
             found[id(data)] = int(data.nbytes)
     elif isinstance(data, Mapping):
-        if len(data) >= MANY:
-            _collect_many(data, data.values(), found)
-        else:
-            for value in data.values():
-                _collect(value, found)
+        for value in data.values():
+            _collect(value, found)
     elif isinstance(data, list | tuple):
-        if len(data) >= MANY:
-            _collect_many(data, data, found)
-        elif not ATOMS.issuperset(map(type, data)):
+        if not ATOMS.issuperset(map(type, data)):
             for value in data:
                 _collect(value, found)
     elif isinstance(data, bytearray | memoryview):
         nbytes = data.nbytes if isinstance(data, memoryview) else len(data)
         if nbytes:
             found[id(data)] = nbytes
-    elif id(data) not in found:
-        _collect_object(data, found)
-
-
-def _collect_object(data: Any, found: dict[int, int]) -> None:
-    """Objects of all kinds, with those they refer to: as many as ``MANY``, for a whole model may hang on one."""
-    left = [data]
-    for _ in range(MANY):
-        if not left:
-            break
-        each = left.pop()
-        nbytes, values = estimate(each)
-        found[id(each)] = nbytes
-        for value in values:
-            kind = type(value)
-            if kind in ATOMS or (kind is str and len(value) < LONG_TEXT):
-                found[id(each)] += sys.getsizeof(value)
-            elif isinstance(
-                value, torch.Tensor | np.ndarray | list | tuple | Mapping | bytes | bytearray | memoryview
-            ):
-                _collect(value, found)
-            elif id(value) not in found:
-                left.append(value)
-
-
-def unsized(data: Any) -> type | None:
-    """The type of a leaf whose bytes nothing tells; None if there is none."""
-    return next((type(leaf) for leaf in leaves(data) if type(leaf) not in ATOMS and is_unknown(leaf)), None)
-
-
-def _collect_many(data: Any, values: Collection[Any], found: dict[int, int]) -> None:
-    kinds = set(map(type, values))
-    if kinds <= ATOMS:
-        found[id(data)] = sys.getsizeof(data) + len(values) * sys.getsizeof(next(iter(values)))
-        return
-    found[id(data)] = _weight(data)
-    if kinds != {str} or max(map(len, values)) >= LONG_TEXT:
-        for value in values:
+    elif is_dataclass_value(data):
+        for value in _below(data) or ():
             _collect(value, found)
-
-
-def _weight(data: Any) -> int:
-    """The bytes of the objects of a container that do not count by themselves."""
-    weight = sys.getsizeof(data)
-    for value in data.values() if isinstance(data, Mapping) else data:
-        kind = type(value)
-        if kind is str:
-            if len(value) < LONG_TEXT:
-                weight += sys.getsizeof(value)
-        elif kind in ATOMS:
-            weight += sys.getsizeof(value)
-        elif (kind is dict or kind is list or kind is tuple) and len(value) < MANY:
-            weight += _weight(value)
-    return weight
+    elif hasattr(data, "getbands"):  # an image of PIL
+        found[id(data)] = data.width * data.height * len(data.getbands())
+    elif isinstance(nbytes := getattr(data, "nbytes", None), int) and nbytes:
+        found[id(data)] = nbytes
 
 
 def _sparse_nbytes(data: torch.Tensor) -> int:

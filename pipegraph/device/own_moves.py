@@ -15,8 +15,7 @@ import torch
 
 from pipegraph.device.copy import components
 from pipegraph.device.split import rule_for
-from pipegraph.estimates import attributes_of
-from pipegraph.tree import ATOMS, entries, leaves, map_leaves, rebuilt
+from pipegraph.tree import ATOMS, attributes_of, entries, leaves, map_leaves, rebuilt
 
 _PLAIN = ATOMS | {str, bytes}
 _SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, np.ndarray)

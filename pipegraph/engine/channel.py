@@ -158,10 +158,6 @@ class Channel:
         """Blocks until every lower number is closed."""
         self._put(seq, None, False)
 
-    def at_head(self, seq: int) -> bool:
-        """Whether every lower number is closed. Needs no lock: once true it stays true."""
-        return self._contents.is_next(seq)
-
     def _put(self, seq: int, item: Any, last: bool, stamp: Stamp | None = None, more: bool = False) -> bool:
         with self._lock:
             if self._cancelled:

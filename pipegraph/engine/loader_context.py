@@ -32,7 +32,6 @@ class LoaderContext(ABC):
         grown: by stage, the capacity of queues that had to grow.
         capacities: by stage, the capacity of queues that was set while the loader runs.
         counters: by stage, the counters of its operators.
-        sized: the stages whose items were found to have sizes, or reported to have none.
     """
 
     def __init__(self, plan: Plan, memory_limit: int, seed: int, rank: int, world_size: int) -> None:
@@ -50,7 +49,6 @@ class LoaderContext(ABC):
         self.grown: dict[str, int] = {}
         self.capacities: dict[str, int] = {}
         self.counters: dict[str, dict[str, int]] = {}
-        self.sized: set[str] = set()
         self._counting = concurrency.RLock()
         self._sharing = concurrency.RLock()
         self._shared: dict[tuple[str, str], Any] = {}

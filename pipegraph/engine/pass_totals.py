@@ -149,8 +149,6 @@ class PassTotals:
         for stage in list(self._loader.meters):
             found["busy_ns", stage] += found["in_work_ns", stage]  # a hanging stage is busy
             found["worked", stage] = self._staffing.worked_ns(stage, now_ns)
-        for account in run.account.stages:
-            found["memory", account.name] = account.wait_ns
         for name, running in run.stages.items():
             since, drawn = running.draws_since_ns, running.drawing_ns
             found["drawing", name] = drawn + (max(0, now_ns - since) if since else 0)

@@ -29,12 +29,12 @@ from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_pump import StagePump
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import MemoryLimitError, PipegraphError
-from pipegraph.planning.plan import SAMPLES_PER_QUEUE, Plan, StagePlan
+from pipegraph.planning.plan import SAMPLES_PER_QUEUE, StagePlan
 from pipegraph.stopping import Stopping
 from pipegraph.units import format_bytes
 
 BUNDLES_PER_LIMIT = 64
-"""A bundle takes at most 1/64 of the memory limit, because memory for it is reserved and released as a whole."""
+"""A bundle takes at most 1/64 of the memory limit, because it counts in a queue as a whole."""
 
 MIN_BYTES = 512
 """The smallest memory of a queued item with its chunk object: bounds the growth of queues whose data has no buffers."""
@@ -50,11 +50,10 @@ class Run:
         self.ledger = loader.ledger
         self.tracer = loader.tracer
         self.first_epoch = epoch
-        self.sized = loader.sized
         self.history = resume.history
         self.activity = Activity()
         self.activity.on_idle = self._resolve
-        self.account = Account(_for_chunks(loader), self.activity)
+        self.account = Account(_for_chunks(loader))
         self.horizon = Horizon(self.activity, horizon, epoch)
         self.stopping = Stopping()
         self.error: BaseException | None = None
@@ -96,10 +95,8 @@ class Run:
 
     def _wire(self, resume: Resume) -> None:
         plan = self.plan
-        depths = _depths(plan)
         for stage in plan.running:
-            self.stages[stage.name] = StageRun(stage, self, depths[stage.name])
-        share = max(1, self.account.limit // max(1, len(plan.running)))
+            self.stages[stage.name] = StageRun(stage, self)
         for stage in plan.running:
             run = self.stages[stage.name]
             run.outboxes = [[] for _ in range(stage.outputs)]
@@ -109,7 +106,9 @@ class Run:
             for consumer in plan.running
             for index, edge in enumerate(consumer.upstream)
         ]
-        for consumer, index, edge in [*edges, ("", 0, plan.output)]:
+        edges.append(("", 0, plan.output))
+        share = max(1, self.account.limit // len(edges))
+        for consumer, index, edge in edges:
             producer = plan.stages[edge.stage]
             channel = Channel(
                 self._loader.capacity(producer.name),
@@ -226,7 +225,7 @@ class Run:
             if self.over:
                 return
         stillness = self.activity.stillness()
-        if stillness is None or self.account.admit_one():
+        if stillness is None:
             return
         error = self._grow_or_explain()
         if error is not None and stillness == self.activity.stillness():
@@ -241,13 +240,11 @@ class Run:
         ]
         if full:
             capacity, consumer, index, channel = min(full, key=lambda entry: entry[:3])
-            if capacity * MIN_BYTES <= self.account.limit:
+            if max(capacity * MIN_BYTES, self.account.used) <= self.account.limit:
                 producer = self._producer(consumer, index)
                 self._loader.note_growth(producer, channel.grow())
                 return None
             return self._too_long(consumer, index, capacity)
-        if self.account.waiting():
-            return self._no_memory()
         return PipegraphError(
             "the pipeline is stalled: every stage waits for another (a defect of pipegraph)"
         )
@@ -276,25 +273,6 @@ class Run:
             "meet again advance at very different rates. Bring their rates together, or read the source twice"
         )
 
-    def _no_memory(self) -> MemoryLimitError:
-        waiting = self.account.waiting()
-        held = {}
-        for (consumer, index), channel in self.channels.items():
-            stats = channel.stats()
-            if stats.nbytes:
-                held[f"{self._producer(consumer, index)} -> {consumer or 'the loader'}"] = stats.nbytes
-        queues = ", ".join(
-            f"{edge} {format_bytes(n)}" for edge, n in sorted(held.items(), key=lambda e: -e[1])[:4]
-        )
-        inside = self.account.used - sum(held.values())
-        return MemoryLimitError(
-            f"memory_limit={format_bytes(self.account.limit)} is too small for this graph: "
-            f"{format_bytes(self.account.used)} are in flight, stages {', '.join(map(repr, dict.fromkeys(waiting)))} "
-            f"wait for room and nothing moves (in queues: {queues or 'none'}; inside stages, as open batches and "
-            f"windows: {format_bytes(max(0, inside))}). Raise memory_limit, or make batches, "
-            "windows or capacities smaller"
-        )
-
 
 def _nudge(channels: list[Channel]) -> None:
     for channel in channels:
@@ -310,12 +288,3 @@ def _for_chunks(loader: LoaderContext) -> int:
 
 def _before(cursor: Any) -> Callable[[Any], bool]:
     return lambda item: earlier(item.before, cursor)
-
-
-def _depths(plan: Plan) -> dict[str, int]:
-    """The number of stages between each stage and the consumer, on the longest path."""
-    depths = {plan.output.stage: 0}
-    for stage in reversed(plan.running):
-        for edge in stage.upstream:
-            depths[edge.stage] = max(depths.get(edge.stage, 0), depths[stage.name] + 1)
-    return depths

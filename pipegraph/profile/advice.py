@@ -97,11 +97,8 @@ def _advice(profile: Profile) -> Advice:
         if longer.settings or profile.bottleneck == CONSUMER:
             return longer
     changed, processes = _in_processes(profile, now)
-    if not processes:
-        if profile.cause == "memory":
-            return Advice(limit="its workers wait for room under memory_limit")
-        if profile.cause == "cores":
-            return Advice(limit="no core is free")
+    if not processes and profile.cause == "cores":
+        return Advice(limit="no core is free")
     then, limit, why = best_sizes(changed)
     grown = {name: size for name, size in then.items() if size.workers != now.works[name].size.workers}
     presumes = bool(processes) or any(now.works[name].presumes for name in grown)

@@ -47,9 +47,9 @@ READS = 0.4
 COMPUTES = 0.5
 """Share of its work, but for the time without a core, that a stage which is held back by cores runs on one."""
 
-Cause = Literal["unknown", "consumer", "stage", "storage", "cores", "lock", "memory", "shared", "bursts"]
-"""Why the bottleneck is one: training itself, the stage's own work, reading, too few cores, the GIL, room under
-``memory_limit``, something for which its workers wait for each other, or a queue too short for bursts."""
+Cause = Literal["unknown", "consumer", "stage", "storage", "cores", "lock", "shared", "bursts"]
+"""Why the bottleneck is one: training itself, the stage's own work, reading, too few cores, the GIL,
+something for which its workers wait for each other, or a queue too short for bursts."""
 
 BURSTS = 0.1
 """Share of its time that either side of a queue waits for it, from which on it is too short for bursts."""
@@ -84,8 +84,7 @@ def find_bottleneck(busy: Mapping[str, float], edges: Sequence[EdgeFacts]) -> st
     """The stage that sets the pace, or :data:`CONSUMER` where training does.
 
     Args:
-        busy: share 0..1 of its workers' time that each stage worked (or waited for memory to work
-            in); ``CONSUMER`` for the training loop.
+        busy: share 0..1 of its workers' time that each stage worked; ``CONSUMER`` for the training loop.
         edges: of the running graph, which has no cycle.
 
     >>> find_bottleneck(
@@ -173,8 +172,6 @@ def find_cause(stage: StageProfile, reads: bool, cores_used: float, cores: float
     >>> find_cause(StageProfile(1, busy=1.0, running=0.05), True, 0.3, 8)
     'storage'
     """
-    if stage.memory > stage.busy:
-        return "memory"
     # A stage that waits for something else inside its work gains little from a core; on a machine that is overloaded it
     # too is late to continue.
     running = stage.running or 0.0

@@ -80,9 +80,7 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
     bottleneck = CONSUMER
     cause: Cause = "unknown"
     if elapsed_s >= MIN_S:
-        busy = {
-            name: max(run_busy(stages, name) + stage.memory, stage.drawing) for name, stage in stages.items()
-        }
+        busy = {name: max(run_busy(stages, name), stage.drawing) for name, stage in stages.items()}
         busy[CONSUMER] = max(0.0, 1 - stall_ns / elapsed_ns)
         bottleneck = find_bottleneck(busy, edges)
         bursts = busy[bottleneck] < SATURATED and any(bottleneck in ends for ends in in_turn)

@@ -150,8 +150,6 @@ def _why(profile: Profile, stage: StageProfile) -> str:
             f'{format_duration(profile.wake_s)} each time; more threads do not help: give it backend="process", '
             f"or use code that releases the lock"
         )
-    if stage.memory > in_all:
-        return f"its workers wait for room under memory_limit {_share(stage.memory)} of the time"
     others = f", {_share(own)} with this stage," if own < in_all else ""
     busy = f"{workers} busy {_share(in_all)} of the time{others} while what follows waits for it"
     if stage.drawing > in_all:

@@ -314,7 +314,9 @@ def test_rows_larger_than_their_share_of_the_limit_do_not_travel_together(long_b
     )
     with graph.loader(memory_limit="2MB") as loader:
         assert len(list(loader)) == 10
-        assert loader._runtime.run.account.peak <= 2_500_000  # no batch had been made before the first
+        assert (
+            loader._runtime.run.account.peak <= 3_200_000
+        )  # with what is being worked on: an open batch, a row, a batch
 
 
 def test_each_epoch_of_an_iterable_begins_with_its_first_row(long_bundles):

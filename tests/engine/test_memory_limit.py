@@ -1,7 +1,5 @@
-"""Promise 1: bytes in flight stay within ``memory_limit``, and no bound ever locks a graph up."""
+"""Promise 1: what waits stays within ``memory_limit``, and no bound ever locks a graph up."""
 
-import re
-import sys
 import threading
 
 import numpy as np
@@ -22,48 +20,51 @@ def block(i, kilobytes=1):
     return np.full(kilobytes * KB, i % 250, np.uint8)
 
 
-def wait_until_empty(account):
+def wait_until_empty(run):
     """Blocks until nothing is counted: a fan-in whose epoch has ended reads what its other inputs still bring."""
-    empty = threading.Event()
-    wake = account._wake
+    account, empty = run.account, threading.Event()
+    remove = account._remove
 
-    def look():
-        wake()
+    def removed(buffers):
+        remove(buffers)
         if account.used == 0:
             empty.set()
 
-    account._wake = look  # called under the lock after every release
-    account.nudge()
+    with account._lock:
+        account._remove = removed  # called under the lock at every release
+        if account.used == 0:
+            empty.set()
     assert empty.wait(60), account.used
 
 
-def peak(graph, limit, epochs=1):
-    """Runs it, sees that everything is released, and returns the most that was in flight."""
+def whole(graph, limit, epochs=1):
+    """Runs it, sees that everything arrives and is released; returns the most that was alive."""
     with graph.loader(epochs=epochs, memory_limit=limit) as loader:
         for _ in range(epochs):
             for _ in loader:
                 pass
-        account = loader._runtime.run.account
-        wait_until_empty(account)
-        return account.peak
+        run = loader._runtime.run
+        wait_until_empty(run)
+        return run.account.peak
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-@pytest.mark.parametrize("ordered", [True, False])
-def test_bytes_in_flight_never_exceed_the_limit(workers, ordered):
+def test_what_waits_in_queues_stays_within_the_limit_and_what_is_worked_on_comes_on_top(workers):
     graph = pg.Graph("g")
-    node = graph.add(ops.FromIterable(range(300)), capacity=64).then(block, name="make", workers=workers)
-    node = node.then(lambda x: x.copy(), name="copy", workers=workers, ordered=ordered)
-    node.then(ops.Batch(4)).then(lambda x: x + 1, name="add", workers=workers)
-    assert peak(graph, 60 * KB) <= 60 * KB
-
-
-def test_a_limit_of_a_few_items_is_kept_and_everything_arrives():
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(range(200)), capacity=64).then(block, name="make", capacity=64).then(
-        lambda x: x + 1, name="add", capacity=64
+    node = graph.add(ops.FromIterable(range(300)), capacity=64).then(
+        block, name="make", workers=workers, capacity=64
     )
-    assert peak(graph, 6 * KB) <= 6 * KB
+    node.then(lambda x: x.copy(), name="copy", workers=workers, capacity=64)
+    with graph.loader(memory_limit=30 * KB) as loader:
+        passing = iter(loader)
+        next(passing)
+        run = loader._runtime.run
+        wait_until(run.terminal, lambda stats: stats.putters_waiting == workers)
+        wait_until(run.channels["copy", 0], lambda stats: stats.putters_waiting == workers)
+        queued = sum(channel.stats().nbytes for channel in run.channels.values())
+        assert 10 * KB < queued <= 30 * KB
+        assert run.account.used <= 30 * KB + 3 * workers * KB
+        assert len(list(passing)) == 299
 
 
 @pytest.mark.parametrize("turn", range(5))
@@ -72,28 +73,15 @@ def test_many_workers_behind_a_small_limit_never_lock_up(turn):
     graph.add(ops.FromIterable(range(300)), capacity=64).then(
         block, name="make", workers=6, capacity=64
     ).then(lambda x: x + 1, name="add", workers=5, capacity=64).then(ops.Batch(3))
-    peak(graph, 24 * KB, epochs=2)
+    whole(graph, 24 * KB, epochs=2)
 
 
-def test_one_item_larger_than_the_limit_is_an_error_that_names_the_stage_and_the_sizes():
+def test_an_item_larger_than_its_queues_share_or_the_limit_still_passes():
     graph = pg.Graph("g")
-    graph.add(ops.FromIterable(range(5))).then(lambda i: block(i, 50 if i == 3 else 1), name="make")
-    with (
-        graph.loader(memory_limit=20 * KB) as loader,
-        pytest.raises(
-            MemoryLimitError,
-            match="stage 'make': one item of 50.0 kB is larger than memory_limit=20.0 kB; raise memory_limit",
-        ),
-    ):
-        list(loader)
-
-
-def test_an_item_larger_than_its_queues_share_still_passes():
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(range(8))).then(lambda i: block(i, 15), name="make", max_bytes=10 * KB).then(
+    graph.add(ops.FromIterable(range(8))).then(lambda i: block(i, 15), name="make").then(
         lambda x: x[:5], name="small"
     )
-    assert peak(graph, 60 * KB) <= 60 * KB
+    whole(graph, 10 * KB)
 
 
 @pytest.mark.parametrize("make", [lambda: ops.Shuffle(100), lambda: ops.Batch(100, collate=list)])
@@ -104,9 +92,7 @@ def test_a_limit_too_small_for_a_window_is_a_clear_error_and_no_deadlock(make):
         graph.loader(memory_limit=50 * KB) as loader,
         pytest.raises(
             MemoryLimitError,
-            match=re.escape("memory_limit=50.0 kB is too small for this graph: ")
-            + r".*stages 'make' wait for room and nothing moves.*"
-            "inside stages, as open batches and windows: .* Raise memory_limit, or make batches, windows or capacities smaller",
+            match="stage 'window': its open batch or window of 51.0 kB is larger than memory_limit=50.0 kB; raise",
         ),
     ):
         list(loader)
@@ -115,7 +101,7 @@ def test_a_limit_too_small_for_a_window_is_a_clear_error_and_no_deadlock(make):
 def test_a_window_that_fits_passes():
     graph = pg.Graph("g")
     graph.add(ops.FromIterable(range(200))).then(block, name="make").then(ops.Shuffle(30))
-    assert peak(graph, 50 * KB) <= 50 * KB
+    whole(graph, 50 * KB)
 
 
 def test_branches_at_different_rates_grow_within_the_limit_and_beyond_it_are_an_error():
@@ -125,7 +111,7 @@ def test_branches_at_different_rates_grow_within_the_limit_and_beyond_it_are_an_
         made.add(ops.Zip(), source.then(ops.Batch(size, collate=list), name="batches"), source)
         return made
 
-    assert peak(graph(20), 200 * KB) <= 200 * KB
+    whole(graph(20), 200 * KB)
     with (
         graph(20).loader(memory_limit=60 * KB) as loader,
         pytest.raises(MemoryLimitError, match="make -> zip"),
@@ -137,24 +123,14 @@ def test_bytes_of_a_queue_grow_where_branches_need_it():
     graph = pg.Graph("g")
     source = graph.add(ops.FromIterable(range(60))).then(block, name="make", capacity=64, max_bytes=2 * KB)
     graph.add(ops.Zip(), source.then(ops.Batch(20, collate=list)), source.then(lambda x: x, name="direct"))
-    assert peak(graph, 200 * KB) <= 200 * KB
-
-
-def test_buffers_shared_by_branches_count_once():
-    graph = pg.Graph("g")
-    source = graph.add(ops.FromIterable(range(40))).then(block, name="make", capacity=1)
-    graph.add(ops.Zip(), *(source.then(lambda x: x, name=f"same{i}", capacity=1) for i in range(6)))
-    with graph.loader(memory_limit=12 * KB) as loader:
-        for one in loader:
-            assert len(one) == 6
-        assert loader._runtime.run.account.peak <= 12 * KB
+    whole(graph, 200 * KB)
 
 
 def test_windows_that_get_the_same_sample_twice_release_it_twice():
     graph = pg.Graph("g")
     source = graph.add(ops.FromIterable(range(30))).then(block, name="make")
     graph.add(ops.Concat(), source, source).then(ops.Shuffle(7)).then(ops.Batch(2, collate=list))
-    peak(graph, 500 * KB, epochs=2)
+    whole(graph, 500 * KB, epochs=2)
 
 
 def test_what_is_skipped_filtered_or_dropped_is_released():
@@ -169,7 +145,7 @@ def test_what_is_skipped_filtered_or_dropped_is_released():
     node = node.then(ops.FlatMap(lambda x: [x[:10], x[10:]])).then(ops.Batch(7, drop_last=True, collate=list))
     route = node.then(ops.Route(lambda b: len(b) % 2, 2))
     route[1].then(lambda x: x, name="odd")
-    peak(graph, 200 * KB, epochs=2)
+    whole(graph, 200 * KB, epochs=2)
 
 
 def test_queues_hold_at_most_their_capacity_while_the_consumer_is_slow():
@@ -198,82 +174,14 @@ def test_views_count_with_their_own_extent_and_the_same_buffer_once():
     assert sum(n for _, n in buffers({"a": b"12345", "b": [bytearray(7)]})) == 12
 
 
-@pytest.mark.parametrize("batch", [False, True])
-@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: {"key": "k", "text": t}, lambda t: [t, 1]])
-def test_text_counts(wrap, batch):
-    graph = pg.Graph("g")
-    node = graph.add(ops.FromIterable(range(200)), capacity=64).then(
-        lambda i: wrap(chr(97 + i % 26) * 10 * KB), name="make", capacity=64
-    )
-    if batch:
-        node.then(ops.Batch(4, collate=list))
-    assert 10 * KB < peak(graph, 200 * KB) <= 200 * KB
-
-
-@pytest.mark.parametrize("batch", [False, True])
-def test_short_text_counts_where_it_is_the_sample(batch):
-    graph = pg.Graph("g")
-    node = graph.add(ops.FromIterable(range(500)), capacity=64).then(
-        lambda i: f"word {i:05}", name="make", capacity=64
-    )
-    if batch:
-        node.then(ops.Batch(4, collate=list))
-    assert sys.getsizeof("word 00000") <= peak(graph, 20 * KB) <= 20 * KB
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(range(500))).then(lambda i: f"word {i:05}").then(ops.Shuffle(500))
-    with graph.loader(memory_limit=10 * KB) as loader, pytest.raises(MemoryLimitError, match="too small"):
-        list(loader)
+def test_an_image_of_pillow_counts_by_its_size_and_a_plain_object_counts_nothing():
+    image = pytest.importorskip("PIL.Image").new("RGB", (100, 50))
+    assert buffers({"image": image, "object": object()}) == ((id(image), 15_000),)
 
 
 def test_short_text_in_a_sample_costs_nothing_and_wide_characters_count_in_full():
     assert buffers({"key": "short", "path": "/a/b"}) == ()
     assert buffers("\N{GRINNING FACE}" * 1000)[0][1] >= 4000
-
-
-@pytest.mark.parametrize("depth", [2, 3, 4])
-@pytest.mark.parametrize("workers", [2, 4])
-@pytest.mark.parametrize("turn", range(3))
-def test_a_few_times_the_largest_item_are_enough_for_expanding_stages_behind_each_other(depth, workers, turn):
-    def some(x):
-        yield from (part.copy() for part in np.array_split(x, 1 if workers == 4 else 2))
-
-    limit = 6 * 8 * KB
-    graph = pg.Graph("g")
-    node = graph.add(ops.FromIterable(range(60)), capacity=64).then(
-        lambda i: block(i, 8), name="make", workers=4, capacity=32
-    )
-    for level in range(depth):
-        node = node.then(ops.FlatMap(some), name=f"flat{level}", workers=workers, capacity=32)
-    with graph.loader(memory_limit=limit) as loader:
-        assert sum(len(x) for x in loader) == 60 * 8 * KB
-
-
-@pytest.mark.parametrize(
-    "make", [lambda i: [f"word {j}" for j in range(1000)], lambda i: list(range(i, i + 1000))]
-)
-@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: {"key": "k", "tokens": t}])
-@pytest.mark.parametrize("batch", [False, True])
-def test_long_lists_of_short_text_and_numbers_count(make, wrap, batch):
-    graph = pg.Graph("g")
-    node = graph.add(ops.FromIterable(range(200)), capacity=64).then(
-        lambda i: wrap(make(i)), name="make", capacity=64
-    )
-    if batch:
-        node.then(ops.Batch(4, collate=list))
-    assert 8 * 4 * KB < peak(graph, 800 * KB) <= 800 * KB
-
-
-def test_what_lies_in_long_containers_counts_however_it_is_nested():
-    words = [f"word {i}" for i in range(1000)]
-    least = 1000 * 49
-    assert least < sum(n for _, n in buffers(words)) < 3 * least
-    assert least < sum(n for _, n in buffers({"a": tuple(words)})) < 3 * least
-    assert least < sum(n for _, n in buffers(dict(enumerate(words)))) < 3 * least
-    assert least < sum(n for _, n in buffers([[word, 1] for word in words])) < 5 * least
-    assert least < sum(n for _, n in buffers([{"a": word} for word in words])) < 8 * least
-    assert buffers([words, words]) == buffers([words])
-    array = np.zeros(10, np.uint8)
-    assert (id(array), 10) in buffers([*words, array])
 
 
 class Stack:
@@ -327,4 +235,4 @@ def test_snapshots_of_a_stateful_operator_count():
 
     graph = pg.Graph("g")
     graph.add(ops.FromIterable(range(1000))).then(Heavy(lambda x: x))
-    assert 100 * KB <= peak(graph, 1000 * KB) <= 200 * KB
+    assert 100 * KB <= whole(graph, 1000 * KB) <= 200 * KB

@@ -257,7 +257,6 @@ def test_filling_the_queues_at_the_start_is_no_waiting():
         ({"busy": 1.0, "running": 0.01, "coreless": 0.51, "reads": True}, 0.3, "storage"),
         # Files in the page cache, on a machine where others take the cores.
         ({"busy": 1.0, "running": 0.1, "coreless": 0.6, "reads": True}, 0.2, "stage"),
-        ({"busy": 0.3, "running": 0.3, "memory": 0.6}, 0.5, "memory"),
         # Other programs leave it a twentieth of a core per thread.
         ({"busy": 3.85, "running": 0.15, "coreless": 3.66}, 0.16, "cores"),
     ],

@@ -222,23 +222,6 @@ def test_profile_may_be_asked_from_another_thread_while_a_pass_runs():
     assert found == sorted(found)
 
 
-def test_waiting_for_room_under_the_memory_limit_counts_as_blocked_and_is_told_apart():
-    import numpy as np
-
-    graph = pg.Graph("heavy")
-    node = graph.add(
-        ops.FromIterable(lambda: (np.zeros(1_000_000, np.uint8) for _ in range(30))), name="source"
-    )
-    node.then(lambda x: x, name="same")
-    step = works_for(3)
-    with graph.loader(memory_limit=5_000_000) as loader:
-        for item in loader:
-            step(item)
-        source = loader.profile().stages["source"]
-    assert source.memory > 0
-    assert source.blocked >= source.memory
-
-
 def test_a_profile_after_an_open_that_failed_shows_that_nothing_ran():
     class Fails(pg.Operator):
         def open(self, context):

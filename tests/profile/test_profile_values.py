@@ -104,11 +104,6 @@ def test_a_stage_that_runs_on_many_cores_in_threads_is_told_of_processes(bottlen
     assert "threads" not in said(14, "process")
 
 
-def test_a_stage_that_waits_for_memory_says_so():
-    stages = {"read": pg.StageProfile(busy=0.2, blocked=0.7, memory=0.7, workers=1)}
-    assert "wait for room under memory_limit 70 %" in profile(stages=stages, bottleneck="read").conclusion
-
-
 def test_json_holds_everything_also_keys_that_json_does_not_know():
     found = json.loads(profile().to_json())
     assert found["stages"]["decode"]["counters"] == {"cache hits": 12}

@@ -155,7 +155,7 @@ def test_a_sampler_that_hangs_is_what_holds_training_back(clock):
     assert found.stages["read"].drawing == 1.0 and found.bottleneck == "read"
 
 
-def test_a_worker_that_waits_for_memory_is_not_at_work_while_it_sends_what_it_has(clock):
+def test_a_worker_is_not_at_work_while_it_sends_what_it_has(clock):
     meter = Meter()
     meter.began_ns = -3 * SECOND  # worked so far
     paused = meter.pause()

@@ -116,7 +116,6 @@ def _expand(
     index = spent = 0
     while stage.stop_epoch < epoch:
         # Hold the parent until the end: a child may be a view of it, and ``process`` may still read it.
-        unit.reserve(1)
         meter.began_ns = perf_counter_ns()
         child: Any
         try:

@@ -125,7 +125,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
                 last = after
             index = operator.next_input()
             if out is not None:
-                stage.leave(worker, 0, out, tuple(chain.from_iterable(held)), 0)
+                stage.leave(worker, 0, out, tuple(chain.from_iterable(held)))
                 held.clear()
             yield
         for buffers in held:

@@ -92,22 +92,21 @@ def map_loop(
     if stage.plan.remote and looks_ahead:
         worker.operator.look_ahead(ahead)
     while True:
-        granted = None
         if ahead.holds:
-            ticket, item, granted = ahead.take()
+            ticket, item = ahead.take()
         else:
             ticket, item = take(None if rows is None else rows())
         worker.ticket = ticket
         if item.__class__ is Bundle:
             if bundles:
-                unit.work(ticket, item, process, granted)
+                unit.work(ticket, item, process)
             else:
                 ones = rows_of(item, account)
                 for row, one in enumerate(ones):
                     single(ticket, one, row, row == len(ones) - 1)
                 del ones, one
         elif item.__class__ is Chunk:
-            single(ticket, item, 0, True, granted)
+            single(ticket, item, 0, True)
         else:
             sender.token(ticket, item)
         del item
@@ -122,13 +121,9 @@ def do_single(
     item: Chunk,
     row: int,
     last: bool,
-    granted: int | None = None,
 ) -> None:
-    """Do one chunk, row ``row`` of the item taken; ``granted`` bytes are reserved for it (None: none yet)."""
-    memory, held = stage.account, item.buffers
-    reserved = granted
-    if reserved is None:
-        reserved = stage.run.account.reserve(memory, stage.sender.first, ticket) if memory.guarded else 0
+    """Do one chunk, row ``row`` of the item taken."""
+    held = item.buffers
     out = stage.attempt(worker, item, process, row)
     if out is not item and out.__class__ is Chunk:
         of, came = out.lineages, item.lineages
@@ -138,7 +133,7 @@ def do_single(
             out.before, out.after, out.epoch = item.before, item.after, item.epoch
         else:
             out = Failure(_other_sample(stage.name, out, item), item.epoch)
-    stage.leave(worker, ticket, out, held, reserved, last)
+    stage.leave(worker, ticket, out, held, last)
     del out  # a failure's traceback refers to this frame
 
 
@@ -180,38 +175,30 @@ class MapUnit(Unit):
         self._prepared = item, given
         return self.call_with(given)
 
-    def work(self, ticket: int, bundle: Bundle, process: Process, granted: int | None = None) -> None:
+    def work(self, ticket: int, bundle: Bundle, process: Process) -> None:
         """Do the samples of a bundle and send the results.
 
         Args:
             process: does one sample, for retries.
-            granted: bytes reserved for the results; None: none yet.
         """
-        self.begin(ticket, bundle.buffers, granted)
+        self.begin(ticket, bundle.buffers)
         self.bundle, self._drops = bundle, False
         prepared, self._prepared = self._prepared, None
         self.begin_bundle_with(bundle, None if prepared is None else prepared[1])
-        made, count, spent, meter = self.made, bundle.count, 0, self.worker.meter
+        made, count, meter = self.made, bundle.count, self.worker.meter
+        meter.began_ns = perf_counter_ns()
         while len(made) < count:
-            stop = len(made) + self.reserve(count - len(made))
-            meter.began_ns = perf_counter_ns() - spent
-            while True:
-                try:
-                    self.extend(made, stop)
-                    break
-                except BaseException as error:
-                    if len(made) >= stop:  # no sample's, which a policy could leave out
-                        note(
-                            error, f"pipegraph: stage {self.stage.name!r}, after the last sample of a bundle"
-                        )
-                        raise
-                    self._apply_policy(made, error, process)
-                if len(made) == stop:
-                    break
-            if len(made) != stop:
-                raise self._miscounted(len(made), stop)
-            spent = perf_counter_ns() - meter.began_ns
-            meter.began_ns = -spent  # until there is memory for the next rows
+            try:
+                self.extend(made)
+            except BaseException as error:
+                if len(made) >= count:  # no sample's, which a policy could leave out
+                    note(error, f"pipegraph: stage {self.stage.name!r}, after the last sample of a bundle")
+                    raise
+                self._apply_policy(made, error, process)
+            else:
+                if len(made) != count:
+                    raise self._miscounted(len(made), count)
+        spent = perf_counter_ns() - meter.began_ns
         meter.worked(spent)
         meter.calls += count
         self.send(last=True)
@@ -242,10 +229,9 @@ class MapUnit(Unit):
         """Begin a bundle; ``given`` is the result of :meth:`give` for it, or None if there is none yet."""
         self._given = self.give(bundle) if given is None else given
 
-    def extend(self, made: list[Any], stop: int) -> None:
-        """Append the results for the samples up to ``stop``; the first failure is raised."""
-        given = self._given if stop == self._given.count else self._given.part(0, stop)
-        self.operator.work_into(made, given, len(made))
+    def extend(self, made: list[Any]) -> None:
+        """Append the results for the rest of the samples; the first failure is raised."""
+        self.operator.work_into(made, self._given, len(made))
 
     def _apply_policy(self, made: list[Any], error: BaseException, process: Process) -> None:
         """Apply the policy to the next sample, whose first try failed with ``error``; append its result to ``made``."""
@@ -306,9 +292,9 @@ class RunUnit(MapUnit):
         self.operator.fill(given)
         return given
 
-    def extend(self, made: list[Any], stop: int) -> None:
+    def extend(self, made: list[Any]) -> None:
         try:
-            self.operator.work_into(made, self._given, len(made), stop)
+            self.operator.work_into(made, self._given, len(made))
         finally:
             self.bundle.names = self._given.names
 

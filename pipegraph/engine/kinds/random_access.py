@@ -200,21 +200,20 @@ class _ReadUnit(MapUnit):
         self._indices = given
         self._gathered: Any = None
 
-    def extend(self, made: list[Any], stop: int) -> None:
+    def extend(self, made: list[Any]) -> None:
         bundle, source = self.bundle, self.operator
         if not self._bundles:
             epoch, add, draws, rows = bundle.epoch, made.append, self._draws, bundle.lineages
-            for place in bundle.data[len(made) : stop]:
+            for place in bundle.data[len(made) :]:
                 draws.one(epoch, rows[len(made)])
                 add(source.read(place, epoch))
             return
         if self._indices is None:
             self._indices = self.give(bundle)
-        if self._may_gather and not made and stop == bundle.count and self._gathers(stop):
-            made += repeat(None, stop)
+        if self._may_gather and not made and self._gathers(bundle.count):
+            made += repeat(None, bundle.count)
             return
-        indices = self._indices if stop == bundle.count else self._indices[:stop]
-        source.read_into(made, indices, len(made))
+        source.read_into(made, self._indices, len(made))
 
     def _gathers(self, rows: int) -> bool:
         """Let the source pack all rows for the next ``Batch``; returns whether it did."""

@@ -10,6 +10,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from time import perf_counter_ns
 from typing import Any
 
@@ -17,15 +18,17 @@ from pipegraph.bundle import Bundle
 from pipegraph.capabilities import BundleRegroup
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Mark
 from pipegraph.contracts import Fact, Regroup
-from pipegraph.engine.memory import Account
+from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.cursors import earlier
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
+from pipegraph.errors import MemoryLimitError
 from pipegraph.parameters import chunks_of
 from pipegraph.planning.kind import Reached, Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 from pipegraph.tree import buffers
+from pipegraph.units import format_bytes
 
 Loop = Iterator[None]
 
@@ -79,15 +82,14 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
     operator.begin()
     if stage.restart.cursor is not None:
         operator.resume(stage.restart.cursor)
-    memory, account = stage.account, stage.run.account
     planned: Any = stage.plan.operator  # the worker's may be a proxy
     trusted = Fact.TRUSTED in planned.facts
     in_order = trusted or operator.spent is not None
-    held = HeldInOrder(account) if in_order else Held(account)
+    held = HeldInOrder(stage) if in_order else Held(stage)
     together = stage.plan.bundle_rows
     marks = _Marks(stage) if stage.plan.marked else None
     inbox, sender = stage.inboxes[0], stage.sender
-    one = RowIntake(inbox, account).get
+    one = RowIntake(inbox, stage.run.account).get
     seeded, flushing = stage.failures.seeded, stage.failures.flushing
     process = seeded(operator.process)
 
@@ -99,26 +101,17 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
                 worker.meter.samples += rows
                 if marks is not None:
                     marks.stamp(out)
-            stage.settle(worker, 0, (), out)
+            stage.settle(worker, (), out)
             if isinstance(out, Chunk) and operator.spent is None:
                 held.release(out.lineages)
             yield out
 
     def made_of(item: Chunk) -> Sequence[Any]:
         several = item.__class__ is Bundle
-        makes = operator.fills(len(item.lineages)) if several else operator.emits_next()
-        reserved = 0
-        if makes and memory.guarded:
-            reserved = account.try_reserve(memory, 1, None, 0) or 0
-            if not reserved:
-                sender.wake()
-                reserved = account.reserve(memory)
         call: Callable[[Any], Any] = operator.take_bundle if several else process
         made = regrouped(stage, worker, item, partial(call, item), held)
         if several:
             worker.meter.calls += len(item.lineages) - 1
-        if reserved:
-            account.cancel_reservation(reserved)
         if operator.spent:
             held.release(operator.spent)
             operator.spent.clear()
@@ -219,8 +212,9 @@ def regrouped(
 class Held:
     """The buffers of chunks that a regrouping operator holds, by sample, until the sample leaves."""
 
-    def __init__(self, account: Account) -> None:
-        self._account = account
+    def __init__(self, stage: StageRun) -> None:
+        self._stage = stage
+        self._account = stage.run.account
         self._rows: dict[Any, list[Any]] = {}
 
     def add(self, chunk: Chunk) -> None:
@@ -228,6 +222,22 @@ class Held:
         if chunk.buffers:
             # A sample that reaches a window through two branches is in it twice.
             self._rows.setdefault(chunk.lineages[0], []).append(chunk.buffers)
+        self._check()
+
+    def _check(self) -> None:
+        """Raise MemoryLimitError if what is held exceeds the memory limit."""
+        account = self._account
+        if account.used <= account.limit:
+            return
+        nbytes = sum({each: nbytes for buffers in self._buffers() for each, nbytes in buffers}.values())
+        if nbytes > account.limit:
+            raise MemoryLimitError(
+                f"stage {self._stage.name!r}: its open batch or window of {format_bytes(nbytes)} is larger than "
+                f"memory_limit={format_bytes(account.limit)}; raise memory_limit, or make batches and windows smaller"
+            )
+
+    def _buffers(self) -> Iterable[Buffers]:
+        return chain.from_iterable(self._rows.values())
 
     def release(self, rows: Sequence[Any]) -> None:
         """Release the buffers of samples that have left."""
@@ -252,12 +262,16 @@ class Held:
 class HeldInOrder(Held):
     """As :class:`Held`, for operators whose samples leave in the order in which they came."""
 
-    def __init__(self, account: Account) -> None:
-        super().__init__(account)
+    def __init__(self, stage: StageRun) -> None:
+        super().__init__(stage)
         self._inside: deque[list[Any]] = deque()  # [samples still held, buffers]
 
     def add(self, chunk: Chunk) -> None:
         self._inside.append([len(chunk.lineages), chunk.buffers])
+        self._check()
+
+    def _buffers(self) -> Iterable[Buffers]:
+        return (buffers for _, buffers in self._inside)
 
     def release(self, rows: Sequence[Any]) -> None:
         left = len(rows)

@@ -79,7 +79,7 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
             meter.worked(now() - meter.began_ns)
             meter.calls += 1
             if output < 0:
-                stage.drop(0, item.buffers)
+                stage.run.account.release(item.buffers)
                 if failed is not None:
                     for put in puts:  # to all, because any of them may be read first
                         put(failed)

@@ -39,14 +39,13 @@ class RowKind(MapKind):
 class _Job:
     """One batch in work. ``taken`` and ``left`` change under the stage's ``jobs_lock``."""
 
-    __slots__ = ("batch", "chunk", "failed", "held", "left", "reserved", "taken", "ticket")
+    __slots__ = ("batch", "chunk", "failed", "held", "left", "taken", "ticket")
 
-    def __init__(self, ticket: int, chunk: Chunk, batch: Any, reserved: int) -> None:
+    def __init__(self, ticket: int, chunk: Chunk, batch: Any) -> None:
         self.ticket = ticket
         self.chunk = chunk
         self.batch = batch
         self.held: Buffers = chunk.buffers
-        self.reserved = reserved
         self.taken = 0
         self.left = len(chunk.row_lineages)
         self.failed: dict[int, BaseException] = {}
@@ -68,7 +67,7 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             meter.worked(now() - meter.began_ns)
             if _row_done(stage, job, index, error):
                 meter.calls += 1
-                stage.leave(worker, job.ticket, _end(stage, worker, job), job.held, job.reserved)
+                stage.leave(worker, job.ticket, _end(stage, worker, job), job.held)
                 yield
             continue
         ticket, item = inbox.take(1, other_work=lambda: bool(stage.jobs))
@@ -85,15 +84,13 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             do_single(stage, worker, process, ticket, item, 0, True)
             yield
             continue
-        account, guarded = stage.run.account, stage.account.guarded
-        reserved = account.reserve(stage.account, stage.sender.first, ticket) if guarded else 0
         meter.began_ns = now()
         try:
-            opened = _Job(ticket, item, operator.begin_batch(item), reserved)
+            opened = _Job(ticket, item, operator.begin_batch(item))
         except BaseException as error:
             out = stage.failures.handle(worker, item, error)
             meter.calls += 1
-            stage.leave(worker, ticket, out, item.buffers, reserved)
+            stage.leave(worker, ticket, out, item.buffers)
             del out  # a failure's traceback refers to this frame
             yield
             continue

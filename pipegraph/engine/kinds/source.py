@@ -164,7 +164,6 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                 rows = min(rows, SNAPSHOT_EVERY - step % SNAPSHOT_EVERY)
             unit.begin(0)
             unit.epoch, unit.step = epoch, step
-            rows = unit.reserve(rows)
             made, add, begun = unit.made, unit.made.append, items is not None
             meter.began_ns = perf_counter_ns()
             try:

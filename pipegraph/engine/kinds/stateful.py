@@ -114,7 +114,7 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
                 out.before, out.after = places
                 meter.items += 1
                 meter.samples += len(out.lineages)
-            stage.settle(worker, 0, (), out)
+            stage.settle(worker, (), out)
             put(out)
             yield
 

@@ -182,10 +182,6 @@ class RemoteHolder(Remote):
     failing: Sequence[Chunk] = ()
     spent = None  # operators with ``spent`` are not portable
 
-    def emits_next(self) -> bool:
-        """Always True: asking would cost more than a needless reservation."""
-        return True
-
     def _regroup(self, name: str, *args: Any) -> Any:
         made, error, self.failing = self._keep(name, *args, by="regroup")
         if error is not None:

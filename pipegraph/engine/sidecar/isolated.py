@@ -180,6 +180,6 @@ class IsolatedRuntime(Runtime):
         for key, value in totals.items():
             if key == ("put", "", 0):
                 seen["put", *self._first] = value
-            elif key[0] in ("put", "get", "memory", "process") and key != ("get", "", 0):
+            elif key[0] in ("put", "get", "process") and key != ("get", "", 0):
                 seen[key] = value
         return seen

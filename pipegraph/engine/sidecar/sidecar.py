@@ -182,7 +182,7 @@ class Sidecar(Remote):
                 for item in items:
                     if isinstance(item, Chunk):
                         worker.meter.items += samples_in(item)
-                        settle(stage, worker, 0, (), item)
+                        settle(stage, worker, (), item)
                     elif item.__class__ is Failure:
                         carried: Any = item.error
                         item.error = carried.error()

@@ -1,8 +1,8 @@
 """Look-ahead of a worker: it takes its next item early, so that its process or actor always has one queued.
 
 With one item in flight a process would wait, after each answer, for the trainer, whose interpreter may be busy with
-training; with two it does not. An item taken ahead has its ticket and its reserved memory like any other. The worker
-does it next in any case, even if it is to leave.
+training; with two it does not. An item taken ahead has its ticket like any other. The worker does it next in any
+case, even if it is to leave.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from contextlib import suppress
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from pipegraph.bundle import Bundle
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
 
@@ -23,8 +22,8 @@ QUICK_NS = 10_000_000
 """Items at longer intervals, times the cost of a call, are not taken ahead: the wait is short compared to them, and at
 the end of an epoch idle workers should get them."""
 
-NextItem = tuple[int, Any, int | None]
-"""Ticket, item and the bytes reserved for it; None if they are not reserved yet."""
+NextItem = tuple[int, Any]
+"""Ticket and item."""
 
 
 class Ahead:
@@ -73,15 +72,7 @@ class Ahead:
         found = stage.inboxes[0].take_ahead(None if self._rows is None else self._rows())
         if found is None:
             return None
-        ticket, item = found
-        self._taken = ticket, item, None
-        granted: int | None = 0
-        if stage.account.guarded:
-            count = len(item.lineages) if item.__class__ is Bundle else 1
-            granted = stage.run.account.try_reserve(stage.account, count, stage.sender.first, ticket)
-        if granted is None:
-            return None
-        self._taken = ticket, item, granted
+        self._taken = found
         with suppress(Exception):  # of a sampler: raised again when the item's turn comes
-            return self._call(item)
+            return self._call(found[1])
         return None

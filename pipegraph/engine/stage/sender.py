@@ -28,9 +28,6 @@ class Sender:
         channels: of the consumers; if there are none, items are dropped.
     """
 
-    first: Callable[[int], bool] | None = None
-    """Whether a ticket is the next to leave the stage; None if tickets cannot overtake each other."""
-
     def __init__(self, stage: StageContext, failures: Failures, channels: list[Channel]) -> None:
         self.stage = stage
         self.failures = failures
@@ -109,10 +106,6 @@ class Sender:
 class ByTicket(Sender):
     """The sender of an ordered stage with several workers: results leave in the order of tickets."""
 
-    def __init__(self, stage: StageContext, failures: Failures, channels: list[Channel]) -> None:
-        super().__init__(stage, failures, channels)
-        self.first = channels[0].at_head
-
     def drop(self, ticket: int) -> None:
         for channel in self.channels:
             channel.close_seq(ticket)
@@ -130,10 +123,7 @@ class ByTicket(Sender):
         return self.channels[index].put_at(ticket, item, last)
 
     def _done(self, ticket: int) -> None:
-        stage = self.stage
-        stage.ordinals.forget(ticket)
-        if stage.account.guarded:
-            stage.run.account.nudge()  # a worker that waits for memory may have the next ticket now
+        self.stage.ordinals.forget(ticket)
 
 
 class Watermark:
@@ -176,7 +166,6 @@ class AsFinished(Sender):
 
     def __init__(self, stage: StageContext, failures: Failures, channels: list[Channel]) -> None:
         super().__init__(stage, failures, channels)
-        self.first = self._is_oldest
         self._lock = concurrency.Lock()
         self._open: dict[int, tuple[int, int]] = {}  # ticket -> epoch and items taken before it
         self._taken = 0
@@ -233,10 +222,6 @@ class AsFinished(Sender):
             self.stage.run.fail(token.error)  # without an order a failure ends the run at once
             raise Cancelled
 
-    def _is_oldest(self, ticket: int) -> bool:
-        with self._lock:
-            return next(iter(self._open), ticket) == ticket
-
     def _seq(self, item: Any) -> int:
         return item.epoch - self.stage.run.first_epoch  # type: ignore[no-any-return]
 
@@ -270,8 +255,6 @@ class AsFinished(Sender):
             if epoch in self._ending and all(epoch != each for each, _ in self._open.values()):
                 ending = self._ending.pop(epoch)
         stage.inboxes[0].nudge()
-        if stage.account.guarded:
-            stage.run.account.nudge()
         if ending is not None:
             self._end(ending)
 

@@ -31,7 +31,6 @@ class RunContext(Protocol):
     horizon: Horizon
     ledger: Ledger
     tracer: Tracer
-    sized: set[str]
     stopping: Stopping
 
     def fail(self, error: BaseException) -> None:
@@ -54,13 +53,12 @@ class StageContext:
 
     wait_turn: Callable[[int], None]
 
-    def __init__(self, plan: StagePlan, run: RunContext, depth: int) -> None:
+    def __init__(self, plan: StagePlan, run: RunContext) -> None:
         self.plan = plan
         self.name = plan.name
         self.run = run
         self.inboxes: list[Channel] = []
         parallel = plan.kind.parallel
-        self.account = run.account.stage(plan.name, depth, reserves=parallel)
         self.budgeted = plan.spec.skip is not None
         self.by_ticket = parallel and (plan.several or self.budgeted)
         self.in_order = not self.by_ticket or not plan.several or plan.spec.ordered

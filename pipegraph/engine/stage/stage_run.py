@@ -1,4 +1,4 @@
-"""One stage of a run: its channels, its memory account and the state that its loops share.
+"""One stage of a run: its channels and the state that its loops share.
 
 A ``StageRun`` lives as long as one run (from a pass's start until it is cancelled or replaced); its
 ``Worker``s, with their opened operators, live as long as the loader.
@@ -6,7 +6,6 @@ A ``StageRun`` lives as long as one run (from a pass's start until it is cancell
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -28,9 +27,7 @@ from pipegraph.engine.stage.stage_context import RunContext, StageContext
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.planning.kind import Restart
 from pipegraph.planning.plan import StagePlan
-from pipegraph.tree import ATOMS, buffers, unsized
-
-log = logging.getLogger("pipegraph")
+from pipegraph.tree import ATOMS, buffers
 
 
 class StageRun(StageContext):
@@ -47,8 +44,8 @@ class StageRun(StageContext):
     pace: Pace
     sender: Sender
 
-    def __init__(self, plan: StagePlan, run: RunContext, depth: int) -> None:
-        super().__init__(plan, run, depth)
+    def __init__(self, plan: StagePlan, run: RunContext) -> None:
+        super().__init__(plan, run)
         self.above: list[StageRun] = []
         self.outboxes: list[list[Channel]] = [[]]
         self.senders: list[Sender] = []
@@ -138,27 +135,24 @@ class StageRun(StageContext):
         if not (isinstance(out, Chunk) or (drops and out is None) or (judged and isinstance(out, Failure))):
             raise not_a_chunk(out, self.name, "process", type(plan.operator).__name__)
 
-    def leave(
-        self, worker: Worker, ticket: int, out: Any, held: Buffers, reserved: int, last: bool = True
-    ) -> None:
+    def leave(self, worker: Worker, ticket: int, out: Any, held: Buffers, last: bool = True) -> None:
         """Count and send the result of an item: a chunk, a failure, or None.
 
         Args:
             held: the item's buffers.
-            reserved: bytes reserved for the result.
             last: whether it is the ticket's last result.
         """
         if out is None:
             worker.judged.dropped += 1
-            self.drop(reserved, held)
+            self.run.account.release(held)
             if last:
                 self.sender.drop(ticket)
             return
         if isinstance(out, Chunk):
             worker.leaving.items += 1
             worker.leaving.samples += len(out.lineages)
-        if held or reserved or out.__class__ is not Chunk or out.data.__class__ not in ATOMS:
-            self.settle(worker, reserved, held, out)
+        if held or out.__class__ is not Chunk or out.data.__class__ not in ATOMS:
+            self.settle(worker, held, out)
         self.sender.send(ticket, out, last)
 
     def batches_of(self, bundle: Bundle) -> list[tuple[int, int]]:
@@ -170,31 +164,12 @@ class StageRun(StageContext):
 
     # -- memory --------------------------------------------------------------------------------
 
-    def settle(self, worker: Worker, reserved: int, held: Buffers, chunk: Any) -> None:
-        """Account for a result: release ``held`` and the reservation, count the chunk's buffers."""
+    def settle(self, worker: Worker, held: Buffers, chunk: Any) -> None:
+        """Account for a result: release ``held``, count the chunk's buffers."""
         if isinstance(chunk, Chunk):
             chunk.buffers = buffers(chunk.data)
-            self.check_sized(chunk.data)
             chunk.nbytes = sum([nbytes for _, nbytes in chunk.buffers])
             worker.leaving.nbytes += chunk.nbytes
-            self.run.account.settle(self.account, reserved, held, chunk.buffers)
+            self.run.account.settle(held, chunk.buffers)
         else:
-            self.drop(reserved, held)
-
-    def check_sized(self, data: Any) -> None:
-        """Say once per stage, by its first item, that memory_limit cannot count what it makes."""
-        if self.name in self.run.sized:
-            return
-        self.run.sized.add(self.name)
-        kind = unsized(data)
-        if kind is not None:
-            log.warning(
-                "stage %r makes objects of %s.%s, whose bytes nothing tells: memory_limit counts next to nothing for "
-                "them. Bound this stage by capacity=, or give the type an attribute nbytes",
-                *(self.name, kind.__module__, kind.__qualname__),
-            )
-
-    def drop(self, reserved: int, held: Buffers) -> None:
-        """Account for a call without a result."""
-        if reserved or held:
-            self.run.account.settle(self.account, reserved, held, ())
+            self.run.account.release(held)

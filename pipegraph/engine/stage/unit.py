@@ -43,32 +43,12 @@ class Unit:
         self.sent = 0
         self.ticket = 0
         self.nbytes = 0
-        self._reserved = 0
-        self._reserved_rows = 0  # unsent rows covered by the reservation
         self._held: Buffers = ()
-        self._granted: int | None = None  # bytes reserved for the whole unit before it began
 
-    def begin(self, ticket: int, held: Buffers = (), granted: int | None = None) -> None:
-        """Begin another unit, made from the buffers ``held``, with ``granted`` bytes reserved for it."""
-        self._granted = granted
+    def begin(self, ticket: int, held: Buffers = ()) -> None:
+        """Begin another unit, made from the buffers ``held``."""
         self.made, self.sent, self.ticket = [], 0, ticket
-        self.nbytes = self._reserved = self._reserved_rows = 0
-        self._held = held
-
-    def reserve(self, rows: int) -> int:
-        """Reserve memory for as many of the next rows as fit now; blocks until one does. Sends finished rows first."""
-        stage = self.stage
-        if self._granted is not None:
-            self._reserved, self._reserved_rows, self._granted = self._granted, rows, None
-            return rows
-        if not stage.account.guarded:
-            return rows
-        if self.made:
-            self.send()
-        fits, reserved = stage.run.account.reserve_rows(stage.account, rows, self.sender.first, self.ticket)
-        self._reserved += reserved
-        self._reserved_rows += fits
-        return fits
+        self.nbytes, self._held = 0, held
 
     def send(self, last: bool = False) -> None:
         """Send finished rows; ``last``: the unit is done."""
@@ -106,23 +86,16 @@ class Unit:
         if last:
             self.made, self.sent = [], 0
         stage, worker = self.stage, self.worker
-        reserved, rows = 0, self._reserved_rows
-        if rows:
-            reserved = self._reserved
-            if not last and rows > stop - start:
-                reserved = reserved * (stop - start) // rows
-            self._reserved -= reserved
-            self._reserved_rows = max(0, rows - (stop - start))
         held: Buffers = ()
         if last:
             held, self._held = self._held, ()
         if out is None:
-            stage.drop(reserved, held)
+            stage.run.account.release(held)
             return None
         count = len(out.lineages) if out.__class__ is not Bundle else out.count
         worker.leaving.items += count
         worker.leaving.samples += count
-        settle(stage, worker, reserved, held, out)
+        settle(stage, worker, held, out)
         self.nbytes += out.nbytes
         return out
 
@@ -131,22 +104,20 @@ class Unit:
         raise NotImplementedError
 
 
-def settle(stage: StageRun, worker: Worker, reserved: int, held: Buffers, out: Chunk) -> None:
+def settle(stage: StageRun, worker: Worker, held: Buffers, out: Chunk) -> None:
     """Account for the result of a call."""
     if out.__class__ is not Bundle:
-        stage.settle(worker, reserved, held, out)
+        stage.settle(worker, held, out)
         return
     assert isinstance(out, Bundle)
     if stage.pack is not None and out.packed is None and stage.pace.packs(out.count):
         out.pack(stage.pack, stage.batches_of(out))
     out.buffers = measured(out)
-    if out.packed is None and stage.name not in stage.run.sized:
-        stage.check_sized(out.data[0])
     if out.buffers:
         out.nbytes = sum([nbytes for _, nbytes in out.buffers])
         worker.leaving.nbytes += out.nbytes
-    if out.buffers or reserved or held:
-        stage.run.account.settle(stage.account, reserved, held, out.buffers, out.count)
+    if out.buffers or held:
+        stage.run.account.settle(held, out.buffers)
 
 
 def measured(bundle: Bundle) -> Buffers:
@@ -174,8 +145,6 @@ def _light(items: Any) -> int | None:
         return None
     kind = kinds.pop()
     if kind is np.ndarray or kind is torch.Tensor:
-        if kind is np.ndarray and any(item.dtype.hasobject for item in items):
-            return None
         try:
             sizes = list(map(_nbytes, items))
         except RuntimeError:  # a sparse tensor has no bytes of its own

@@ -19,7 +19,7 @@ from schedule_models.pipelines import (
     ThreeStages,
     Units,
 )
-from schedule_models.queues import AccountModel, ChannelModel, SequencedChannelModel
+from schedule_models.queues import ChannelModel, SequencedChannelModel
 from schedule_models.readers import BlockReaderModel
 from schedule_models.remote import Isolated, ProcessStage
 from schedule_models.replicas import ReducerModel
@@ -29,7 +29,6 @@ MODELS: dict[str, type[Model]] = {
     for model in (
         ChannelModel,
         SequencedChannelModel,
-        AccountModel,
         ThreeStages,
         SeveralWorkers,
         Units,

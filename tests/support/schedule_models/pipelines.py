@@ -438,7 +438,7 @@ class SkippedRows(LoaderModel):
 
 
 class LittleMemory(LoaderModel):
-    """Arrays that hardly fit: workers wait for room."""
+    """Arrays that hardly fit into the queues."""
 
     memory_limit = "40 KB"
 

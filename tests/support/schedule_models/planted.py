@@ -13,11 +13,11 @@ from typing import Any
 from scheduler.lines import with_points
 from scheduler.model import Model
 
-from pipegraph.engine import activity, channel, contents, memory, reorder, worker_threads
+from pipegraph.engine import activity, channel, contents, reorder, worker_threads
 from pipegraph.engine.stage import epoch_limit, sender
 from pipegraph.reader import block_reader
 from schedule_models.pipelines import Completion, ThreeStages
-from schedule_models.queues import AccountModel, ChannelModel, SequencedChannelModel
+from schedule_models.queues import ChannelModel, SequencedChannelModel
 from schedule_models.readers import BlockReaderModel
 
 
@@ -81,21 +81,6 @@ FAULTS = (
         "(*self._putters, *self._getters)",
         "(*self._getters,)",
         ChannelModel,
-    ),
-    Fault(
-        "released memory wakes nobody",
-        memory.Account.release,
-        "            self._wake()\n",
-        "            pass\n",
-        AccountModel,
-    ),
-    Fault(
-        "memory is reserved without the lock",
-        memory.Account.reserve_rows,
-        "        with self._lock:\n            if self._cancelled:",
-        "        if True:\n            if self._cancelled:",
-        AccountModel,
-        ("engine/memory.py",),
     ),
     Fault(
         "a woken thread is counted as waiting",

@@ -1,4 +1,4 @@
-"""Models of the queue between two stages and of the memory account: a few threads on one object."""
+"""Models of the queue between two stages: a few threads on one object."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pipegraph import concurrency
 from pipegraph.chunk import Chunk
 from pipegraph.engine.activity import Activity, Cancelled
 from pipegraph.engine.channel import Channel
-from pipegraph.engine.memory import Account
 
 LAST = -1
 
@@ -138,72 +137,3 @@ class SequencedChannelModel(ChannelModel):
     """The same with numbered items, as the workers of an ordered stage put them."""
 
     sequenced = True
-
-
-class AccountModel(Threads):
-    """Workers of three stages reserve, settle and release; a cancel, or Ctrl-C in one of them.
-
-    Never more in use than the limit (all items of a stage have one size); at the end nothing is; every worker ends.
-    """
-
-    def run(self) -> None:
-        draw = self.draw
-        self.activity = Activity()
-        self.activity.on_idle = self.stalled
-        self.account = account = Account(draw.choice([40, 60, 100]), self.activity)
-        sizes = [draw.choice([5, 10, 20]) for _ in range(3)]
-        stages = [account.stage(f"s{depth}", depth) for depth in range(3)]
-        for stage, size in zip(stages, sizes, strict=True):
-            account.settle(stage, account.reserve(stage), (), ((id(stage), size),))
-            account.release(((id(stage), size),))
-        self.cancels = draw.random() < 0.2
-        self.serial = 0
-        threads = [
-            self.begin(self.work, stages[depth], sizes[depth], draw.randrange(1, 4))
-            for depth in range(3)
-            for _ in range(draw.randrange(1, 3))
-        ]
-        if self.cancels:
-            threads.append(self.begin(account.cancel))
-        self.activity.attach()
-        if draw.random() < 0.5:
-            self.interrupt_in(draw.randrange(40))
-        try:
-            self.work(stages[0], sizes[0], 3)
-        except KeyboardInterrupt:
-            self.cancels = True  # as a pass that was interrupted
-            self.interrupt_in(None)
-            account.cancel()
-        except Cancelled:
-            assert self.cancels
-        self.interrupt_in(None)
-        self.activity.pause()
-        for thread in threads:
-            thread.join()
-        if not self.cancels:
-            assert account.used == 0, f"{account.used} bytes are left"
-        assert not account.waiting()
-
-    def stalled(self) -> None:
-        """Everyone waits: nobody may do so for room that is there. Then as a run does it: one may exceed its ceiling.
-
-        Called late, others may have been attached since: see ``Activity``.
-        """
-        still = self.activity.stillness()
-        account = self.account
-        idle = [
-            each for each in account._waiting if account._fitting(each.stage, each.first, each.ticket, 1) > 0
-        ]
-        if still is None or self.activity.stillness() != still:
-            return
-        assert not idle, f"stage {idle[0].stage.name} waits, and there is room"
-        self.account.admit_one()
-
-    def work(self, stage: Any, size: int, items: int) -> None:
-        for _ in range(items):
-            reserved = self.account.reserve(stage)
-            self.serial += 1
-            buffers = ((10_000 + self.serial, size),)
-            self.account.settle(stage, reserved, (), buffers)
-            assert self.account.used <= self.account.limit
-            self.account.release(buffers)
