@@ -184,15 +184,9 @@ class StoreClient(Closing):
             found = self._result(self._requests.retried(pattern, 0, ask))
         except StoreError as error:
             # The client library takes no key with an empty component or "..", in whatever folder below.
-            if "invalid path" not in str(error):
+            if "invalid path" not in str(error) or "**" in glob or "/" in glob[len(prefix) :]:
                 raise
-            unusable = f"{error}. Such keys cannot be listed: rename them, or name the parts, as in part-{{00..99}}.tar"
-            if "**" in glob or "/" in glob[len(prefix) :]:
-                raise StoreError(unusable) from None
-            try:
-                found = self._result(self._requests.retried(pattern, 0, ask_folder))
-            except StoreError:
-                raise StoreError(unusable) from None
+            found = self._result(self._requests.retried(pattern, 0, ask_folder))
         parts = sorted(found, key=lambda p: p.uri)
         if all(part.name in beside for part in parts):
             raise StoreError(

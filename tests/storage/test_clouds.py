@@ -45,12 +45,10 @@ def test_a_key_of_another_folder_that_is_none_does_not_break_a_listing() -> None
         StoreClient(cloud.options) as store,
     ):
         assert [part.name for part in expand_parts(cloud.url + "in/*.bin", store=store)] == ["a.bin"]
-        with pytest.raises(
-            StoreError, match=r'"in/x//b\.bin".* Such keys cannot be listed: rename them, or name the parts'
-        ):
+        with pytest.raises(StoreError, match=r'"in/x//b\.bin"'):
             expand_parts(cloud.url + "in/**/*.bin", store=store)
         cloud.objects["in//b.bin"] = b"b"
-        with pytest.raises(StoreError, match="Such keys cannot be listed"):
+        with pytest.raises(StoreError, match="invalid path"):
             expand_parts(cloud.url + "in/*.bin", store=store)
 
 
