@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, final
 
 from pipegraph.batches import AS_AT_THE_TOP, WHOLE
-from pipegraph.capabilities import FollowsRoute, Planned, Repeats, UserFunctions
-from pipegraph.chunk import Chunk, Cursor, Mark
+from pipegraph.capabilities import Planned, Repeats, UserFunctions
+from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Fact, FanIn, FanOut, Operator, Source
 from pipegraph.errors import DataError, GraphError, shown
 from pipegraph.hashed_keys import uniform
@@ -303,37 +303,34 @@ class Route(FanOut, UserFunctions):
 
 
 @final
-class Merge(FanIn, FollowsRoute):
-    """Join the outputs of a ``Route`` again, in the order in which items reached the route.
-
-    The route sends a mark down the branch it leaves; this reads a branch until its mark.
+class Merge(FanIn):
+    """One item of each input in turn, until all have ended. To keep an order of items that go different ways, branch
+    inside a function instead.
     """
 
-    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED
-
-    def follow(self, route: str, outputs: tuple[int, ...]) -> None:
-        self._route = route
-        self._input_of = {output: index for index, output in enumerate(outputs)}
-        self._first = min(outputs)
+    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.SEPARATE
 
     def begin(self, inputs: int, epoch: int) -> None:
         self._inputs = inputs
-        self._at = self._input_of[self._first]
-        self._live = set(range(inputs))
+        self._at = 0
+        self._ended: set[int] = set()
 
     def next_input(self) -> int | None:
-        if not self._live:
+        if len(self._ended) == self._inputs:
             return None
-        return self._at if self._at in self._live else min(self._live)
+        while self._at in self._ended:
+            self._at = (self._at + 1) % self._inputs
+        return self._at
 
     def end_input(self, index: int) -> None:
-        self._live.discard(index)
+        self._ended.add(index)
 
-    def turn(self, mark: Mark) -> bool:
-        if mark.route != self._route:
-            return False
-        self._at = self._input_of[mark.turn]
-        return True
+    def process(self, chunk: Chunk) -> Chunk:
+        self._at = (self._at + 1) % self._inputs
+        return chunk
+
+    def merged_length(self, lengths: Sequence[int]) -> int | None:
+        return sum(lengths)
 
     def cursor(self, positions: Sequence[Cursor]) -> Cursor:
         return (*positions, self._at)

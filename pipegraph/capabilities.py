@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, Mark
+from pipegraph.chunk import Chunk
 from pipegraph.components import Drawn, DrawnRows
 from pipegraph.contracts import Operator, Source
 
@@ -283,18 +283,6 @@ class Keyed(ABC):
     @abstractmethod
     def group_of(self, sample: Any) -> Any:
         """The key of a sample."""
-
-
-class FollowsRoute(ABC):
-    """A fan-in that joins the outputs of a ``Route`` again."""
-
-    @abstractmethod
-    def follow(self, route: str, outputs: tuple[int, ...]) -> None:
-        """Input i is fed by output ``outputs[i]`` of ``route``."""
-
-    @abstractmethod
-    def turn(self, mark: Mark) -> bool:
-        """Handle a ``Mark`` of a ``Route``; False if it is not for this operator."""
 
 
 # -- kinds of maps that have loops of their own --------------------------------------------------------------

@@ -8,8 +8,7 @@ A chunk carries two kinds of identity:
   with this chunk, ``after`` with the next one. Cursors of one edge sort like its chunks. One-to-one stages
   pass them on unchanged.
 
-Three tokens travel beside chunks: :class:`EndOfEpoch`, :class:`Failure` (in place of the failed item)
-and :class:`Mark` (where a ``Route`` switched to another output).
+Two tokens travel beside chunks: :class:`EndOfEpoch` and :class:`Failure` (in place of the failed item).
 """
 
 from __future__ import annotations
@@ -292,16 +291,5 @@ class Failure(_NoMemory):
     epoch: int
 
 
-@dataclass(slots=True, eq=False)
-class Mark(_NoMemory):
-    """Marks where a ``Route`` switched to output ``turn``; its ``Merge`` switches there too."""
-
-    route: str
-    turn: int
-    epoch: int
-    before: Cursor
-    after: Cursor
-
-
-Token = EndOfEpoch | Failure | Mark
+Token = EndOfEpoch | Failure
 Item = Chunk | Token

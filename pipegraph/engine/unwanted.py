@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, EndOfEpoch, Mark
+from pipegraph.chunk import Chunk, EndOfEpoch
 
 
 class Unwanted:
@@ -31,7 +31,7 @@ class Unwanted:
         self.active = True
 
     def skip(self, epoch: int, seen: Callable[[Any], bool]) -> None:
-        """Filter out chunks and marks of ``epoch`` for which ``seen`` is true; adds to its earlier filters."""
+        """Filter out chunks of ``epoch`` for which ``seen`` is true; adds to its earlier filters."""
         self._epoch = epoch
         self._seen.append(seen)
         self.active = True
@@ -52,7 +52,7 @@ class Unwanted:
             return item
         if isinstance(item, Bundle):
             return self._rows_of(item)
-        return None if isinstance(item, Chunk | Mark) and self._was_seen(item) else item
+        return None if isinstance(item, Chunk) and self._was_seen(item) else item
 
     def _rows_of(self, bundle: Bundle) -> Bundle | None:
         kept = [

@@ -26,8 +26,6 @@ class Restart:
 
     step: int = 0
     cursor: Cursor = None
-    base: Cursor = None
-    marks: int = 0
 
 
 class Reached(NamedTuple):

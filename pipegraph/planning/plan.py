@@ -43,10 +43,6 @@ class StagePlan:
         memory: what its slabs lie in: ``"pinned"`` where copies to a device alone read them, ``"delivered"`` (pinned,
             and torch's own) where others read them too, ``"staged"`` (ordinary memory, laid out for one copy) where
             another copy does, else ``"pageable"``.
-        merge: for a ``Route``, the ``Merge`` that joins its outputs again.
-        route: for a ``Merge``, the ``Route`` it follows.
-        marked: whether it lies between a ``Route`` and its ``Merge``, so that marks pass through it.
-        route_outputs: for both, which outputs of the ``Route`` the ``Merge`` joins, in the order of its inputs.
         bundle: the ``Batch`` with which the bundles of this stage's rows end.
         bundle_rows: rows of its output that may be handed over together.
         followers: the stages whose work its processes do after its own, in turn; they are left out themselves.
@@ -65,10 +61,6 @@ class StagePlan:
     bypassed: str | None = None
     notes: tuple[str, ...] = ()
     memory: str = "pageable"
-    merge: str | None = None
-    route: str | None = None
-    marked: bool = False
-    route_outputs: tuple[int, ...] = ()
     within: str | None = None
     fused: Operator | None = None
     bundle: str | None = None

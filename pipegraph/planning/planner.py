@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
 
 from pipegraph.backends import THREAD
-from pipegraph.capabilities import FollowsRoute, Planned
-from pipegraph.contracts import Fact, FanIn, Operator
+from pipegraph.capabilities import Planned
+from pipegraph.contracts import Fact, Operator
 from pipegraph.errors import GraphError, shown
 from pipegraph.graph import Graph, Node
 from pipegraph.planning.bundle_chains import bundle_rows
@@ -54,7 +53,6 @@ def make_plan(graph: Graph, output: Node | str | None, kind_of: KindOf) -> Plan:
     for name, stage in list(planned.items()):  # a rewrite may have put another operator in its place
         planned[name] = replace(stage, kind=kind_of(stage.operator))
     edge = shortcut(edge, planned)
-    _pair_routes(planned)
     check_iterators(planned)
     bundle_rows(planned, edge)
     mark_tuned(planned)
@@ -193,72 +191,6 @@ def _shifting(upstream: tuple[Edge, ...], planned: Mapping[str, StagePlan]) -> l
         for name, stage in planned.items()
         if stage.spec.skip is not None and 0 < sum(name in above for above in inputs) < len(inputs)
     ]
-
-
-def _pair_routes(planned: dict[str, StagePlan]) -> None:
-    """Find for each Merge() the Route whose outputs it joins."""
-    for stage in list(planned.values()):
-        if not _follows_route(stage):
-            continue
-        above = [_route_above(edge, planned) for edge in stage.upstream]
-        found = [edge for edge in above if edge is not None]
-        if len(found) < len(above) or len({edge.stage for edge in found}) > 1:
-            raise GraphError(
-                f"stage {stage.name!r}: Merge() joins the outputs of one Route; "
-                "for other inputs use Concat(), Mix(weights) or Zip()"
-            )
-        route, outputs = found[0].stage, tuple(edge.output for edge in found)
-        if len(set(outputs)) != len(outputs):
-            raise GraphError(
-                f"stage {stage.name!r}: Merge() was given the same Route output twice ({list(outputs)})"
-            )
-        other = planned[route].merge
-        if other is not None:
-            raise GraphError(
-                f"stage {stage.name!r}: the outputs of {route!r} are joined by {other!r} already; join them once "
-                "and fan out behind that"
-            )
-        planned[route] = replace(planned[route], merge=stage.name, route_outputs=outputs)
-        planned[stage.name] = replace(planned[stage.name], route=route, route_outputs=outputs)
-        for name in _between(route, stage.name, planned):
-            planned[name] = replace(planned[name], marked=True)
-
-
-def _follows_route(stage: StagePlan) -> bool:
-    return stage.operator.can(FollowsRoute) is not None
-
-
-def _between(route: str, merge: str, planned: dict[str, StagePlan]) -> set[str]:
-    """The stages through which a ``Route``'s marks pass on their way to its ``Merge``."""
-    found = {edge.stage for edge in planned[merge].upstream}
-    for name, stage in reversed(planned.items()):
-        if name in found and name != route:
-            found.update(edge.stage for edge in stage.upstream)
-    return found - {route}
-
-
-def _route_above(edge: Edge, planned: Mapping[str, StagePlan]) -> Edge | None:
-    """The output of a Route that an edge comes from through single-input stages, and whole pairs of Route and Merge."""
-    depth = 0
-    while True:
-        stage = planned[edge.stage]
-        operator = stage.operator
-        if stage.kind.sends_in_turn:
-            if depth == 0:
-                return edge
-            depth -= 1
-        if stage.kind.reads_in_turn:
-            if cast(FanIn, operator).inputs == 1:
-                raise GraphError(
-                    f"stage {stage.name!r}: {operator.name} ends an epoch, so it cannot stand between a Route and its "
-                    "Merge; put it behind the Merge"
-                )
-            if not _follows_route(stage):
-                return None
-            depth += 1
-        if not stage.upstream:
-            return None
-        edge = stage.upstream[0]
 
 
 def _is_elastic(stage: StagePlan) -> bool:

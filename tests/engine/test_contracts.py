@@ -322,7 +322,7 @@ def test_a_route_may_choose_by_a_comparison_of_numpy() -> None:
     routed = graph.add(ops.FromSequence(range(4))).then(ops.Route(lambda x: np.int64(x) > 1, 2))
     graph.add(ops.Merge(), routed[0], routed[1].then(lambda x: -x))
     with graph.loader() as loader:
-        assert list(loader) == [0, 1, -2, -3]
+        assert list(loader) == [0, -2, 1, -3]
 
 
 class Steps(pg.Source):

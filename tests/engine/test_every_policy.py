@@ -94,7 +94,7 @@ def rows_of_batches(node, **options):
 
 def of_a_route(node, **options):
     route = node.then(ops.Route(lambda x: work(x) % 2, 2), name="work", **options)
-    return node.graph.add(ops.Merge(), *route)
+    return node.graph.add(ops.Concat(), *route)
 
 
 def below_a_cache(node, **options):

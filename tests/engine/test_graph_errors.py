@@ -231,25 +231,6 @@ def test_a_function_of_any_name_is_no_operator_of_that_name(graph, numbers):
     assert graph.plan().running[-1].operator.name == "zip"
 
 
-def test_merge_wants_the_outputs_of_one_route_each_once(graph, numbers):
-    graph.add(ops.Merge(), numbers, numbers, name="m")
-    with pytest.raises(
-        GraphError, match=r"Merge\(\) joins the outputs of one Route; for other inputs use Concat"
-    ):
-        graph.plan("m")
-    route = numbers.then(ops.Route(identity, 2), name="r")
-    graph.add(ops.Merge(), route[0], route[0], name="twice")
-    with pytest.raises(GraphError, match=r"was given the same Route output twice \(\[0, 0\]\)"):
-        graph.plan("twice")
-    one = graph.add(ops.Merge(), route[0], route[1], name="one")
-    two = graph.add(ops.Merge(), route[0], route[1], name="two")
-    graph.add(ops.Concat(), one, two, name="both")
-    with pytest.raises(
-        GraphError, match="the outputs of 'r' are joined by 'one' already; join them once and fan out"
-    ):
-        graph.plan("both")
-
-
 def test_only_a_route_has_outputs(numbers):
     with pytest.raises(GraphError, match="only a Route has several outputs, 'numbers' is a fromiterable"):
         numbers[0]

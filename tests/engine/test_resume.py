@@ -10,7 +10,6 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
-from gates import Gate
 from random_graphs.stage_functions import RunningSum, several
 
 import pipegraph as pg
@@ -348,30 +347,6 @@ LOOSE = {
 @pytest.mark.parametrize("name", LOOSE)
 def test_below_completion_order_stages_every_sample_is_delivered_once(name):
     assert_resumes_exactly(LOOSE[name], epochs=2)
-
-
-def test_what_a_route_left_behind_in_completion_order_is_not_lost():
-    """The mark that turns the merge overtakes a slow sample of the branch it leaves."""
-    gate = Gate()
-
-    def make(hold):
-        graph = pg.Graph("g")
-        route = graph.add(numbers(5)).then(ops.Route(lambda x: x // 3 % 2, 2))
-        low = route[0].then(gate if hold else Gate(), workers=2, ordered=False, name="low")
-        if not hold:
-            low.operator.release_all()
-        graph.add(ops.Merge(), low, route[1])
-        return graph
-
-    gate.release_position(0, 1)
-    with make(True).loader() as loader:
-        items = iter(loader)
-        got = [next(items) for _ in range(3)]
-        state = loader.state_dict()
-    assert sorted(got) == [0, 1, 3]
-    with make(False).loader() as loader:
-        loader.load_state_dict(state)
-        assert sorted(loader) == [2, 4]
 
 
 def test_a_failed_sample_is_skipped_once_and_stays_in_the_ledger_over_a_resume():

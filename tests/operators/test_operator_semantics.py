@@ -287,7 +287,7 @@ def test_branches_that_can_never_meet_end_with_an_error_that_names_the_queue():
         list(loader)
 
 
-def test_route_sends_each_chunk_to_one_output_and_merge_restores_the_order():
+def test_route_sends_each_chunk_to_one_output_and_merge_takes_one_of_each_in_turn():
     def make(graph):
         route = graph.add(ops.FromIterable(range(30))).then(ops.Route(lambda x: x % 3, 3))
         graph.add(
@@ -297,7 +297,14 @@ def test_route_sends_each_chunk_to_one_output_and_merge_restores_the_order():
             route[1],
         )
 
-    assert run(make) == [("a", x) if x % 3 == 0 else x if x % 3 == 1 else ("c", x) for x in range(30)]
+    assert run(make) == [each for x in range(0, 30, 3) for each in (("a", x), ("c", x + 2), x + 1)]
+
+
+def test_merge_goes_on_with_the_others_where_an_input_has_ended():
+    def make(graph):
+        graph.add(ops.Merge(), *[graph.add(ops.FromIterable([n] * n), name=f"n{n}") for n in (3, 1, 2)])
+
+    assert run(make) == [3, 1, 2, 3, 2, 3]
 
 
 def test_an_output_that_nobody_reads_is_dropped_and_counted():

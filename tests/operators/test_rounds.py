@@ -237,16 +237,6 @@ def test_take_refuses_what_it_cannot_count():
         graph.plan()
 
 
-def test_take_between_a_route_and_its_merge_is_refused():
-    graph = pg.Graph("g")
-    routed = graph.add(ops.FromIterable(range(4))).then(ops.Route(lambda x: x % 2, 2))
-    graph.add(ops.Merge(), graph.add(ops.Take(1), routed[0]), routed[1])
-    with pytest.raises(
-        GraphError, match="stage 'take': take ends an epoch, so it cannot stand between a Route and"
-    ):
-        graph.plan()
-
-
 # -- Mix(stop="repeat") --------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, Cursor, Mark
+from pipegraph.chunk import Chunk, Cursor
 from pipegraph.engine.stage.bundle_size import BUNDLE_NS
 from pipegraph.engine.stage.cursors import same
 from pipegraph.engine.stage.failure_notes import not_a_chunk
@@ -82,8 +82,6 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
         ticket, item = take(rows())
         worker.ticket = ticket
         if not isinstance(item, Chunk):
-            if isinstance(item, Mark) and nested:
-                item = Mark(item.route, item.turn, item.epoch, (item.before, 0), (item.after, 0))
             sender.token(ticket, item)
             yield
             continue

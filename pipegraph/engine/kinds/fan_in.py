@@ -10,8 +10,8 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from pipegraph.capabilities import FollowsRoute, Resumable
-from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Mark
+from pipegraph.capabilities import Resumable
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch
 from pipegraph.contracts import Fact, FanIn
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.cursors import detached, freeze
@@ -63,15 +63,14 @@ def input_cursors(stage: StagePlan, cursor: Cursor) -> list[Cursor]:
     """The cursors at which a fan-in's inputs restart for its output to continue at ``cursor``."""
     operator: Any = stage.operator
     fresh, inputs = detached(operator), len(stage.upstream)
-    if operator.can(FollowsRoute) is None:  # that one begins once it knows its route
-        fresh.begin(inputs, 0)
+    fresh.begin(inputs, 0)
     return list(fresh.cursors(cursor, inputs))
 
 
 def merge_loop(stage: StageRun, worker: Worker) -> Loop:
     """Read several inputs in the order that the operator's state decides."""
     operator: FanIn = worker.operator
-    trusted, joining = Fact.TRUSTED in operator.facts, operator.can(FollowsRoute)
+    trusted = Fact.TRUSTED in operator.facts
     account, put = stage.run.account, partial(stage.sender.send, 0)
     inboxes = [RowIntake(channel, account) for channel in stage.inboxes]
     count = len(inboxes)
@@ -84,9 +83,6 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
     def cursor_at(positions: list[Any]) -> Any:
         return operator.cursor(positions) if trusted else freeze(operator.cursor(positions))
 
-    if stage.plan.route is not None:
-        assert joining is not None
-        joining.follow(stage.plan.route, stage.plan.route_outputs)
     while True:
         operator.begin(count, epoch)
         positions: list[Any] = [None] * count
@@ -114,15 +110,8 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
             elif isinstance(item, EndOfEpoch):
                 ended.add(index)
                 operator.end_input(index)
-            elif not isinstance(item, Mark):
+            else:
                 put(item)
-            elif joining is not None and joining.turn(item):
-                positions[index] = item.after
-            elif stage.plan.marked:  # a mark of an enclosing route, in its place in the stream
-                positions[index] = item.after
-                after = cursor_at(positions)
-                put(Mark(item.route, item.turn, item.epoch, last, after))
-                last = after
             index = operator.next_input()
             if out is not None:
                 stage.leave(worker, 0, out, tuple(chain.from_iterable(held)))

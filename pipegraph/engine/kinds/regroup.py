@@ -1,7 +1,6 @@
 """Regrouping operators without a state: one worker, in order.
 
-A cursor is the operator's own: where its input resumes follows from its ``resume``. If marks of a ``Route`` pass
-through, it is ``(the operator's, marks to drop)``.
+A cursor is the operator's own: where its input resumes follows from its ``resume``.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ from typing import Any
 
 from pipegraph.bundle import Bundle
 from pipegraph.capabilities import BundleRegroup
-from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Mark
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch
 from pipegraph.contracts import Fact, Regroup
 from pipegraph.engine.memory import Buffers
-from pipegraph.engine.stage.cursors import earlier
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
@@ -41,17 +39,12 @@ class RegroupKind(StageKind):
     collects = True
 
     def hands_over_rows(self, stage: StagePlan) -> bool:
-        return (
-            stage.operator.can(BundleRegroup) is not None and not stage.marked and not stage.unordered_above
-        )
+        return stage.operator.can(BundleRegroup) is not None and not stage.unordered_above
 
     def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
-        marks = 0
-        if stage.marked:
-            cursor, marks = cursor
         operator: Any = copy.copy(stage.operator)
         up = None if cursor is None else operator.resume(cursor)
-        return Restart(cursor=None if stage.unordered_above else cursor, base=cursor, marks=marks), [up]
+        return Restart(cursor=None if stage.unordered_above else cursor), [up]
 
     def reached(
         self, stage: StagePlan, at: Reached, draw: tuple[int, int], drops: bool
@@ -87,7 +80,6 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
     in_order = trusted or operator.spent is not None
     held = HeldInOrder(stage) if in_order else Held(stage)
     together = stage.plan.bundle_rows
-    marks = _Marks(stage) if stage.plan.marked else None
     inbox, sender = stage.inboxes[0], stage.sender
     one = RowIntake(inbox, stage.run.account).get
     seeded, flushing = stage.failures.seeded, stage.failures.flushing
@@ -99,8 +91,6 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
                 rows = len(out.lineages)
                 worker.meter.items += rows if out.__class__ is Bundle else 1
                 worker.meter.samples += rows
-                if marks is not None:
-                    marks.stamp(out)
             stage.settle(worker, (), out)
             if isinstance(out, Chunk) and operator.spent is None:
                 held.release(out.lineages)
@@ -150,15 +140,8 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
                 sender.send(0, out)
                 yield
             held.release_all()
-            if marks is not None:
-                marks.begin()
             sender.token(0, item)
-        elif isinstance(item, Mark) and marks is not None:
-            # A group's place is that of its last sample: a mark inside the group goes before it.
-            mark = marks.take(item)
-            if mark is not None:
-                sender.send(0, mark)
-        elif not isinstance(item, Mark):
+        else:
             sender.send(0, item)
         yield
 
@@ -286,46 +269,3 @@ class HeldInOrder(Held):
     def release_all(self) -> None:
         while self._inside:
             self._account.release(self._inside.popleft()[1])
-
-
-class _Marks:
-    """The cursors of a regrouping stage that passes on marks of a ``Route``.
-
-    A mark is sent at once, before the open group. So a cursor is ``(the operator's, marks to drop)``: after a restart
-    from the operator's cursor, that many of the marks that come again were sent before.
-    """
-
-    def __init__(self, stage: StageRun) -> None:
-        self._operator: Regroup = copy.copy(stage.plan.operator)  # type: ignore[assignment]
-        self._drop = stage.restart.marks
-        self._last: Cursor = stage.restart.base
-        self._sent: list[Cursor] = []  # input cursors of sent marks that would come again after a restart
-
-    def begin(self) -> None:
-        """Begin an epoch."""
-        self._drop, self._last, self._sent = 0, None, []
-
-    def take(self, mark: Mark) -> Mark | None:
-        """The mark to send; None if it was sent before the restart."""
-        self._sent.append(mark.before)
-        if self._drop:
-            self._drop -= 1
-            return None
-        done = len(self._sent)
-        return Mark(mark.route, mark.turn, mark.epoch, (self._last, done - 1), (self._last, done))
-
-    def stamp(self, out: Chunk) -> None:
-        """Set the cursors of an output."""
-        before, self._last = out.before, out.after
-        out.before = (before, self._again(before))
-        # A restart from this output's end does not meet the marks before it.
-        up = self._input(self._last)
-        self._sent = [each for each in self._sent if not earlier(each, up)]
-        out.after = (self._last, len(self._sent))
-
-    def _again(self, cursor: Cursor) -> int:
-        up = self._input(cursor)
-        return sum(not earlier(each, up) for each in self._sent)
-
-    def _input(self, cursor: Cursor) -> Cursor:
-        return None if cursor is None else copy.copy(self._operator).resume(cursor)

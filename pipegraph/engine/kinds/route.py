@@ -1,7 +1,4 @@
-"""Routes: one input, several outputs; the operator chooses one for each item.
-
-With a ``Merge`` below, a cursor is ``(the input's, the output in turn)``: a restart must switch where this run did.
-"""
+"""Routes: one input, several outputs; the operator chooses one for each item."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Mark
+from pipegraph.chunk import Chunk, EndOfEpoch
 from pipegraph.contracts import FanOut
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import shown
-from pipegraph.planning.kind import Restart, StageKind
+from pipegraph.planning.kind import StageKind
 from pipegraph.planning.plan import StagePlan
 
 Loop = Iterator[None]
@@ -39,11 +36,6 @@ class RouteKind(StageKind):
     def elastic(self, stage: StagePlan) -> bool:
         return False
 
-    def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
-        if stage.merge is None:
-            return Restart(), [cursor]
-        return Restart(cursor=cursor[1]), [cursor[0]]
-
     def why_unknown(self, operator: Any) -> str | None:
         return "it depends on what comes beside each item"
 
@@ -52,18 +44,13 @@ class RouteKind(StageKind):
 
 
 def route_loop(stage: StageRun, worker: Worker) -> Loop:
-    """Send each chunk to one output. If a Merge follows, send a Mark where the stream switches outputs."""
+    """Send each chunk to one output, and all else to all."""
     operator: FanOut = worker.operator
     get = RowIntake(stage.inboxes[0], stage.run.account).get
     puts = [partial(sender.send, 0) for sender in stage.senders]
     tokens = [partial(sender.token, 0) for sender in stage.senders]
-    joined = stage.plan.route_outputs  # the outputs that a Merge joins; it starts with the lowest of them
     choose = stage.failures.guard(worker, stage.failures.seeded(operator.choose))
     meter, now = worker.meter, perf_counter_ns
-    # With a Merge below, a cursor is (input cursor, output): a restart must switch where this run did.
-    turn = first = min(joined, default=0)
-    if stage.restart.cursor is not None:
-        turn = stage.restart.cursor
     while True:
         item = get()
         if item.__class__ is Chunk:
@@ -87,24 +74,11 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
                 continue
             meter.items += 1
             meter.samples += len(item.lineages)
-            if joined:
-                before, after = item.before, item.after
-                item.before = (before, turn)
-                if output != turn and output in joined:
-                    left, turn = turn, int(output)
-                    puts[left](Mark(stage.name, turn, item.epoch, item.before, (after, turn)))
-                item.after = (after, turn)
             if not puts[output](item):
                 meter.dropped += 1
         elif isinstance(item, EndOfEpoch):
-            turn = first
             for token in tokens:
                 token(item)
-        elif isinstance(item, Mark):
-            mark = item
-            if joined:
-                mark = Mark(item.route, item.turn, item.epoch, (item.before, turn), (item.after, turn))
-            puts[turn](mark)
         else:
             for put in puts:
                 put(item)

@@ -4,8 +4,8 @@ Every ``SNAPSHOT_EVERY`` inputs the operator's ``state_dict()`` is taken, even w
 samples: its state contains them, as chunks (see ``kept``). Only below a completion-order stage, where a restart handles
 samples one by one, does the snapshot wait until no sample is held. The cursor of an output is ``(n, base, snapshot,
 drop)``: its number in the epoch, the input cursor and the snapshot to restart from, and how many outputs to drop after
-that (marks count as outputs). The snapshot is wrapped in a dict, because code that handles cursors leaves dicts alone.
-The state is reset at each epoch, so that an epoch never depends on earlier ones (promise 3).
+that. The snapshot is wrapped in a dict, because code that handles cursors leaves dicts alone. The state is reset at
+each epoch, so that an epoch never depends on earlier ones (promise 3).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
-from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage, Mark
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage
 from pipegraph.engine.stage.failure_notes import where
 from pipegraph.engine.stage.failure_policy import ends_run
 from pipegraph.engine.stage.kept import decode, encode_state
@@ -177,10 +177,6 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
             number, base, snapshot, drop, done, inputs = 0, None, None, 0, 0, 0
             account.keep(-sum(kept))
             kept = [0, 0]
-        elif isinstance(item, Mark):
-            places = cursors()
-            if places is not None:
-                put(Mark(item.route, item.turn, item.epoch, *places))
         else:
             put(item)
         yield

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Mark
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.contents import samples_in
@@ -181,7 +181,7 @@ class AsFinished(Sender):
 
     def on_take(self, ticket: int, item: Any) -> None:
         """Record that a worker takes an item; called in the order of tickets."""
-        if isinstance(item, Chunk | Mark):
+        if isinstance(item, Chunk):
             with self._lock:
                 for mark in self._marks_of(item.epoch):
                     mark.start(ticket, item.before, item.after)
@@ -213,11 +213,6 @@ class AsFinished(Sender):
                     self._ending[token.epoch] = token
                     return
             self._end(token)
-        elif isinstance(token, Mark):  # an item like any other: there is no order to keep
-            for index in range(len(self.channels)):
-                mark = Mark(token.route, token.turn, token.epoch, token.before, token.after)
-                self._put(index, ticket, mark, True)
-            self._done(ticket)
         else:
             self.stage.run.fail(token.error)  # without an order a failure ends the run at once
             raise Cancelled

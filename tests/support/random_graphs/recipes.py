@@ -252,13 +252,13 @@ class _Sketch:
             self.draw(st.sampled_from(["batch", "stack", "stack"])), (last, 0), level="batch", wide=True
         )
 
-    def one_input(self, up: tuple[int, int], routed: bool = False) -> int:
-        """A drawn stage behind ``up``, which may lie between a route and its merge."""
+    def one_input(self, up: tuple[int, int]) -> int:
+        """A drawn stage behind ``up``."""
         level, unordered = self.level[up[0]], self.unordered[up[0]]
         kinds = ["map", "map", "async", "random", "shuffle"]
         if level == "sample":
             kinds += ["filter", "flat", "fail", "fail", "flaky", "batch-all"]
-            kinds += [] if unordered else ["batch", "bucket", "sum", "pack", *([] if routed else ["take"])]
+            kinds += [] if unordered else ["batch", "bucket", "sum", "pack", "take"]
         else:
             kinds += ["unbatch", "unbatch"]
             kinds = [k for k in kinds if k not in ("map", "async", "random")] if unordered else kinds
@@ -283,7 +283,7 @@ class _Sketch:
         ]
         if self.draw(st.booleans()):
             ups.reverse()
-        kinds = ["concat", "mix-all", "in-turn", "counted"]
+        kinds = ["concat", "merge", "mix-all", "in-turn", "counted"]
         if not any(self.unordered[up] for up, _ in ups):
             kinds.append("mix")
             if self.level[last] == "sample":  # zipped batches of different sizes cannot be taken apart again
@@ -303,7 +303,7 @@ class _Sketch:
                 if self.level[end[0]] == "batch" and self.level[route] == "sample":
                     end = (self.add("unbatch", end, level="sample"), 0)
                 else:
-                    end = (self.one_input(end, routed=True), 0)
+                    end = (self.one_input(end), 0)
             if self.level[end[0]] == "batch" and self.level[route] == "sample":
                 end = (self.add("unbatch", end, level="sample"), 0)
             elif self.level[end[0]] == "sample" and self.level[route] == "batch":

@@ -371,7 +371,7 @@ class CompletionBelow(Completion):
 
 
 class RouteToMerge(LoaderModel):
-    """Two branches of different speed, together again in the order before."""
+    """Two branches of different speed, together again in turn."""
 
     def graph(self, variant: int) -> pg.Graph:
         graph = pg.Graph("route")
