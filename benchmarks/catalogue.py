@@ -102,7 +102,6 @@ SET = (
     ),
     Entry("transport", "items from a worker process", "transport"),
     Entry("process_runs", "neighbouring process stages in one process", "process_runs"),
-    Entry("isolate", "what a loader takes from the training loop", "isolate"),
     Entry("host_to_device", "batches copied to a device", "host_to_device"),
     Entry(
         "replica_training",

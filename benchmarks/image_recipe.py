@@ -51,7 +51,7 @@ WARM, TIMED = 10, 32
 LARGE_WARM, LARGE_TIMED = 2, 2
 LARGE_FAST = {IDEAL: 12, REGION: 12, OURS: 12}
 NOT_LARGE = (
-    "pipegraph, auto, isolate", "pipegraph, auto, in processes", "pipegraph, OpenCV", "pipegraph, nvImageCodec",
+    "pipegraph, auto, in processes", "pipegraph, OpenCV", "pipegraph, nvImageCodec",
     "DataLoader, Pillow", "torchdata.nodes, processes",
     "torchdata.nodes, ideal's function",
 )  # fmt: skip
@@ -63,9 +63,7 @@ def hand_written(paths: Sequence[str], make_fill: Callable[[], Any]) -> HandWrit
 
 
 @contextmanager
-def pipegraph(
-    paths: Sequence[str], backend: str, place: str = "thread", isolate: bool = False
-) -> Iterator[Any]:
+def pipegraph(paths: Sequence[str], backend: str, place: str = "thread") -> Iterator[Any]:
     """Crop drawn first, decoded in place, normalised in one pass after it; ``place`` is where that is done."""
     import torch
 
@@ -86,7 +84,7 @@ def pipegraph(
     )
     normalize = ops.Normalize(recipe.MEAN, recipe.STD, dtype=torch.float32, layout="NCHW")
     images.then(normalize, workers=WORKERS, backend=place)
-    with graph.loader(isolate=isolate) as loader:
+    with graph.loader() as loader:
         yield (batch["image"] for batch in loader)
 
 
@@ -98,7 +96,6 @@ def contestants(paths: Sequence[str], large: bool = False) -> list[Contestant]:
         IDEAL: partial(hand_written, make_fill=recipe.make_opencv_fill),
         REGION: partial(hand_written, make_fill=recipe.make_region_fill),
         OURS: partial(pipegraph, backend="auto"),
-        "pipegraph, auto, isolate": partial(pipegraph, backend="auto", isolate=True),
         "pipegraph, auto, in processes": partial(pipegraph, backend="auto", place="process"),
         "pipegraph, OpenCV": partial(pipegraph, backend="opencv"),
         "pipegraph, nvImageCodec": partial(pipegraph, backend="nvimgcodec"),

@@ -148,18 +148,6 @@ def pipegraph_rows(make: Callable[[], Any]) -> Iterator[Iterable[Any]]:
 
 
 @contextmanager
-def pipegraph_isolate(make: Callable[[], Any]) -> Iterator[Iterable[Any]]:
-    """A dataset read in the sidecar."""
-    import pipegraph as pg
-    from pipegraph import operators as ops
-
-    graph = pg.Graph("transport")
-    graph.add(ops.FromSequence(Same(make)), capacity=BUFFERED)
-    with graph.loader(isolate=True) as loader:
-        yield loader
-
-
-@contextmanager
 def dataloader(make: Callable[[], Any]) -> Iterator[Iterable[Any]]:
     """Samples as they are, from one process."""
     from torch.utils.data import DataLoader
@@ -201,7 +189,6 @@ def contestants(make: Callable[[], Any], large: bool) -> list[Contestant]:
     streams: dict[str, Callable[[Callable[[], Any]], AbstractContextManager[Any]]] = {
         **({COPY: copies} if large else {"pipegraph, 1 process, batched": pipegraph_rows}),
         "pipegraph, 1 process": pipegraph,
-        "pipegraph, isolate": pipegraph_isolate,
         DATALOADER: dataloader,
         "SPDL, subprocess with arena": partial(spdl, arena=True),
         "SPDL, subprocess": partial(spdl, arena=False),

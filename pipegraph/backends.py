@@ -29,7 +29,6 @@ class StageBackend(str):
         options: options of a stage that this backend alone takes.
         words: one worker and several, in messages.
         own_words: the same with an article and in full, for a plan.
-        forked: its workers are forked, by a process that must start before this one has threads.
         pool: ``module:class`` of what makes the hosts of its workers; "" if their operators run in the trainer.
     """
 
@@ -45,7 +44,6 @@ class StageBackend(str):
     options: tuple[str, ...] = ()
     words = ("worker", "workers")
     own_words = ("a thread", "threads")
-    forked = False
     pool = ""
 
     def load_pool(self) -> Any:
@@ -64,7 +62,7 @@ class _ThreadBackend(StageBackend):
 
 
 class _ProcessBackend(StageBackend):
-    measurable = forked = True
+    measurable = True
     call_cost = 10
     bundle_ms = 40
     words = ("process", "processes")

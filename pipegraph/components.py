@@ -253,7 +253,7 @@ class Source(Component):
 
 
 def history_of(history: History, source: str) -> History:
-    """The part of a history that concerns one source; all of it for the proxy of several (``isolate=True``)."""
+    """The part of a history that concerns one source."""
     return tuple(
         (ranks, counts.get(source, counts) if isinstance(counts, Mapping) else counts)
         for ranks, counts in history

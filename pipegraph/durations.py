@@ -1,4 +1,4 @@
-"""Duration statistics: percentiles in constant memory, mergeable across workers and processes.
+"""Duration statistics: percentiles in constant memory, mergeable across workers.
 
 The sketch is DDSketch (Masson, Rim and Lee, "DDSketch: A Fast and Fully-Mergeable Quantile Sketch with Relative-Error
 Guarantees", VLDB 2019), from the ``ddsketch`` package.
@@ -6,9 +6,7 @@ Guarantees", VLDB 2019), from the ``ddsketch`` package.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import log
-from typing import Any
 
 import numpy as np
 
@@ -89,25 +87,15 @@ class Durations:
         store = self._store
         return {store.offset + at: round(count) for at, count in enumerate(store.bins) if count}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, ([(self._mapping.value(key), count) for key, count in self._counts().items()],)
-
-
-def _restored(bins: Iterable[tuple[float, int]]) -> Durations:
-    made = Durations()
-    for ns, count in bins:
-        made._sketch.add(ns, count)
-    return made
-
 
 class Stopwatch:
     """Durations of one thread's work, counted by that thread and copied by any."""
 
     __slots__ = ("_counted", "_lock", "_none", "_none_counted", "noted")
 
-    def __init__(self, counted: Durations | None = None) -> None:
+    def __init__(self) -> None:
         self._lock = concurrency.RLock()  # a signal handler may ask inside
-        self._counted = counted
+        self._counted: Durations | None = None
         self._none = self._none_counted = 0
         self.noted: list[int] = []
         """The thread appends nanoseconds, and calls :meth:`count` when there are :data:`BATCH` of them."""

@@ -339,7 +339,6 @@ class Graph:
         memory_limit: int | str | None = None,
         equal_steps: bool | None = None,
         autotune: bool = False,
-        isolate: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
         mesh: Any = None,
@@ -355,25 +354,19 @@ class Graph:
                 False, ranks may have different numbers of steps. Set one of the two if there are several ranks and
                 the lengths are unknown.
             autotune: find the workers and capacities of all stages during training, starting from those of the graph;
-                :meth:`Loader.tuning` shows the result. Not available with ``isolate=True``.
-            isolate: run all stages before those that move chunks to pinned memory or devices in one separate process,
-                so that their Python code never holds the training process's GIL. Operators are sent to that process
-                (functions by value). A quarter of ``memory_limit`` is reserved for chunks that have arrived from it,
-                half if they are pinned or copied to a device.
-                After a copy to a device, only ordered one-to-one stages may follow.
+                :meth:`Loader.tuning` shows the result.
             rank, world_size: by default those of torch.distributed, else of the environment, else 0 and 1.
             mesh: a DeviceMesh dimension that gives rank and world size.
 
         Raises:
-            GraphError: as :meth:`plan`, or an option is wrong; at the first pass, an operator cannot be sent to the
-                process of ``isolate=True``.
+            GraphError: as :meth:`plan`, or an option is wrong.
         """
         from pipegraph.loader.loader import Loader, LoaderOptions
 
         return Loader(
             self,
             output,
-            LoaderOptions(epochs, memory_limit, equal_steps, autotune, isolate, rank, world_size, mesh),
+            LoaderOptions(epochs, memory_limit, equal_steps, autotune, rank, world_size, mesh),
         )
 
     def to_networkx(self) -> networkx.DiGraph[str]:

@@ -1,4 +1,4 @@
-"""The counters of stages, and their sums over workers, the sidecar and passes."""
+"""The counters of stages, and their sums over workers and passes."""
 
 from __future__ import annotations
 

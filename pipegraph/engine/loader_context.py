@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.capabilities import Moves
@@ -16,10 +15,6 @@ from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.tracing import Tracer
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.stopping import Stopping
-from pipegraph.totals import Totals
-
-if TYPE_CHECKING:
-    from pipegraph.measured import Edge, QueueLook
 
 
 class LoaderContext(ABC):
@@ -74,18 +69,6 @@ class LoaderContext(ABC):
     @abstractmethod
     def serve(self, stage: StagePlan, worker: Worker, seen: int) -> None:
         """Work in every run after number ``seen``, until this is closed or the worker is to leave."""
-
-    def remote_totals(self, run: Any) -> Totals:
-        """The counters of a run's stages in other processes."""
-        return Counter()
-
-    def with_remote(self, queues: dict[Edge, QueueLook]) -> dict[Edge, QueueLook]:
-        """A run's queues here, with those in other processes."""
-        return queues
-
-    def planned(self, stage: str) -> StagePlan:
-        """A stage of the whole plan, in this process or not."""
-        return self.plan.stages[stage]
 
     def capacity(self, stage: str) -> int:
         """Capacity of a stage's queues: planned or set since, and grown by Parks' rule."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency
-from pipegraph.durations import BATCH, Durations, Stopwatch
+from pipegraph.durations import BATCH, Stopwatch
 from pipegraph.engine.activity import count_wakes
 from pipegraph.engine.tracing import Tracer
 from pipegraph.machine import scheduled
@@ -25,7 +24,7 @@ class Meter:
 
     __slots__ = (
         *COUNTERS,
-        *"began_ns watch _clock _coreless_ns _cpu_ns _in_work_ns _noted _stage _thread _tracer".split(),
+        *"began_ns watch _clock _coreless_ns _cpu_ns _noted _stage _thread _tracer".split(),
     )
 
     if TYPE_CHECKING:  # an attribute for each of ``COUNTERS``
@@ -33,15 +32,15 @@ class Meter:
         def __getattr__(self, name: str) -> int: ...
         def __setattr__(self, name: str, value: Any) -> None: ...
 
-    def __init__(self, stage: str = "", tracer: Tracer | None = None, watch: Stopwatch | None = None) -> None:
+    def __init__(self, stage: str = "", tracer: Tracer | None = None) -> None:
         self._stage = stage
         self._tracer: Tracer = tracer or Tracer()
         self._clock: int | None = None  # the thread's CPU clock, read only on request: items pay nothing
         self._thread = 0  # the system's thread id, to ask the scheduler for time spent without a core
-        self._cpu_ns = self._coreless_ns = self._in_work_ns = 0
+        self._cpu_ns = self._coreless_ns = 0
         self.began_ns = 0
-        self.watch: Stopwatch = watch or Stopwatch()
-        self._noted: list[int] = self.watch.noted
+        self.watch = Stopwatch()
+        self._noted = self.watch.noted
         for name in COUNTERS:
             setattr(self, name, 0)
 
@@ -74,15 +73,7 @@ class Meter:
         began, busy = self.began_ns, self.busy_ns
         if began != self.began_ns or busy != self.busy_ns:
             return 0  # it has just ended
-        return self._in_work_ns + (max(0, now_ns - began) if began > 0 else -began)
-
-    @staticmethod
-    def of(counts: Mapping[str, int], durations: Durations) -> Meter:
-        """A meter in another process, as it was last reported."""
-        meter = Meter(watch=Stopwatch(durations))
-        for name, value in counts.items():
-            setattr(meter, name if name in COUNTERS else f"_{name}", value)
-        return meter
+        return max(0, now_ns - began) if began > 0 else -began
 
     def thread_begins(self) -> None:
         """Called by the worker's thread at its start. Inline stages have no thread, and some systems no such clocks.

@@ -8,7 +8,6 @@ total, and pauses between passes do not count.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter_ns, process_time_ns
 from typing import TYPE_CHECKING
@@ -38,7 +37,7 @@ class Interval:
         self.left_ns = perf_counter_ns()
 
 
-def queues_of(run: Run) -> dict[Edge, QueueLook]:
+def _queues_of(run: Run) -> dict[Edge, QueueLook]:
     """The queues of a run, now."""
     from pipegraph.measured import QueueLook
 
@@ -47,11 +46,7 @@ def queues_of(run: Run) -> dict[Edge, QueueLook]:
 
 
 class PassTotals:
-    """The totals of one runtime. Thread-safe.
-
-    The start of a run with ``isolate=True`` adds stages to the loader's meters, perhaps while another thread counts
-    them here: what is iterated is a copy.
-    """
+    """The totals of one runtime. Thread-safe."""
 
     def __init__(self, loader: LoaderContext, staffing: Staffing) -> None:
         self._loader = loader
@@ -72,7 +67,7 @@ class PassTotals:
         """Begin a pass over ``run``; ends the previous one."""
         self.end()
         with self._lock:
-            self._interval = Interval(run, self.look(run, perf_counter_ns()))
+            self._interval = Interval(run, self._look(run, perf_counter_ns()))
             self._passes += 1
             return self._interval
 
@@ -98,17 +93,31 @@ class PassTotals:
         in_pass: tuple[int, int],
     ) -> Measured:
         """All that was counted so far; the arguments are of the training loop."""
+        from pipegraph.measured import Measured
+
         loader = self._loader
         with self._lock:
             passes = self._so_far()
             if self._interval is not None:
                 self._look_at_gauges(self._interval.run)
-            found = self.counted(passes)
+            life = self._stage_totals(perf_counter_ns())
+            durations = {"": waits}
+            for name, meters in list(loader.meters.items()):
+                life["coreless_ns", name] = sum(meter.coreless_ns() for meter in meters)
+                durations[name] = Durations()
+                for meter in meters:
+                    durations[name].merge(meter.watch.durations())
+            stages = [each.name for each in loader.plan.stages.values() if each.bypassed is None]
             of_training = {("items", ""): items, ("samples", ""): samples, ("passes", ""): self._passes}
-            return replace(
-                found,
-                life=Counter({**found.life, **self._scheduled, **of_training}),
-                durations={**found.durations, "": waits},
+            return Measured(
+                life=Counter({**life, **self._scheduled, **of_training}),
+                passes=passes,
+                durations=durations,
+                counters={name: dict(found) for name, found in list(loader.counters.items())},
+                workers={
+                    name: self._staffing.workers(name) for name in dict.fromkeys([*stages, *loader.meters])
+                },
+                grown=dict(loader.grown),
                 queues=self._queues,
                 cores=cores(),
                 memory=(*self._memory, loader.memory_limit),
@@ -118,31 +127,8 @@ class PassTotals:
                 identity=self.identity,
             )
 
-    def counted(self, passes: Totals) -> Measured:
-        """What the stages have counted so far; ``passes`` while passes ran."""
-        from pipegraph.measured import Measured
-
-        loader = self._loader
-        life = self._stage_totals(perf_counter_ns())
-        durations: dict[str, Durations] = {}
-        for name, meters in list(loader.meters.items()):
-            life["coreless_ns", name] = sum(meter.coreless_ns() for meter in meters)
-            durations[name] = Durations()
-            for meter in meters:
-                durations[name].merge(meter.watch.durations())
-        stages = [each.name for each in loader.plan.stages.values() if each.bypassed is None]
-        return Measured(
-            life=life,
-            passes=passes,
-            durations=durations,
-            counters={name: dict(found) for name, found in list(loader.counters.items())},
-            workers={name: self._staffing.workers(name) for name in dict.fromkeys([*stages, *loader.meters])},
-            grown=dict(loader.grown),
-        )
-
-    def look(self, run: Run, now_ns: int) -> Totals:
+    def _look(self, run: Run, now_ns: int) -> Totals:
         """All counters of a run now."""
-        remote = self._loader.remote_totals(run)  # first: the meters of its stages are renewed
         found = self._stage_totals(now_ns)
         found["elapsed", ""] = now_ns
         found["process", ""] = process_time_ns()
@@ -156,9 +142,6 @@ class PassTotals:
             stats = channel.stats(now_ns)
             found["put", *edge] = stats.put_wait_ns
             found["get", *edge] = stats.get_wait_ns
-        for key, value in remote.items():
-            # Puts into the first queue here are the remote stage's, not those of the receiving loop.
-            found[key] = value if key[0] == "put" else found[key] + value
         return found
 
     def _stage_totals(self, now_ns: int) -> Totals:
@@ -184,7 +167,7 @@ class PassTotals:
                     found["child_ns", name] += ran
                     found["coreless_ns", name] += waited
                     process_bytes = max(process_bytes, _own_bytes(pid))
-        self._queues = loader.with_remote(queues_of(run))
+        self._queues = _queues_of(run)
         self._memory = run.account.used, run.account.peak
         self._scheduled, self._process_bytes = found, process_bytes
 
@@ -192,7 +175,7 @@ class PassTotals:
         interval = self._interval
         if interval is None:
             return self._total
-        found = growth(self.look(interval.run, interval.left_ns or perf_counter_ns()), interval.start)
+        found = growth(self._look(interval.run, interval.left_ns or perf_counter_ns()), interval.start)
         found.update(self._total)
         return found
 

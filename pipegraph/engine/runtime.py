@@ -24,8 +24,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +112,7 @@ class Runtime(LoaderContext):
                 for source in (*copies, *filter(None, [self.readers.get(stage.name)])):
                     with Naming(stage.name, "begin_run", ", in its begin_run"):
                         source.begin_run(epoch, history_of(resume.history, stage.name))
-        run = self._make_run(epoch, horizon, resume)
+        run = Run(self, epoch, horizon, resume)
         run.activity.attach()  # the consumer
         for stage in self.plan.running:
             if stage.backend.in_consumer:
@@ -125,9 +123,6 @@ class Runtime(LoaderContext):
             self.staffing.enter(run)
             self.threads.publish(run)
         return run
-
-    def _make_run(self, epoch: int, horizon: float, resume: Resume) -> Run:
-        return Run(self, epoch, horizon, resume)
 
     def end_run(self) -> None:
         """Cancel the current run and wait until every worker has left it."""
@@ -233,10 +228,7 @@ class Runtime(LoaderContext):
         return worker
 
     def open_operator(self, stage: str, worker: Worker) -> None:
-        named = self.plan.stages[stage].operator.kind == "sidecar"  # its errors name their own stage
-        with (
-            nullcontext() if named else Naming(stage, "open", f": worker {worker.index} could not be started")
-        ):
+        with Naming(stage, "open", f": worker {worker.index} could not be started"):
             worker.operator.open(self.context(stage, worker.index))
         if self.tracer.ranges and not self.plan.stages[stage].remote:
             from .ranges import show_ranges
@@ -312,23 +304,9 @@ class Runtime(LoaderContext):
         try:
             (opened.operator if isinstance(opened, Worker) else opened).close()
         except BaseException as error:
-            self._close_errors += self.errors_of_close(stage, error)
-
-    def errors_of_close(self, stage: str, error: BaseException) -> Sequence[str]:
-        """What is warned of when an operator's ``close`` has raised this."""
-        return (f"stage {stage!r}: close() raised {described(error)}",)
+            self._close_errors.append(f"stage {stage!r}: close() raised {described(error)}")
 
     # -- closing -------------------------------------------------------------------------------
-
-    def signal_close(self) -> None:
-        """Tell every worker to end, without joining. Thread-safe, and safe in the garbage collector."""
-        with self.threads.lock:
-            self.threads.closed = True
-            run = self.run
-            self.threads.changed()
-        self.stopping.set()
-        if run is not None:
-            self._cancel(run)
 
     def close(self, grace_s: float = GRACE_S) -> None:
         """End every thread. Idempotent; continues where an interrupted close stopped.
@@ -336,7 +314,13 @@ class Runtime(LoaderContext):
         Warns of workers that do not return within ``grace_s``. Called by the thread that is starting workers (in an
         operator's ``open``, say), it only notifies them: that thread closes what it has opened when it leaves.
         """
-        self.signal_close()
+        with self.threads.lock:
+            self.threads.closed = True
+            run = self.run
+            self.threads.changed()
+        self.stopping.set()
+        if run is not None:
+            self._cancel(run)
         deadline = concurrency.monotonic() + grace_s
         owned = self._starting._is_owned  # type: ignore[attr-defined]  # as concurrency.Condition asks it
         # Both: each alone may be left over from a call that was interrupted.

@@ -66,7 +66,7 @@ class Staffing:
     def workers(self, stage: str) -> int:
         """How many workers take part now."""
         time = self._worker_time.get(stage)
-        return self._loader.planned(stage).workers if time is None else time.workers
+        return self._loader.plan.stages[stage].workers if time is None else time.workers
 
     def count(self, stage: str) -> int:
         """How many workers there are, including those that are opening or about to leave."""
@@ -83,7 +83,7 @@ class Staffing:
     def worked_ns(self, stage: str, now_ns: int) -> int:
         """A counter of worker-nanoseconds; only its growth has a meaning."""
         time = self._worker_time.get(stage)
-        return self._loader.planned(stage).workers * now_ns if time is None else time.until(now_ns)
+        return self._loader.plan.stages[stage].workers * now_ns if time is None else time.until(now_ns)
 
     def refused(self) -> dict[str, BaseException]:
         """By stage, the error with which a worker failed to start; each is returned once."""

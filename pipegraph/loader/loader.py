@@ -48,15 +48,7 @@ class Loader(Closing):
     """A running pipeline. :meth:`pipegraph.Graph.loader` creates it and documents the arguments."""
 
     def __init__(self, graph: Graph, output: Node | str | None, options: LoaderOptions) -> None:
-        autotune, isolate = options.autotune, options.isolate
-        self.plan = tune_all(graph.plan(output)) if autotune else graph.plan(output)
-        tuned = [stage.name for stage in self.plan.running if stage.tuned]
-        if isolate and (autotune or tuned):
-            asked = "autotune=True" if autotune else f"stage {tuned[0]!r}: 'auto'"
-            raise GraphError(
-                f"{asked} is not available with isolate=True: the tuner does not reach the stages of another process; "
-                "set workers= and capacity= there, as a loader without isolate=True finds them"
-            )
+        self.plan = tune_all(graph.plan(output)) if options.autotune else graph.plan(output)
         self._graph = graph
         self._output = output
         self._options = options

@@ -18,7 +18,6 @@ class LoaderOptions:
     memory_limit: Any
     equal_steps: bool | None
     autotune: bool
-    isolate: bool
     rank: int | None
     world_size: int | None
     mesh: Any
@@ -28,7 +27,7 @@ class LoaderOptions:
             self.epochs = integer(self.epochs, "epochs", 1, "must be >= {} or None (endless)")
         if self.equal_steps is not None:
             self.equal_steps = flag(self.equal_steps, "equal_steps", rule="True, False or None")
-        self.autotune, self.isolate = flag(self.autotune, "autotune"), flag(self.isolate, "isolate")
+        self.autotune = flag(self.autotune, "autotune")
         if self.rank is not None or self.world_size is not None:
             resolve(self.rank, self.world_size)
         if self.memory_limit is not None:

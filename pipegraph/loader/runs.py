@@ -27,7 +27,6 @@ from pipegraph.planning.plan import Plan
 
 if TYPE_CHECKING:
     from pipegraph.loader.same_data import SameData
-    from pipegraph.planning.isolation import Isolation
 
 
 class Runs:
@@ -50,7 +49,6 @@ class Runs:
         self.group: Any = None
         self.same_data: SameData | None = None
         self.runtime: Runtime | None = None
-        self._isolation = isolation_of(plan) if options.isolate else None
         self._finalizer: weakref.finalize[..., Any] | None = None
 
     def start(self, loader: object) -> Runtime:
@@ -81,7 +79,7 @@ class Runs:
                 asked = options.rank, options.world_size, options.mesh
                 self.same_data = same_data(self.plan, rank, world_size, asked, waits)
             limit = options.memory_limit or max(1, available_memory() // 2)
-            runtime = self._make_runtime(limit, self.seed, rank, world_size)
+            runtime = Runtime(self.plan, limit, self.seed, rank, world_size)
             runtime.ledger = self.ledger
             runtime.tracer = self.tracer
             self.runtime = runtime
@@ -90,13 +88,6 @@ class Runs:
         # Looked at once the runtime is there: a close() before that has not seen it, one from now on will.
         self.refuse_closed()
         return self.runtime
-
-    def _make_runtime(self, limit: int, seed: int, rank: int, world_size: int) -> Runtime:
-        if self._isolation is None:
-            return Runtime(self.plan, limit, seed, rank, world_size)
-        from pipegraph.engine.sidecar.isolated import IsolatedRuntime
-
-        return IsolatedRuntime(self._isolation, limit, seed, rank, world_size)
 
     def run_from(self, place: Place, runtime: Runtime) -> Run:
         """The run there is, where it continues with this place by itself; else another."""
@@ -181,14 +172,6 @@ def warn_of_unsaved(plan: Plan) -> None:
                     PipegraphWarning,
                     stacklevel=5,
                 )
-
-
-def isolation_of(plan: Plan) -> Isolation:
-    """Where ``isolate=True`` cuts a plan; see ``planning.isolation``."""
-    from pipegraph.engine.kinds import kind_of
-    from pipegraph.planning.isolation import isolate
-
-    return isolate(plan, kind_of)
 
 
 def _finalize(runtime: Runtime) -> None:

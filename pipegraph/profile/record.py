@@ -33,7 +33,7 @@ class Recording:
         report: where to write the HTML report when the block ends; needs the ``report`` extra.
         trace: where to write a trace for Perfetto (https://ui.perfetto.dev) when the block ends: a track per worker,
             and arrows from the source to the step for the first sample of each batch. The last 200,000 events of
-            each kind are kept; stages in the process of ``isolate=True`` are left out.
+            each kind are kept.
         log: called with plain numbers by name and the number of batches delivered so far, such as
             ``lambda numbers, step: wandb.log({**numbers}, step=step)``; in the recording's thread, never twice at once.
             One that raises is called no more, and the error is logged.

@@ -35,7 +35,6 @@ STEPS, COUNT = (0, 2, 3), 8
 ALL = "PIPEGRAPH_DEVICE_SCHEDULES" in os.environ
 COPIES = copies.PROGRAMS if ALL else [copies.copied, copies.scattered, copies.objects]
 REPLICAS = replicas.PROGRAMS if ALL else [replicas.trained, replicas.adapted, replicas.own_backwards]
-IN_PROCESSES = [*DEVICES] if ALL else ["memory of the host"]
 
 
 @pytest.fixture(params=DEVICES, ids=lambda name: name.replace(" ", "-"))
@@ -80,20 +79,11 @@ def test_a_graph_that_ends_in_pin(other: torch.device) -> None:
         assert loaders.sums(loader, other) == loaders.EXPECTED
 
 
-def resumes(isolate: bool, device: torch.device) -> None:
-    node = loaders.batches().then(ops.Pin()).then(ops.CopyToDevice("accelerator"))
-    with node.graph.loader(isolate=isolate) as loader:
-        first = loaders.sums(loader, device, at_most=13)
-        state = loader.state_dict()
-    with node.graph.loader(isolate=isolate) as loader:
-        loader.load_state_dict(state)
-        assert first + loaders.sums(loader, device) == loaders.EXPECTED
-
-
 def test_a_loader_is_resumed(other: torch.device) -> None:
-    resumes(False, other)
-
-
-@pytest.mark.parametrize("other", IN_PROCESSES, indirect=True, ids=lambda name: name.replace(" ", "-"))
-def test_a_loader_in_another_process_is_resumed(other: torch.device) -> None:
-    resumes(True, other)
+    node = loaders.batches().then(ops.Pin()).then(ops.CopyToDevice("accelerator"))
+    with node.graph.loader() as loader:
+        first = loaders.sums(loader, other, at_most=13)
+        state = loader.state_dict()
+    with node.graph.loader() as loader:
+        loader.load_state_dict(state)
+        assert first + loaders.sums(loader, other) == loaders.EXPECTED

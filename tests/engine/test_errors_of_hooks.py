@@ -17,7 +17,6 @@ PLACES = {
     "inline": {"backend": "inline"},
     "process": {"backend": "process"},
     "deadline": {"timeout": 60.0},
-    "isolate": {},
 }
 
 
@@ -131,7 +130,7 @@ def loader_of(made, method, error, place):
     else:
         source = graph.add(ops.FromSequence(range(70)), name="src")
         source.then(made(method, error), name="work", **where)
-    return graph.loader(isolate=place == "isolate")
+    return graph.loader()
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -225,12 +225,12 @@ def as_given(value):
 
 def check(given, backend):
     """Values of a dataset, and values that a function makes, in two epochs."""
-    placed = {} if backend == "isolate" else {"backend": backend}
+    placed = {"backend": backend}
     graph = pg.Graph("values")
     ready = graph.add(ops.FromSequence(given), name="given", **placed).then(as_given, **placed)
     made = graph.add(ops.FromSequence(range(len(given)))).then(given.made, name="made", **placed)
     graph.add(ops.Zip(), ready, made)
-    with graph.loader(isolate=backend == "isolate") as loader:
+    with graph.loader() as loader:
         for _ in range(2):
             found = list(loader)
             assert len(found) == len(given)
@@ -251,6 +251,5 @@ def test_values_come_through_as_they_are(name, backend, path):
     check(Given(path, name), backend)
 
 
-@pytest.mark.parametrize("backend", ["process", "isolate"])
-def test_values_come_from_other_processes_as_they_are(backend, path):
-    check(Given(path, *VALUES), backend)
+def test_values_come_from_other_processes_as_they_are(path):
+    check(Given(path, *VALUES), "process")

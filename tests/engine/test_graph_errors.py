@@ -73,12 +73,6 @@ def test_actors_without_ray_say_how_to_install_it(numbers, monkeypatch):
         list(loader)
 
 
-def test_actors_and_a_sidecar_do_not_go_together(numbers):
-    actors = numbers.then(identity, name="work", backend="ray")
-    with pytest.raises(GraphError, match="isolate=True: stage 'work' has backend='ray'"):
-        actors.graph.loader(isolate=True)
-
-
 def test_unknown_options_are_refused(numbers):
     with pytest.raises(TypeError, match="num_workers"):
         numbers.then(identity, num_workers=3)

@@ -217,16 +217,13 @@ def fails_if_odd(n):
     return n
 
 
-@pytest.mark.parametrize("isolate", [False, True], ids=["threads", "isolate"])
 @pytest.mark.parametrize("cut", [0, 1, 15, 20])
-def test_the_count_goes_on_after_a_resume_with_more_entries_than_a_state_holds(cut, isolate):
+def test_the_count_goes_on_after_a_resume_with_more_entries_than_a_state_holds(cut):
     def loader():
         graph = pg.Graph("g", seed=1)
         source = graph.add(ops.FromSequence(range(400)), name="src")
         source.then(fails_if_odd, name="f", on_error=pg.Skip(200)).then(ops.Batch(10), name="batch")
-        return graph.loader(
-            epochs=1, isolate=isolate
-        )  # no epoch is read ahead, whose failures count when they happen
+        return graph.loader(epochs=1)  # no epoch is read ahead, whose failures count when they happen
 
     with loader() as before:
         batches = iter(before)

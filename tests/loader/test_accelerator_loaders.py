@@ -59,9 +59,8 @@ def test_a_graph_that_ends_in_pin(accelerator: torch.device) -> None:
         assert sums(loader, accelerator) == EXPECTED
 
 
-@pytest.mark.parametrize("isolate", [False, True])
-def test_a_copy_of_the_graphs_own(accelerator: torch.device, isolate: bool) -> None:
-    with batches().then(ops.CopyToDevice("accelerator")).graph.loader(isolate=isolate) as loader:
+def test_a_copy_of_the_graphs_own(accelerator: torch.device) -> None:
+    with batches().then(ops.CopyToDevice("accelerator")).graph.loader() as loader:
         assert sums(loader, accelerator) == EXPECTED
 
 
@@ -73,15 +72,3 @@ def test_a_resumed_loader_continues_behind_late_copies(accelerator: torch.device
     with batches().then(last()).graph.loader() as loader:
         loader.load_state_dict(state)
         assert first + sums(loader, accelerator) == EXPECTED
-
-
-def test_a_pin_behind_slabs_that_another_process_writes_runs_here(accelerator: torch.device) -> None:
-    graph = pg.Graph()
-    rows = [{"image": torch.full((2, 3, 3), i, dtype=torch.uint8)} for i in range(16)]
-    slabs = graph.add(ops.FromSequence(rows)).then(ops.Batch(4)).then(ops.Normalize((0.0,) * 3, (1.0,) * 3))
-    node = slabs.then(ops.Pin()).then(ops.CopyToDevice(accelerator))
-    assert "pin: left out: the slabs of 'normalize' are pinned already" in str(graph.plan(node))
-    with graph.loader(node, isolate=True) as loader:
-        images = [batch["image"] for batch in loader]
-        assert loader.profile().stages["pin"].counters["bytes_written"] > 0
-    assert [round(float(image.mean()) * 510) for image in images] == [3, 11, 19, 27]

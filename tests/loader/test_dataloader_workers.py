@@ -154,15 +154,14 @@ def test_a_graph_says_that_its_processes_get_a_copy_of_what_is_shared() -> None:
     assert dataset.counts[0] == 0
 
 
-@pytest.mark.parametrize("isolate", [False, True])
-def test_processes_of_a_graph_share_tensors_that_a_dataset_shares(isolate: bool, no_leaks: Any) -> None:
+def test_processes_of_a_graph_share_tensors_that_a_dataset_shares(no_leaks: Any) -> None:
     memory = torch.zeros(8).share_memory_()
     dataset = Counter((memory[3:5], memory))  # two tensors of one storage
     graph = pg.Graph("g")
-    graph.add(ops.FromSequence(dataset), backend="thread" if isolate else "process")
+    graph.add(ops.FromSequence(dataset), backend="process")
     for start in (0, 20):
         memory[3] = start
-        with graph.loader(isolate=isolate) as loader:
+        with graph.loader() as loader:
             assert list(loader) == [start + 1, start + 2]
         assert memory.tolist() == [0, 0, 0, start + 2, 0, 0, 0, 0]
 

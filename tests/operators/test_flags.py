@@ -28,7 +28,6 @@ FLAGS = {
     "BlockOrder: allow_duplicates": lambda value: pg.order.BlockOrder(allow_duplicates=value),
     "BlockOrder: compat": lambda value: pg.order.BlockOrder(compat=value),
     "autotune": lambda value: looped(autotune=value),
-    "isolate": lambda value: looped(isolate=value),
     "build_manifest: checksums": lambda value: build_manifest("part-0.tar", checksums=value),
     "record: ranges": lambda value: pg.record(looped(), ranges=value),
 }

@@ -18,7 +18,6 @@ PLACEMENTS = [
     {"backend": "thread"},
     {"backend": "thread", "timeout": 600},
     {"backend": "process"},
-    {"isolate": True},
 ]
 KINDS = [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit]
 
@@ -117,20 +116,18 @@ STAGES = {
 
 
 def outcome(make, error, placement):
-    options = dict(placement)
-    isolate = options.pop("isolate", False)
     operator = make(error)
     graph = pg.Graph("g")
     if isinstance(operator, pg.Source):
-        node = graph.add(operator, name="work", **options)
+        node = graph.add(operator, name="work", **placement)
     else:
         node = graph.add(ops.FromSequence(range(80)))
         if make is Rows:
             node = node.then(ops.Batch(2, collate=list))
-        node = node.then(operator, name="work", **options)
-    node.then(Same(), name="below", **options)  # which is fused with it, if it can be
+        node = node.then(operator, name="work", **placement)
+    node.then(Same(), name="below", **placement)  # which is fused with it, if it can be
     found = []
-    with graph.loader(isolate=isolate) as loader, pytest.raises(error) as caught:
+    with graph.loader() as loader, pytest.raises(error) as caught:
         for item in loader:
             found.append(item)
     return found, str(caught.value), caught.value.__notes__

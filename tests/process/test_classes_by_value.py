@@ -32,16 +32,7 @@ def classes():
     return Plain, Slotted, Odd
 
 
-PLACES = {
-    "process": ({"backend": "process"}, {}),
-    "sidecar": ({}, {"isolate": True}),
-    "process of the sidecar": ({"backend": "process"}, {"isolate": True}),
-}
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_what_the_loop_sets_on_a_class_stays_when_objects_of_it_arrive(place):
-    stage, options = PLACES[place]
+def test_what_the_loop_sets_on_a_class_stays_when_objects_of_it_arrive():
     plain, _, odd = classes()
 
     def make(number):
@@ -50,8 +41,8 @@ def test_what_the_loop_sets_on_a_class_stays_when_objects_of_it_arrive(place):
         return plain(number)
 
     graph = pg.Graph("classes")
-    graph.add(ops.FromSequence(range(4)), capacity=1).then(make, capacity=1, **stage)
-    with graph.loader(**options) as loader:
+    graph.add(ops.FromSequence(range(4)), capacity=1).then(make, capacity=1, backend="process")
+    with graph.loader() as loader:
         batches = iter(loader)
         assert next(batches) == plain(0)
         plain.scale, plain.name, odd.seen = 5, lambda self: "changed", 7
@@ -61,9 +52,7 @@ def test_what_the_loop_sets_on_a_class_stays_when_objects_of_it_arrive(place):
     assert (plain.scale, plain(0).name(), odd.seen) == (5, "changed", 7)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_objects_with_slots_cross_both_ways(place):
-    stage, options = PLACES[place]
+def test_objects_with_slots_cross_both_ways():
     _, slotted, _ = classes()
 
     def unchanged(sample):
@@ -71,16 +60,16 @@ def test_objects_with_slots_cross_both_ways(place):
         return sample
 
     graph = pg.Graph("slots")
-    graph.add(ops.FromSequence([slotted(1), slotted(2)])).then(unchanged, **stage).then(ops.Batch(2))
-    with graph.loader(**options) as loader:
+    graph.add(ops.FromSequence([slotted(1), slotted(2)])).then(unchanged, backend="process").then(
+        ops.Batch(2)
+    )
+    with graph.loader() as loader:
         (batch,) = loader
     assert type(batch) is slotted
     assert batch.a.tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_named_tuples_cross_both_ways(place):
-    stage, options = PLACES[place]
+def test_named_tuples_cross_both_ways():
 
     class Point(NamedTuple):
         x: int
@@ -90,20 +79,18 @@ def test_named_tuples_cross_both_ways(place):
         __slots__ = ()
 
     graph = pg.Graph("tuples")
-    graph.add(ops.FromSequence([Point(1), Named(2)])).then(lambda sample: sample, **stage)
-    with graph.loader(**options) as loader:
+    graph.add(ops.FromSequence([Point(1), Named(2)])).then(lambda sample: sample, backend="process")
+    with graph.loader() as loader:
         found = list(loader)
     assert list(map(type, found)) == [Point, Named]
     assert found == [(1, 5), (2,)]
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_objects_that_nobody_changed_are_not_told_of_as_changed(place):
-    stage, options = PLACES[place]
+def test_objects_that_nobody_changed_are_not_told_of_as_changed():
     plain, _, _ = classes()
     graph = pg.Graph("unchanged")
-    graph.add(ops.FromSequence([plain(1), plain(2)]), **stage).then(ops.Batch(2))
-    with warnings.catch_warnings(), graph.loader(epochs=2, **options) as loader:
+    graph.add(ops.FromSequence([plain(1), plain(2)]), backend="process").then(ops.Batch(2))
+    with warnings.catch_warnings(), graph.loader(epochs=2) as loader:
         warnings.simplefilter("error")
         for _ in range(2):
             assert [batch.a.tolist() for batch in loader] == [[1, 2]]

@@ -122,10 +122,10 @@ def all_end_within(seconds):
     return True
 
 
-def train(started, isolate):
+def train(started):
     """The life of a trainer that is to be killed."""
     try:
-        with pipeline(items=100_000, batch=8).loader(isolate=isolate) as loader:
+        with pipeline(items=100_000, batch=8).loader() as loader:
             for step, _ in enumerate(loader):
                 if step == 3:
                     os.write(started, b"x")
@@ -133,8 +133,7 @@ def train(started, isolate):
         os._exit(1)
 
 
-@pytest.mark.parametrize("isolate", [False, True], ids=["processes", "isolate"])
-def test_nothing_outlives_a_trainer_that_is_killed(isolate):
+def test_nothing_outlives_a_trainer_that_is_killed():
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans come to us, so that none escapes
     draw, shm = random.Random(11), left_in_shm()
     try:
@@ -143,7 +142,7 @@ def test_nothing_outlives_a_trainer_that_is_killed(isolate):
             pid = os.fork()
             if not pid:
                 os.close(started)
-                train(theirs, isolate)
+                train(theirs)
             os.close(theirs)
             poll = select.poll()
             poll.register(started, select.POLLIN)
@@ -229,15 +228,14 @@ def state():
     return len(os.listdir("/proc/self/fd")), len(children()), threading.active_count(), segments
 
 
-@pytest.mark.parametrize("isolate", [False, True], ids=["processes", "isolate"])
-def test_cycles_leave_nothing_behind(isolate):
+def test_cycles_leave_nothing_behind():
     ways = [broken_off, left_by_an_error, left_by_ctrl_c, run_to_its_end, forgotten, left_to_a_fork]
     child_of_spawn()
     gc.collect()
     before = state()
     for cycle in range(CYCLES):
         way = left_to_a_spawn if cycle % 100 == 99 else ways[cycle % len(ways)]
-        loader = pipeline(fn=abs, items=40).loader(isolate=isolate)
+        loader = pipeline(fn=abs, items=40).loader()
         way(loader)
         if way is not forgotten:
             loader.close()

@@ -56,15 +56,15 @@ def crossed(value, place):
     else:
         graph.add(ops.FromSequence([{"x": value}])).then(
             lambda sample: (sample["x"], stride_of(sample["x"])),
-            backend="process" if place == "sent" else "thread",
+            backend="process",
         )
-    with graph.loader(isolate=place == "isolated") as loader:
+    with graph.loader() as loader:
         (found,) = loader
     return found
 
 
 @pytest.mark.parametrize("value", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("place", ["sent", "isolated", "closed over"])
+@pytest.mark.parametrize("place", ["sent", "closed over"])
 def test_a_dense_tensor_keeps_its_strides(value, place):
     found, there = crossed(value, place)
     assert there == found.stride() == value.stride()
@@ -74,7 +74,7 @@ def test_a_dense_tensor_keeps_its_strides(value, place):
 
 
 @pytest.mark.parametrize("value", FORTRAN.values(), ids=FORTRAN)
-@pytest.mark.parametrize("place", ["sent", "isolated", "closed over"])
+@pytest.mark.parametrize("place", ["sent", "closed over"])
 def test_an_array_keeps_its_strides(value, place):
     found, there = crossed(value, place)
     assert there == found.strides == value.strides

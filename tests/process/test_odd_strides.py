@@ -17,7 +17,7 @@ COLUMNS = {
 
 
 @pytest.mark.parametrize("column", COLUMNS.values(), ids=COLUMNS)
-@pytest.mark.parametrize("place", ["process", "isolate", "cache", "copy"])
+@pytest.mark.parametrize("place", ["process", "cache", "copy"])
 def test_a_column_arrives_as_it_is(place, column):
     graph = pg.Graph("columns")
     node = graph.add(ops.FromSequence([{"x": column}]))
@@ -27,7 +27,7 @@ def test_a_column_arrives_as_it_is(place, column):
         node = node.then(ops.Cache("1 MB"))
     elif place == "copy":
         node = node.then(ops.CopyToDevice("cpu"))
-    with graph.loader(epochs=2, isolate=place == "isolate") as loader:
+    with graph.loader(epochs=2) as loader:
         for _ in range(2):
             (sample,) = loader
             assert sample["x"].dtype == column.dtype

@@ -18,7 +18,7 @@ graph = pg.Graph("g")
 rows = graph.add(ops.FromSequence(range(6)))
 rows.then(lambda x: {"a": np.full(4 << 20, x, np.float32), "b": torch.full((4, 1 << 20), float(x))}, name="make",
           workers=2, backend="process")
-with graph.loader(isolate=sys.argv[1] == "True") as loader:
+with graph.loader() as loader:
     kept = [(float(row["a"].max()), float(row["b"].min()), row) for row in loader]  # all at once: 192 MB
 assert [(a, b) for a, b, _ in kept] == [(x, x) for x in range(6)]
 with open("/proc/mounts") as mounts:
@@ -26,9 +26,8 @@ with open("/proc/mounts") as mounts:
 """
 
 
-@pytest.mark.parametrize("isolate", [False, True], ids=["processes", "isolate"])
-def test_a_dev_shm_of_64_mb_is_enough(isolate, programs):
-    done = programs.run(CROSSING, isolate)
+def test_a_dev_shm_of_64_mb_is_enough(programs):
+    done = programs.run(CROSSING)
     if done.returncode == 77:
         pytest.skip(f"a mount namespace needs rights that are missing here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr

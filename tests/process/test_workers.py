@@ -616,9 +616,8 @@ from pipegraph import operators as ops
 
 graph = pg.Graph("g")
 graph.add(ops.FromSequence(range(8)), workers=2, backend="process")
-for isolate in (False, True):
-    with graph.loader(isolate=isolate) as loader:
-        assert list(loader) == list(range(8))
+with graph.loader() as loader:
+    assert list(loader) == list(range(8))
 """
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=100, check=False

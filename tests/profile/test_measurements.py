@@ -30,39 +30,6 @@ def test_the_docstring_of_a_record_describes_every_field():
             assert f"{name}: {each.about}" in record.__doc__
 
 
-@pytest.mark.parametrize("items", [1, 50])
-def test_stages_of_another_process_have_percentiles_and_a_mean_of_the_same_pieces(items):
-    graph = pg.Graph("isolated")
-    graph.add(ops.FromIterable(range(items)), name="numbers").then(lambda x: x, name="same").then(
-        ops.Batch(5)
-    )
-    with graph.loader(isolate=True) as loader:
-        list(loader)
-        stage = loader.profile().stages["same"]
-    assert 0 < stage.service_p50_s <= stage.service_p99_s
-    # The pieces, of one item up to all of them, are all of its work, whichever of them took long.
-    assert 0.98 * stage.service_mean_s <= stage.piece_mean_s <= 1.02 * items * stage.service_mean_s
-    if items == 1:
-        assert (stage.service_p50_s, stage.service_p99_s) == pytest.approx(
-            (stage.piece_mean_s,) * 2, rel=0.02
-        )
-
-
-def test_the_queues_of_another_process_are_in_the_profile_and_the_cut_lies_inside_one():
-    graph = pg.Graph("isolated")
-    graph.add(ops.FromIterable(range(50)), name="numbers").then(lambda x: x, name="same", capacity=7).then(
-        ops.Batch(5), name="batch", capacity=3
-    )
-    with graph.loader(isolate=True) as loader:
-        passing = iter(loader)
-        next(passing)
-        queues = [(queue.producer, queue.consumer, queue.capacity) for queue in loader.profile().channels]
-        list(passing)
-        after = loader.profile().channels
-    assert queues == [("numbers", "same", 64), ("same", "batch", 7), ("batch", "consumer", 3 + 1)]
-    assert [queue.capacity for queue in after] == [64, 7, 4]
-
-
 def work_for(seconds):
     end = perf_counter() + seconds
     while perf_counter() < end:

@@ -293,11 +293,8 @@ def test_a_pipe_is_neither_packed_nor_a_shard(tmp_path: Path) -> None:
         count(tmp_path / "b.tar")
 
 
-@pytest.mark.parametrize("isolate", [False, True], ids=["here", "isolated"])
 @pytest.mark.parametrize("ending", [0, 5])
-def test_a_rank_has_as_many_samples_as_the_loader_says_where_the_seed_deals_whole_parts(
-    ending, isolate, tmp_path
-):
+def test_a_rank_has_as_many_samples_as_the_loader_says_where_the_seed_deals_whole_parts(ending, tmp_path):
     for number, count in enumerate((3, 17, 90, 40)):
         np.save(tmp_path / f"s-{number}.npy", np.arange(count))
     parts = str(tmp_path / "s-*.npy")
@@ -306,7 +303,7 @@ def test_a_rank_has_as_many_samples_as_the_loader_says_where_the_seed_deals_whol
         graph = pg.Graph("parts", seed=seed)
         select = ops.ShardSelect(parts, order=pg.order.PartOrder(), manifest=str(tmp_path / "m.json"))
         graph.add(select).then(ops.Load()).then(ops.Shuffle(5))
-        with graph.loader(rank=0, world_size=2, epochs=2, isolate=isolate) as loader:
+        with graph.loader(rank=0, world_size=2, epochs=2) as loader:
             for _ in range(2):
                 expected = len(loader)
                 assert sum(1 for _ in loader) == expected

@@ -249,9 +249,6 @@ def test_stages_whose_order_or_state_needs_one_worker_are_not_resized():
 
 def test_auto_is_refused_where_the_tuner_cannot_reach():
     graph = pg.Graph("apart")
-    graph.add(ops.FromSequence(range(9)), workers="auto")
-    with pytest.raises(GraphError, match="not available with isolate=True"):
-        graph.loader(isolate=True)
     with pytest.raises(GraphError, match="workers must be >= 1 or 'auto', got 'many'"):
         graph.add(ops.FromSequence(range(9)), workers="many")
     graph = pg.Graph("in sequence")

@@ -5,9 +5,7 @@ A new kind is a file with a ``StageKind`` (see ``planning.kind``) and its line i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import import_module
-from typing import Any
 
 from pipegraph.capabilities import RowOperator
 from pipegraph.contracts import Operator, Source
@@ -31,14 +29,6 @@ _VARIANTS = {
 _STATEFUL = ("map", "expand", "regroup")
 
 
-class _RemoteStages(StageKind):
-    """What runs in the sidecar, in the trainer's part of a plan: its proxy receives chunks as they are to leave."""
-
-    def loop(self, stage: Any, worker: Any) -> Iterator[Any]:
-        loop: Iterator[Any] = worker.operator.loop(stage, worker)
-        return loop
-
-
 class _Kinds(dict[str, StageKind]):
     """A kind is imported at its first use: a graph waits for those that it has."""
 
@@ -53,7 +43,7 @@ class _Kinds(dict[str, StageKind]):
         return self.setdefault(name, made)
 
 
-KINDS = _Kinds(sidecar=_RemoteStages())
+KINDS = _Kinds()
 """By the ``kind`` that an operator's class names, and those that :func:`kind_of` finds besides."""
 
 

@@ -80,7 +80,6 @@ def _fork_on_request(sock: socket.socket) -> None:
                 socket.send_fds(sock, [pickle.dumps(_reaped(pid))], [])
                 workers.discard(pid)
                 continue
-            entry = request[1:].decode()
             known = multiprocessing.Process()  # here, for each to have another number
             try:
                 pid = os.fork()
@@ -88,7 +87,7 @@ def _fork_on_request(sock: socket.socket) -> None:
                 socket.send_fds(sock, [pickle.dumps((0, error))], [])
                 continue
             if not pid:
-                _become_worker(sock, entry, fds, known)
+                _become_worker(sock, fds, known)
             workers.add(pid)
             with contextlib.suppress(OSError):  # also here: one of the two comes first
                 os.setpgid(pid, pid)
@@ -149,9 +148,7 @@ def _name_process(process: multiprocessing.Process, parent: int) -> None:
     known._parent_process = known._ParentProcess(process._parent_name, parent, os.pidfd_open(parent))  # type: ignore[attr-defined]
 
 
-def _become_worker(
-    zygote: socket.socket, entry: str, fds: list[int], process: multiprocessing.Process
-) -> None:
+def _become_worker(zygote: socket.socket, fds: list[int], process: multiprocessing.Process) -> None:
     code = 1
     try:
         parent = os.getppid()
@@ -168,9 +165,9 @@ def _become_worker(
         sys.modules["torch"].set_num_threads(1)
         # Processes forked by a user's function must end on SIGTERM: multiprocessing's pools wait for that.
         os.register_at_fork(after_in_child=_end_by_sigterm)
-        module, _, name = entry.partition(":")
+        worker_life = sys.modules["pipegraph.engine.process.worker_life"]
         with surroundings.socket_of(fds[0]) as sock:
-            code = getattr(importlib.import_module(module), name)(sock, *fds[1:]) or 0
+            code = worker_life.main(sock, *fds[1:]) or 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     except BaseException:

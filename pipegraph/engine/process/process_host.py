@@ -119,10 +119,6 @@ class ProcessHost(Host):
 
     place = "process"
     gave_up = "its process was ended"
-    entry = "pipegraph.engine.process.worker_life:main"
-    """The function that runs in the process."""
-    extra: tuple[int, ...] = ()
-    """Further descriptors for the process."""
 
     def __init__(
         self,
@@ -159,9 +155,7 @@ class ProcessHost(Host):
             undo_stack = undo.enter_context(contextlib.ExitStack())
             undo_stack.callback(os.close, stack)
             try:
-                child = self._zygote.spawn(
-                    self.entry, [page_fd, stack, *self.extra, *self._sealed.descriptors], wake
-                )
+                child = self._zygote.spawn([page_fd, stack, *self._sealed.descriptors], wake)
             except zygote.GONE:
                 raise Died(exit_reason(None), NOTHING, "") from None
             undo_stack.pop_all()

@@ -50,20 +50,6 @@ class Processes(Pool):
     ) -> Host:
         return ProcessHost(self.parent, sealed, contexts, opening, stage.spec.timeout)
 
-    def seal(self, value: Any, operators: Sequence[tuple[str, Any]], instead: str) -> Sealed:
-        """Pickle a whole plan for a process.
-
-        Raises:
-            GraphError: one of its operators cannot be sent to another process.
-        """
-        try:
-            sealed = self._sent[""] = Sealed(value, "", instead)
-        except GraphError:
-            for name, operator in operators:
-                Sealed(operator, name, instead).close()
-            raise
-        return sealed
-
     def close(self) -> None:
         """Called after every worker has closed its own process."""
         for sealed in self._sent.values():

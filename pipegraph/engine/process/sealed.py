@@ -30,20 +30,18 @@ class Sealed:
     """A pickled object in an anonymous file, whose descriptor is passed to every process that needs the object.
 
     Raises:
-        NotPicklableError: it cannot be pickled; names the part that cannot, the ``stage``, and what to do ``instead``.
+        NotPicklableError: it cannot be pickled; names the part that cannot, the ``stage``, and what to do instead.
             Or, unless it ``copies`` these with a warning, it has arrays in memory that processes share.
     """
 
-    def __init__(
-        self, value: Any, stage: str, instead: str = "use backend='thread'", copies: bool = True
-    ) -> None:
+    def __init__(self, value: Any, stage: str, copies: bool = True) -> None:
         take, buffers = set_apart()
         file = io.BytesIO()
         pickler = _SealingPickler(file, take, copies)
         try:
             pickler.dump(value)
         except Exception as error:
-            raise cannot_be_sent(value, stage, error, instead) from error
+            raise cannot_be_sent(value, stage, error) from error
         self._storages = pickler.storages
         if pickler.shared:
             warnings.warn(
@@ -181,13 +179,11 @@ def _check_rebuilt(kind: Any) -> None:
         return  # it may be made in another way
 
 
-def cannot_be_sent(
-    value: Any, stage: str, error: Exception, instead: str = "use backend='thread'"
-) -> NotPicklableError:
+def cannot_be_sent(value: Any, stage: str, error: Exception) -> NotPicklableError:
     """The error that names the part of an object that cannot be pickled."""
     return NotPicklableError(
         f"stage {stage!r}: the operator cannot be sent to another process: {_culprit(value, error)}. "
-        f"Make it in open(context) or at first use, or {instead}"
+        f"Make it in open(context) or at first use, or use backend='thread'"
     )
 
 

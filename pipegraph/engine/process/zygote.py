@@ -106,8 +106,8 @@ class Zygote:
             os.close(ready)
         self._sock = ours
 
-    def spawn(self, entry: str, fds: list[int], cancel: int) -> Child:
-        """A worker process that runs ``entry`` (``"module:function"``) with its socket and ``fds``.
+    def spawn(self, fds: list[int], cancel: int) -> Child:
+        """A worker process, which gets its socket and ``fds``; see ``worker_life``.
 
         A zygote that was killed is started again; the kernel has ended its children with it.
 
@@ -126,7 +126,7 @@ class Zygote:
                 self._wait_until_ready(cancel)
                 with self._lock, surroundings.taken() as now:
                     try:
-                        answer, found = self._ask(SPAWN + entry.encode(), [*now, theirs.fileno(), *fds])
+                        answer, found = self._ask(SPAWN, [*now, theirs.fileno(), *fds])
                         break
                     except GONE:
                         if last:

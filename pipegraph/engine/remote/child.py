@@ -56,23 +56,13 @@ def write_stacks(fd: int) -> None:
     faulthandler.enable(fd)
 
 
-def _cannot_be_sent(result: Any, error: Exception) -> Any:
-    error.add_note("pipegraph: what the function returned cannot be sent from its process")
-    return unsent(result, error)
-
-
 def serve(
     port: Any,
     page: Page,
     worker: Any,
     counts: OperatorCounts,
-    instead: Callable[[Any, Exception], Any] = _cannot_be_sent,
 ) -> None:
-    """Serve the trainer's calls of ``worker``'s methods, until ``close``.
-
-    Args:
-        instead: what to answer in place of a result that cannot be sent, and the error.
-    """
+    """Serve the trainer's calls of ``worker``'s methods, until ``close``."""
     name = ""
     while name != "close":
         page.enter(0, NOTHING)
@@ -89,7 +79,7 @@ def serve(
         except BaseException as error:
             result = Carried(error)
         del args
-        answer(port, result, counts.take(), instead)
+        answer(port, result, counts.take())
         del result
 
 
@@ -97,7 +87,6 @@ def answer(
     port: Any,
     result: Any,
     counts: dict[Any, int],
-    instead: Callable[[Any, Exception], Any] = _cannot_be_sent,
 ) -> None:
     """Answer a message, or say why the result cannot be sent."""
     try:
@@ -105,8 +94,9 @@ def answer(
     except (BrokenPipeError, ConnectionResetError):
         raise
     except Exception as error:
+        error.add_note("pipegraph: what the function returned cannot be sent from its process")
         try:
-            port.send((instead(result, error), counts))
+            port.send((unsent(result, error), counts))
         except (BrokenPipeError, ConnectionResetError):
             raise
         except Exception as again:  # no more files may be open, or no memory is left

@@ -3,7 +3,7 @@
 In the stage's thread a proxy (``base_proxy``) takes the operator's place and calls its ``host``, which starts children
 and ends them; in the child a ``ProcessWorker`` has the operator and serves the calls. Everything else (tickets, order,
 memory account, policies, ledger, cursors, states) stays in the trainer and is not affected. A child is a process, a Ray
-actor, the sidecar, or a thread under a deadline.
+actor, or a thread under a deadline.
 """
 
 from __future__ import annotations

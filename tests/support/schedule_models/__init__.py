@@ -21,7 +21,7 @@ from schedule_models.pipelines import (
 )
 from schedule_models.queues import ChannelModel, SequencedChannelModel
 from schedule_models.readers import BlockReaderModel
-from schedule_models.remote import Isolated, ProcessStage
+from schedule_models.remote import ProcessStage
 from schedule_models.replicas import ReducerModel
 
 MODELS: dict[str, type[Model]] = {
@@ -42,7 +42,6 @@ MODELS: dict[str, type[Model]] = {
         LittleMemory,
         Resized,
         ProcessStage,
-        Isolated,
         BlockReaderModel,
         ReducerModel,
     )

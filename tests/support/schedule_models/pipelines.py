@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from contextlib import suppress
 from typing import Any
 
 from scheduler.model import Model
@@ -197,7 +196,7 @@ class LoaderModel(Model):
         def close() -> None:
             try:
                 loader.close()
-            except pg.errors.PipegraphWarning:  # StuckWorker, or the sidecar's close that had one
+            except pg.errors.PipegraphWarning:  # StuckWorker
                 pass
             returns.set()
 
@@ -211,8 +210,7 @@ class LoaderModel(Model):
             pass
         closer.join()
         Failing.returns = None
-        with suppress(pg.errors.PipegraphWarning):  # the sidecar's close may say it again
-            loader.close()
+        loader.close()
         if self.ordered:
             assert got == REFERENCES[type(self)][0][: len(got)]
 

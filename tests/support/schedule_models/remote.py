@@ -1,4 +1,4 @@
-"""Worker processes and the sidecar of ``isolate=True`` as tasks of the schedule: messages are pickled, deaths are drawn.
+"""Worker processes as tasks of the schedule: messages are pickled, deaths are drawn.
 
 What real processes add (forks, sockets, shared memory, signals) has tests of its own; here it is the trainer's side that
 is explored: tickets, calls sent ahead, cancels, answers that nobody waits for, rows that were lost with a process.
@@ -20,8 +20,7 @@ from pipegraph.engine.remote.contract import Died
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.remote.pool import Pool
 from pipegraph.engine.remote.worker import NOTHING, ProcessWorker
-from pipegraph.engine.sidecar import isolated, serving
-from schedule_models.pipelines import Failing, LoaderModel, add_one, even, mapped, triple
+from schedule_models.pipelines import LoaderModel, add_one, mapped, triple
 
 
 class Link:
@@ -177,95 +176,6 @@ class FakeHost:
             link.end()
 
 
-class FakeSidecarHost:
-    """The host of the sidecar, with its two connections; the runtime in it is the real one."""
-
-    place, gave_up, pid, ahead = "process", "its process was ended", None, None
-
-    def __init__(self, pool: Any, plan: Any, facts: tuple[int, int, int, int], context: Context) -> None:
-        self._plan, self._facts, self._context = plan, facts, context
-        self._serving: Any = None
-        self._calls: Link | None = None
-        self._control: Link | None = None
-        self._asking = concurrency.Lock()
-
-    def start(self) -> None:
-        with self._context.stopping.ending(self._stop):
-            plan = pickle.loads(pickle.dumps(self._plan))
-            runtime = serving.SidecarRuntime(plan, self._facts, lambda nbytes: None)
-            self._serving = serving.Serving(runtime)
-            self._control = Link(self._serve_control, "control")
-            self._calls = Link(self._serve_call, "sidecar")
-            self._calls.ask(("open", ()))
-
-    def _serve_call(self, question: Any) -> Any:
-        name, args = question
-        owner = self._serving.runtime if name == "open" else self._serving
-        return getattr(owner, name)(*args)
-
-    def _serve_control(self, question: Any) -> Any:
-        what, *about = question
-        if what == "cancel":
-            self._serving._cancel(*about)
-        elif what == "stop":
-            self._serving.runtime.signal_close()
-        else:
-            question, *rest = about
-            try:
-                return getattr(self._serving, question)(*rest)
-            except Exception:
-                return None
-
-    def _tell(self, *question: Any) -> Any:
-        """The answer over the control connection; None where that is closed, as the real one has it."""
-        try:
-            return None if self._control is None else self._control.ask(question)
-        except Died:
-            return None
-
-    def _stop(self) -> None:
-        self._tell("stop")
-
-    def tell(self, *message: Any) -> Any:
-        with self._asking:
-            return self._tell(*message)
-
-    def ask(self, what: str, *args: Any) -> Any:
-        return self.tell("ask", what, *args)
-
-    def close(self, grace_s: float = 1.0) -> None:
-        calls, self._calls = self._calls, None
-        control, self._control = self._control, None
-        if calls is not None:
-            calls.end()
-        try:
-            if self._serving is not None:
-                self._serving.runtime.close()
-        finally:  # a close that warns of a stuck worker raises here
-            if control is not None:
-                control.end()
-
-    def call(self, name: str, *args: Any) -> Any:
-        assert self._calls is not None
-        return self._calls.ask((name, args))
-
-    def request(self, name: str, *args: Any) -> None:
-        assert self._calls is not None
-        self._calls.request((name, args))
-
-    def answer(self) -> Any:
-        assert self._calls is not None
-        return self._calls.answer()
-
-    def cancel(self) -> None:
-        if self._calls is not None:
-            self._calls.cancel()
-
-    def uncancel(self) -> None:
-        if self._calls is not None:
-            self._calls.uncancel()
-
-
 class FakeProcesses(Pool):
     """In place of ``Processes``.
 
@@ -300,14 +210,12 @@ class RemoteModel(LoaderModel):
     """A loader whose worker processes are tasks."""
 
     def run(self) -> None:
-        real, host = processes.Processes, isolated.make_host
+        real = processes.Processes
         FakeProcesses.draw, FakeProcesses.deaths = self.draw, self.draw.choice([0, 1])
         processes.Processes = FakeProcesses  # type: ignore[assignment, misc]
-        isolated.make_host = FakeSidecarHost
         try:
             super().run()
         finally:
-            isolated.make_host = host
             processes.Processes = real  # type: ignore[misc]
 
 
@@ -323,20 +231,3 @@ class ProcessStage(RemoteModel):
         )
         node.then(ops.Map(triple), name="last", capacity=1 + variant % 3)
         return graph
-
-
-class Isolated(RemoteModel):
-    """Both halves of ``isolate=True``: the trainer's runtime and the sidecar's, over two links."""
-
-    def graph(self, variant: int) -> pg.Graph:
-        graph = pg.Graph("isolated")
-        node = graph.add(ops.FromSequence(range(7)), name="source")
-        node = node.then(mapped(add_one, 4), name="map", workers=1 + variant % 2)
-        node = node.then(ops.Filter(even), name="filter")
-        node.then(ops.Map(triple), name="last", capacity=1 + variant % 2)
-        return graph
-
-    def loader(self, fails: bool = False) -> Any:
-        Failing.raises = fails
-        graph = self.graph(self.draw.randrange(1, 100))
-        return graph.loader(epochs=self.epochs, memory_limit=self.memory_limit, isolate=True)
