@@ -161,9 +161,8 @@ class Graph:
             max_bytes: maximum number of bytes in the output queue; by default a share of ``memory_limit``.
             ordered: whether chunks leave in the order in which they arrived.
             on_error: ``"raise"``, ``pg.Skip(budget)`` or ``pg.Retry(times, backoff, then)``.
-            timeout: seconds that one item may take; after that it fails with ``StageTimeoutError``. A process is ended
-                and replaced. A thread cannot be ended: it is abandoned and replaced. ``"inline"`` stages have no
-                timeout.
+            timeout: seconds that one item may take; after that it fails with ``StageTimeoutError``, and its
+                process or actor is ended and replaced. Needs ``"process"`` or ``"ray"``: nothing can end a thread.
             resources: for a ``"ray"`` stage, the resources of each actor, such as
                 ``{"num_cpus": 2, "memory": 4 << 30}``; other names are custom resources of the cluster. One CPU by
                 default.

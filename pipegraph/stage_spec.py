@@ -63,6 +63,10 @@ class StageSpec:
         if self.timeout is not None:
             if isinstance(self.timeout, bool | str) or not self.timeout > 0:
                 raise GraphError(f"stage {name!r}: timeout must be more than 0 seconds, got {self.timeout!r}")
+            if self.backend.in_trainer:
+                raise GraphError(
+                    f'stage {name!r}: timeout= needs backend="process": nothing can end a thread'
+                )
             object.__setattr__(self, "timeout", float(self.timeout))
         object.__setattr__(self, "ordered", flag(self.ordered, f"stage {name!r}: ordered"))
         check_policy(self.on_error, name)

@@ -211,10 +211,6 @@ class Runtime(LoaderContext):
     def make_operator(self, stage: StagePlan, index: int) -> Any:
         if not stage.remote:
             return copy.copy(stage.operator)
-        if stage.backend.in_trainer:
-            from pipegraph.engine.remote.pool import under_deadline
-
-            return under_deadline(stage, self.context(stage.name, index))
         contexts = [self.context(each.name, index) for each in (stage, *stage.followers)]
         return self._pools[stage.backend].operator(stage, contexts)
 

@@ -16,18 +16,6 @@ from pipegraph.planning.plan import Plan, StagePlan, lineage_above
 from pipegraph.stage_spec import Edge, StageSpec
 
 
-def check_timeout(spec: StageSpec, operator: Operator | Source, kind: StageKind) -> None:
-    """``timeout=`` needs work on items, in a thread or process of its own."""
-    why = kind.stays(operator)
-    if why is not None:
-        raise GraphError(f"stage {spec.name!r}: timeout= is for work on items, and {why}; leave it out")
-    if spec.backend.in_consumer:
-        raise GraphError(
-            f"stage {spec.name!r}: timeout= needs backend='thread' or 'process': an inline stage runs in the thread of "
-            "its consumer, so nothing can interrupt it"
-        )
-
-
 def check_state(spec: StageSpec, operator: Operator, kind: StageKind) -> None:
     """What an operator declares about its state agrees with its methods and its kind."""
     has = [name for name in STATE_METHODS if callable(getattr(operator, name, None))]

@@ -117,8 +117,8 @@ class StagePlan:
 
     @property
     def remote(self) -> bool:
-        """Whether its workers call their operators through a host: in processes or actors, or under a deadline."""
-        return not self.backend.in_trainer or self.spec.timeout is not None
+        """Whether its workers call their operators through a host: in processes or actors."""
+        return not self.backend.in_trainer
 
     @property
     def pinned(self) -> bool:

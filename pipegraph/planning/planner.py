@@ -18,7 +18,6 @@ from pipegraph.planning.checks import (
     check_policy,
     check_source,
     check_state,
-    check_timeout,
 )
 from pipegraph.planning.kind import KindOf
 from pipegraph.planning.plan import BATCHES_PER_WORKER, SAMPLES_PER_QUEUE, Plan, StagePlan
@@ -118,10 +117,12 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: Kind
     if not backend.in_trainer:
         why = kind.stays(operator)
         if why is not None:
+            if spec.timeout is not None:
+                raise GraphError(
+                    f"stage {spec.name!r}: timeout= is for work on items, and {why}; leave it out"
+                )
             notes.append(f"runs in a thread: {why}")
             backend = THREAD
-    if spec.timeout is not None:
-        check_timeout(spec, operator, kind)
     workers = spec.workers
     bypassed = None
     fixed = kind.fixed(operator)

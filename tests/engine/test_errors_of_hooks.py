@@ -16,7 +16,6 @@ PLACES = {
     "thread": {},
     "inline": {"backend": "inline"},
     "process": {"backend": "process"},
-    "deadline": {"timeout": 60.0},
 }
 
 

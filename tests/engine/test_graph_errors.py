@@ -42,6 +42,11 @@ def numbers(graph):
         ({"ordered": 1}, "stage 'map': ordered must be True or False, got 1"),
         ({"on_error": "ignore"}, "stage 'map': on_error must be \"raise\", pg.Skip(budget)"),
         ({"timeout": 0}, "stage 'map': timeout must be more than 0 seconds, got 0"),
+        ({"timeout": 1}, "stage 'map': timeout= needs backend=\"process\": nothing can end a thread"),
+        (
+            {"timeout": 1, "backend": "inline"},
+            "stage 'map': timeout= needs backend=\"process\": nothing can end a thread",
+        ),
         (
             {"resources": {"num_cpus": 1}},
             "stage 'map': resources= is for the actors of backend='ray', got backend='thread'; leave it out",

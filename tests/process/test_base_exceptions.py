@@ -1,22 +1,17 @@
 """A user's SystemExit, KeyboardInterrupt, ... is raised where any other error of the same item would be."""
 
 import asyncio
-import threading
 
 import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.capabilities import RowOperator
-from pipegraph.contracts import Context
-from pipegraph.engine.activity import Cancelled
-from pipegraph.engine.remote.deadline_host import ThreadHost
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 PLACEMENTS = [
     {"backend": "thread"},
-    {"backend": "thread", "timeout": 600},
     {"backend": "process"},
 ]
 KINDS = [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit]
@@ -152,45 +147,3 @@ def test_it_is_raised_at_its_items_place_after_what_came_before(stage, placement
 def test_one_of_a_state_dict_is_raised_at_its_items_place():
     expected = outcome(Unsaved, ValueError, PLACEMENTS[0])
     assert expected[0] and outcome(Unsaved, SystemExit, PLACEMENTS[0]) == expected
-
-
-class Gated(pg.Operator):
-    kind = "map"
-
-    def __init__(self):
-        self.entered, self.gate = threading.Event(), threading.Event()
-
-    def process(self, chunk):
-        return chunk
-
-    def leave(self):
-        self.entered.set()
-        self.gate.wait()
-        raise SystemExit("of a pass that was broken off")
-
-    def answer(self):
-        return "answer"
-
-
-def test_one_of_a_cancelled_call_is_dropped_with_its_answer():
-    operator = Gated()
-    host = ThreadHost(operator, Context("work"), 600.0)
-    host.start()
-    ended = []
-
-    def call():
-        try:
-            host.call("invoke", "leave")
-        except Cancelled as error:
-            ended.append(error)
-
-    caller = threading.Thread(target=call)
-    caller.start()
-    assert operator.entered.wait(60)
-    host.cancel()
-    caller.join()
-    assert ended
-    host.uncancel()
-    operator.gate.set()
-    assert host.call("invoke", "answer") == "answer"
-    host.close()

@@ -365,6 +365,15 @@ def test_a_sample_that_takes_too_long_is_named_with_its_stack_and_can_be_skipped
         assert [each.key for each in loader.profile().quarantined] == [5]
 
 
+def test_work_that_stays_in_the_trainer_has_no_deadline():
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(3))).then(ops.Pin(), backend="process", timeout=1)
+    with pytest.raises(
+        pg.errors.GraphError, match="timeout= is for work on items, and pin works on the trainer"
+    ):
+        graph.plan()
+
+
 # -- the end ---------------------------------------------------------------------------------------
 
 

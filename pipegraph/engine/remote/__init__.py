@@ -1,1 +1,1 @@
-"""Remote stages: workers call their operators through hosts: a process, a Ray actor or a thread."""
+"""Remote stages: workers call their operators through hosts: a process or a Ray actor."""

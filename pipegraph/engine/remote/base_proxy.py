@@ -1,4 +1,4 @@
-"""The proxy, in a worker's thread, of an operator that runs in a process, in a Ray actor or under a deadline.
+"""The proxy, in a worker's thread, of an operator that runs in a process or in a Ray actor.
 
 It has the operator's methods that the stage's loops call, and no others: tickets, order, memory, policies, cursors and
 states stay in the trainer and are not affected. It also handles deaths: work that can be repeated is sent to a new
@@ -171,8 +171,6 @@ class Remote:
                 # Results before this row were lost with the process: do these again, then the row alone.
                 stop = row if row > at else row + 1
             except Overdue as overdue:
-                made += overdue.done
-                at += len(overdue.done)
                 row = min(max(overdue.row, at), stop - 1)
                 late[row] = overdue
                 stop = max(row, at + 1)

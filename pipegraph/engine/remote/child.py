@@ -47,7 +47,7 @@ def opened_worker(
         each.count, each.allocate = partial(counts.add, member), allocate
         each.share = partial(_share, {})
     operator = operators[0] if len(operators) == 1 else Composed(operators, contexts, page, single)
-    return ProcessWorker(page, operator, contexts[0], Carried, pack)
+    return ProcessWorker(page, operator, contexts[0], pack)
 
 
 def write_stacks(fd: int) -> None:

@@ -2,8 +2,8 @@
 
 In the stage's thread a proxy (``base_proxy``) takes the operator's place and calls its ``host``, which starts children
 and ends them; in the child a ``ProcessWorker`` has the operator and serves the calls. Everything else (tickets, order,
-memory account, policies, ledger, cursors, states) stays in the trainer and is not affected. A child is a process, a Ray
-actor, or a thread under a deadline.
+memory account, policies, ledger, cursors, states) stays in the trainer and is not affected. A child is a process or a
+Ray actor.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import signal
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,18 +58,16 @@ class Died(Exception):
 
 @dataclass(eq=False)
 class Overdue(Exception):
-    """A row took longer than the stage's timeout; its worker was ended or abandoned.
+    """A row took longer than the stage's timeout; its worker was ended.
 
     Attributes:
         row: the row in work.
         stack: Python's stack at the deadline.
-        done: results of the rows before it, if they are not lost.
         member: number of the fused stage that was at work.
     """
 
     row: int
     stack: str
-    done: Sequence[Any] = ()
     member: int = 0
 
 

@@ -15,16 +15,6 @@ from pipegraph.errors import GraphError
 from pipegraph.planning.plan import Plan, StagePlan
 
 
-def under_deadline(stage: StagePlan, context: Context) -> Any:
-    """A proxy for the operator of a thread worker whose items have a deadline."""
-    from pipegraph.engine.remote.deadline_host import ThreadHost
-
-    timeout_s = stage.spec.timeout
-    assert timeout_s is not None
-    host = ThreadHost(stage.operator, context, timeout_s)
-    return remote(copy.copy(stage.operator), host, stage.name, timeout_s)
-
-
 class Pool(ABC):
     """Makes the proxies of the stages of a plan that are remote by one backend."""
 

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -60,19 +60,11 @@ class Page:
         return self._words[0], self._words[1], self._words[2]
 
 
-class WorkNotes(Protocol):
-    """Records which row a worker has in work."""
-
-    def begin(self, row: int) -> None:
-        """A row is begun."""
-
-
 class Made(list[Any]):
     """A list of results that records the next row on the page with each append."""
 
-    def __init__(self, page: WorkNotes, start: int) -> None:
+    def __init__(self, page: Page, start: int) -> None:
         super().__init__()
-        self.start = start
         self._page = page
         self._next = start
 
@@ -128,22 +120,18 @@ class ProcessWorker:
 
     Args:
         page: records which row is in work.
-        carry: what makes of an error something that can be sent.
         pack: packs rows as the next ``Batch`` needs them; None if there is none.
     """
 
     def __init__(
         self,
-        page: WorkNotes,
+        page: Page,
         operator: Any,
         context: Context,
-        carry: Callable[[BaseException], Any] = Carried,
         pack: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self._page = page
         self._operator = operator
-        self._carry = carry
-        self._made = Made(page, 0)
         self._draws = Draws(context.seed, context.stage)
         self._stage = context.stage
         self._own = Fact.SEEDS_ITSELF in operator.facts
@@ -156,10 +144,6 @@ class ProcessWorker:
         self._alone: bool | None = None  # whether items are sent one by one; see ``bundle_size.Pace``
         operator.open(context)
 
-    def done(self, row: int) -> list[Any]:
-        """The results of the rows before ``row``, which is in work. Thread-safe."""
-        return list(self._made[: max(0, row - self._made.start)])
-
     # -- one-to-one ----------------------------------------------------------------------------
 
     def process(self, chunk: Chunk) -> tuple[Any, Carried | None, Any]:
@@ -168,7 +152,7 @@ class ProcessWorker:
         try:
             return self._operator.process(chunk), None, self._report()
         except BaseException as error:
-            return None, self._carry(error), self._report()
+            return None, Carried(error), self._report()
 
     def work(self, bundle: Bundle, start: int, stop: int) -> tuple[Any, Carried | None, Any]:
         """Do rows of a bundle: ``(results, the error that ended it, the report of fused stages)``."""
@@ -183,11 +167,11 @@ class ProcessWorker:
         return self._do(start, lambda made: read_into(made, indices[:stop], start))
 
     def _do(self, start: int, work: Callable[[Made], None]) -> tuple[Any, Carried | None, Any]:
-        made = self._made = Made(self._page, start)
+        made = Made(self._page, start)
         try:
             work(made)
         except BaseException as error:
-            return list(made), self._carry(error), self._report()
+            return list(made), Carried(error), self._report()
         return self._packed(made), None, self._report()
 
     def _read(self, made: list[Any], places: list[Any]) -> None:
@@ -221,7 +205,7 @@ class ProcessWorker:
             try:
                 operator.do_row(self._batch, index)
             except BaseException as error:
-                failed[index] = self._carry(error)
+                failed[index] = Carried(error)
         if failed:
             return None, failed
         return self.end(list(range(len(chunk.row_lineages)))), {}
@@ -290,7 +274,7 @@ class ProcessWorker:
                 if len(found) >= most or now - start > PULL_NS or self._alone:
                     return found, False, None
         except BaseException as error:
-            return found, True, self._carry(error)
+            return found, True, Carried(error)
         return found, True, None
 
     # -- operators that hold data --------------------------------------------------------------
@@ -314,7 +298,7 @@ class ProcessWorker:
             return Regrouped(self.invoke(name, *args))
         except BaseException as error:
             failing = [each.replace(None) for each in getattr(self._operator, "failing", ())]
-            return Regrouped(None, self._carry(error), failing)
+            return Regrouped(None, Carried(error), failing)
 
     def close(self) -> None:
         self._items = iter(())

@@ -135,7 +135,7 @@ class FakeHost:
             raise Cancelled
         self._page = Page(self._dies)
         operator = pickle.loads(self._sent)[0]
-        self._worker = ProcessWorker(self._page, operator, self._context, Carried, self._pack)
+        self._worker = ProcessWorker(self._page, operator, self._context, self._pack)
         self._link = Link(self._serve, "process")
 
     def _serve(self, question: Any) -> Any:
