@@ -101,7 +101,6 @@ SET = (
         goals=(Goal(0.95, ("hand-written process pool",)), AHEAD),
     ),
     Entry("transport", "items from a worker process", "transport"),
-    Entry("process_runs", "neighbouring process stages in one process", "process_runs"),
     Entry("host_to_device", "batches copied to a device", "host_to_device"),
     Entry(
         "replica_training",

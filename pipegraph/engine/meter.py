@@ -106,22 +106,3 @@ class Meter:
         thread = self._thread
         found = scheduled(thread=thread) if thread else None
         return self._coreless_ns if found is None else self._coreless_ns + found[1]
-
-
-class FirstMeter(Meter):
-    """The meter of the first of several fused stages: subtracts the time of the others."""
-
-    __slots__ = ("_run",)
-
-    def __init__(self, stage: str, tracer: Tracer, run: Any) -> None:
-        super().__init__(stage, tracer)
-        self._run: Any = run
-
-    def in_work_ns(self, now_ns: int) -> int:
-        """Nothing: which of the stages is at work is known when the call has returned."""
-        return 0
-
-    def worked(self, took: int) -> None:
-        """As :meth:`Meter.worked`, without the time of the other stages."""
-        others, self._run.others_ns = self._run.others_ns, 0
-        Meter.worked(self, max(0, took - others))

@@ -107,16 +107,13 @@ class PassTotals:
                 durations[name] = Durations()
                 for meter in meters:
                     durations[name].merge(meter.watch.durations())
-            stages = [each.name for each in loader.plan.stages.values() if each.bypassed is None]
             of_training = {("items", ""): items, ("samples", ""): samples, ("passes", ""): self._passes}
             return Measured(
                 life=Counter({**life, **self._scheduled, **of_training}),
                 passes=passes,
                 durations=durations,
                 counters={name: dict(found) for name, found in list(loader.counters.items())},
-                workers={
-                    name: self._staffing.workers(name) for name in dict.fromkeys([*stages, *loader.meters])
-                },
+                workers={name: self._staffing.workers(name) for name in loader.meters},
                 grown=dict(loader.grown),
                 queues=self._queues,
                 cores=cores(),

@@ -32,7 +32,7 @@ from pipegraph.backends import BACKENDS, StageBackend
 from pipegraph.contracts import Source, history_of
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.loader_context import LoaderContext
-from pipegraph.engine.meter import FirstMeter, Meter
+from pipegraph.engine.meter import Meter
 from pipegraph.engine.pass_totals import PassTotals
 from pipegraph.engine.run import Run
 from pipegraph.engine.staffing import Staffing
@@ -164,9 +164,11 @@ class Runtime(LoaderContext):
         workers: dict[str, list[Worker]] = {}
         meters: dict[str, list[Meter]] = {}
         for stage in self.plan.running:
-            workers[stage.name] = [self._worker(stage, *each) for each in enumerate(operators[stage.name])]
-            for member, planned in enumerate((stage, *stage.followers)):
-                meters[planned.name] = [worker.members[member] for worker in workers[stage.name]]
+            workers[stage.name] = [
+                Worker(index, operator, Meter(stage.name, self.tracer))
+                for index, operator in enumerate(operators[stage.name])
+            ]
+            meters[stage.name] = [worker.meter for worker in workers[stage.name]]
         for stage in self.plan.running:
             for worker in workers[stage.name]:
                 if stage.backend.in_consumer:
@@ -211,17 +213,7 @@ class Runtime(LoaderContext):
     def make_operator(self, stage: StagePlan, index: int) -> Any:
         if not stage.remote:
             return copy.copy(stage.operator)
-        contexts = [self.context(each.name, index) for each in (stage, *stage.followers)]
-        return self._pools[stage.backend].operator(stage, contexts)
-
-    def _worker(self, stage: StagePlan, index: int, operator: Any) -> Worker:
-        """A worker with its meters."""
-        if not stage.followers:
-            return Worker(index, operator, Meter(stage.name, self.tracer))
-        first = FirstMeter(stage.name, self.tracer, operator)
-        worker = Worker(index, operator, first)
-        worker.follow(stage, [first, *(Meter(each.name, self.tracer) for each in stage.followers)])
-        return worker
+        return self._pools[stage.backend].operator(stage, self.context(stage.name, index))
 
     def open_operator(self, stage: str, worker: Worker) -> None:
         with Naming(stage, "open", f": worker {worker.index} could not be started"):

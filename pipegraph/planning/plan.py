@@ -45,8 +45,6 @@ class StagePlan:
             another copy does, else ``"pageable"``.
         bundle: the ``Batch`` with which the bundles of this stage's rows end.
         bundle_rows: rows of its output that may be handed over together.
-        followers: the stages whose work its processes do after its own, in turn; they are left out themselves.
-        policy_of: of these, the one whose policy ``spec.on_error`` is; None: its own.
         tuned: what the tuner may change while it runs: ``"workers"``, ``"capacity"``.
     """
 
@@ -65,14 +63,7 @@ class StagePlan:
     fused: Operator | None = None
     bundle: str | None = None
     bundle_rows: int = 1
-    followers: tuple[StagePlan, ...] = ()
-    policy_of: str | None = None
     tuned: tuple[str, ...] = ()
-
-    @property
-    def judged(self) -> str:
-        """The stage whose policy ``spec.on_error`` is."""
-        return self.policy_of or self.name
 
     @property
     def name(self) -> str:
@@ -164,8 +155,8 @@ class Plan:
         for stage in self.running:
             if not stage.kind.has_length(stage):
                 names.append(stage.name)
-            if stage.spec.skip is not None and stage.judged not in names:
-                names.append(stage.judged)
+            if stage.spec.skip is not None and stage.name not in names:
+                names.append(stage.name)
         return names
 
     def steps(
@@ -182,7 +173,7 @@ class Plan:
             skips = stage.spec.skip is not None
             given = [found[edge.stage] for edge in stage.upstream]
             count = stage.kind.steps(stage, given, epoch, rank, world_size, seed, history)
-            found[stage.name] = None if skips and (stage.upstream or stage.policy_of) else count
+            found[stage.name] = None if skips and stage.upstream else count
         return found[self.output.stage]
 
     def digests(self) -> dict[str, str]:

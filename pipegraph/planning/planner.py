@@ -24,7 +24,6 @@ from pipegraph.planning.plan import BATCHES_PER_WORKER, SAMPLES_PER_QUEUE, Plan,
 from pipegraph.planning.rewrites import (
     choose_memory,
     fuse,
-    fuse_processes,
     leave_out_copies,
     part_inline,
     read_in_rows,
@@ -48,7 +47,6 @@ def make_plan(graph: Graph, output: Node | str | None, kind_of: KindOf) -> Plan:
     fuse(planned, edge)
     part_inline(planned)
     choose_memory(planned, edge)
-    fuse_processes(planned, edge)
     for name, stage in list(planned.items()):  # a rewrite may have put another operator in its place
         planned[name] = replace(stage, kind=kind_of(stage.operator))
     edge = shortcut(edge, planned)
@@ -56,7 +54,7 @@ def make_plan(graph: Graph, output: Node | str | None, kind_of: KindOf) -> Plan:
     bundle_rows(planned, edge)
     mark_tuned(planned)
     inelastic = tuple(
-        stage.judged for stage in planned.values() if stage.bypassed is None and not _is_elastic(stage)
+        stage.name for stage in planned.values() if stage.bypassed is None and not _is_elastic(stage)
     )
     plan = Plan(graph.name, graph.seed, planned, edge, inelastic, asked)
     for stage in plan.running:

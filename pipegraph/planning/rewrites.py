@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipegraph.backends import THREAD
-from pipegraph.capabilities import BundleMap, BundleSource, Fuses, Moves, Repeats, notes_of
+from pipegraph.capabilities import Fuses, Moves, Repeats, notes_of
 from pipegraph.contracts import Fact, Operator
 from pipegraph.errors import GraphError
 from pipegraph.planning.plan import StagePlan
@@ -168,60 +168,10 @@ def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
         _leave_out(name, planned, f"its work is done in {above.name!r}, in one go", above.name)
 
 
-def fuse_processes(planned: dict[str, StagePlan], output: Edge) -> None:
-    """Neighbouring one-to-one stages in processes, or in alike actors, become a run in the same ones: what goes from
-    one to the next stays there.
-
-    A run has one policy at most, and that only leaves out: a sample that is tried again goes through the stages one by
-    one. Where a cache lies below, they stay apart for the same reason.
-    """
-    if _must_stay_apart(planned):
-        return
-    for name in list(planned):
-        below = planned[name]
-        if len(below.upstream) != 1 or not _may_run_on(below):
-            continue
-        above = planned[below.upstream[0].stage]
-        policies = [stage for stage in (above, below) if stage.spec.on_error != "raise"]
-        if len(policies) > 1 or not _may_run_on(above) or not _only_reader(above, planned, output):
-            continue
-        if _placement(above) != _placement(below):
-            continue
-        why = (
-            f"its work is done in the {above.backend.words[1]} of {above.name!r}, which "
-            f"keep what goes from one to the other; {above.workers} in all: for more, raise workers= of every stage "
-            "of the run"
-        )
-        planned[above.name] = replace(
-            above,
-            spec=replace(
-                above.spec,
-                max_bytes=below.spec.max_bytes or above.spec.max_bytes,
-                on_error=policies[0].spec.on_error if policies else "raise",
-                capacity=below.spec.capacity,
-            ),
-            policy_of=name if below in policies else above.policy_of,
-            capacity=below.capacity,
-            level=below.level,
-            followers=(*above.followers, below),
-        )
-        _leave_out(name, planned, why, above.name)
-
-
 def _placement(stage: StagePlan) -> tuple[Any, ...]:
-    """What stages of a run have in common."""
+    """Where a stage works, and with how many workers."""
     spec = stage.spec
     return stage.backend, stage.workers, spec.timeout, spec.resources, spec.runtime_env
-
-
-def _may_run_on(stage: StagePlan) -> bool:
-    """Whether a stage may be part of a run of stages in one process."""
-    plain = not stage.backend.in_trainer and stage.bypassed is None and stage.spec.ordered
-    plain = plain and not stage.spec.retry.times
-    quick = (
-        stage.source.random_access if stage.source is not None else stage.kind.in_place and stage.one_to_one
-    )
-    return plain and quick and any(map(stage.operator.can, (BundleMap, BundleSource)))
 
 
 def part_inline(planned: dict[str, StagePlan]) -> None:

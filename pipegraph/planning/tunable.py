@@ -50,8 +50,6 @@ def _why_fixed(stage: StagePlan, planned: Mapping[str, StagePlan]) -> str | None
     """Why the number of a stage's workers cannot change while it runs."""
     if stage.backend.why_fixed:
         return stage.backend.why_fixed
-    if stage.followers:
-        return "its processes do the work of several stages"
     fixed = stage.kind.fixed(stage.operator)
     if fixed is not None:
         return fixed

@@ -28,7 +28,7 @@ from .bottleneck import (
     in_bursts,
     wait_for_each_other,
 )
-from .values import MIN_S, ChannelProfile, Profile, run_busy, run_of
+from .values import MIN_S, ChannelProfile, Profile
 
 NEARLY_ALL = 0.8
 """Share of all running that one stage does where it alone can hold the GIL for long."""
@@ -80,15 +80,13 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
     bottleneck = CONSUMER
     cause: Cause = "unknown"
     if elapsed_s >= MIN_S:
-        busy = {name: max(run_busy(stages, name), stage.drawing) for name, stage in stages.items()}
+        busy = {name: max(stage.busy, stage.drawing) for name, stage in stages.items()}
         busy[CONSUMER] = max(0.0, 1 - stall_ns / elapsed_ns)
         bottleneck = find_bottleneck(busy, edges)
         bursts = busy[bottleneck] < SATURATED and any(bottleneck in ends for ends in in_turn)
         bottleneck, cause = _cause(plan, stages, bottleneck, wake_s, cores_used, measured.cores)
         if bursts and cause in ("consumer", "stage", "storage"):
             cause = "bursts"
-        # Of a run of stages that share their processes, the one that takes longest.
-        bottleneck = max(run_of(stages, bottleneck), key=lambda name: stages[name].busy, default=bottleneck)
     items, samples = life["items", ""], life["samples", ""]
     took = measured.durations.get("", Durations())
     memory_bytes, memory_peak_bytes, memory_limit = measured.memory
@@ -137,10 +135,9 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
 
 def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elapsed_ns: int) -> StageProfile:
     name = stage.name
-    within = stage.bypassed is not None  # another stage's workers do its work, or it was left out
-    if within and name not in measured.workers:
+    if stage.bypassed is not None:  # another stage's workers do its work, or it was left out
         return StageProfile(within=stage.within, backend=stage.backend)
-    workers = stage.workers if within else measured.workers.get(name, stage.workers)
+    workers = measured.workers.get(name, stage.workers)
     life, passes = measured.of(name)
     life_passes = measured.life["passes", ""]
     counts = StageCounts(
@@ -149,29 +146,27 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
         durations=measured.durations.get(name, Durations()),
         elapsed_ns=elapsed_ns,
         worked_ns=passes["worked"] or workers * elapsed_ns,
-        starved_ns=0.0 if within else sum(waits[name, index][0] for index in range(len(stage.upstream))),
+        starved_ns=sum(waits[name, index][0] for index in range(len(stage.upstream))),
         blocked_ns=sum(waits[edge][1] for edge, producer in _producers(plan).items() if producer == name),
         # A source's call may read a whole group of items.
-        pieces=life["items" if stage.source is not None and not within else "calls"],
+        pieces=life["items" if stage.source is not None else "calls"],
     )
     computed: dict[str, Any] = {
         field: each.of(counts) if each.of else life[field]
         for field, each in measurements(StageProfile).items()
         if field in COUNTERS or each.of
     }
-    if within or stage.backend.in_consumer:
+    if stage.backend.in_consumer:
         computed["running"] = None
     return StageProfile(
         **computed,
-        workers=0 if within else workers,
+        workers=workers,
         backend=stage.backend,
         grown_to=measured.grown.get(name),
         counters=measured.counters.get(name, {}),
-        within=stage.within,
-        fixed=None if within else why_one_worker(stage),
-        remedy="" if within else instead(stage),
-        shared=not within
-        and counts.pieces == counts.durations.count
+        fixed=why_one_worker(stage),
+        remedy=instead(stage),
+        shared=counts.pieces == counts.durations.count
         and wait_for_each_other(counts.durations.bins(), workers, max(1, life_passes)),
         pinned=stage.pinned,
     )
@@ -188,7 +183,7 @@ def _cause(
     """The stage to name, and why."""
     # Without what a thread ran outside of its work, such as imports at the start of a short pass.
     in_threads = {
-        name: replace(stage, running=min(stage.running, run_busy(stages, name)))
+        name: replace(stage, running=min(stage.running, stage.busy))
         for name, stage in stages.items()
         if stage.running is not None and stage.backend.in_trainer
     }
@@ -208,7 +203,7 @@ def _cause(
     if stage.drawing > stage.busy:  # its sampler's work, not that of its workers
         return bottleneck, "stage"
     reads = planned.source is not None or planned.operator.can(ReadsStorage) is not None
-    cause = find_cause(replace(stage, busy=run_busy(stages, bottleneck)), reads, cores_used, cores)
+    cause = find_cause(stage, reads, cores_used, cores)
     return bottleneck, "shared" if stage.shared and cause in ("stage", "storage") else cause
 
 

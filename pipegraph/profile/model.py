@@ -17,7 +17,7 @@ from types import MappingProxyType
 from pipegraph.measurements import StageProfile
 
 from .bottleneck import CONSUMER, LATE_S
-from .values import Profile, run_busy
+from .values import Profile
 
 CORES, LOCK = "cores", "lock"
 
@@ -336,7 +336,7 @@ def _work(
 ) -> Work:
     inline = stage.backend.in_consumer
     waits = 0.0 if stage.items == 0 else max(0.0, 1 - stage.starved - stage.blocked)
-    busy = run_busy(profile.stages, name)
+    busy = stage.busy
     occupied = busy if inline else max(busy, min(waits, busy * OVERHEAD))
     running = stage.busy if inline else stage.running or 0.0
     on_core = running / stage.busy if stage.busy else 0.0

@@ -13,7 +13,7 @@ from pipegraph.measurements import StageProfile, in_view
 from pipegraph.units import format_duration, format_share as _share, shorten
 
 from .bottleneck import CONSUMER, SATURATED
-from .values import Profile, run_busy
+from .values import Profile
 
 WIDTH = 100
 """Characters of a line at most, and of the table's where the output is no terminal."""
@@ -124,10 +124,9 @@ def _crowded(profile: Profile, names: Iterable[str]) -> str:
 
     Waits of microseconds, many for each sample, are seen in no measure of a single thread.
     """
-    hosts = {name: profile.stages[name] for each in names for name in [profile.stages[each].within or each]}
     cores = {
         name: (stage.running or 0.0) * stage.workers
-        for name, stage in hosts.items()
+        for name, stage in ((each, profile.stages[each]) for each in names)
         if stage.backend.in_trainer
     }
     name = max(cores, key=cores.__getitem__, default="")
@@ -140,8 +139,6 @@ def _crowded(profile: Profile, names: Iterable[str]) -> str:
 
 
 def _why(profile: Profile, stage: StageProfile) -> str:
-    own, host = stage.busy, stage.within or profile.bottleneck
-    stage, in_all = profile.stages[host], run_busy(profile.stages, host)
     workers = "its worker is" if stage.workers == 1 else f"its {stage.workers} workers are"
     if profile.cause == "lock":
         cores = (stage.running or 0.0) * stage.workers
@@ -150,9 +147,8 @@ def _why(profile: Profile, stage: StageProfile) -> str:
             f'{format_duration(profile.wake_s)} each time; more threads do not help: give it backend="process", '
             f"or use code that releases the lock"
         )
-    others = f", {_share(own)} with this stage," if own < in_all else ""
-    busy = f"{workers} busy {_share(in_all)} of the time{others} while what follows waits for it"
-    if stage.drawing > in_all:
+    busy = f"{workers} busy {_share(stage.busy)} of the time while what follows waits for it"
+    if stage.drawing > stage.busy:
         return f"its sampler draws {_share(stage.drawing)} of the time, one index after the other"
     if profile.cause == "cores":
         used = f"{profile.cores_used:.1f} of {profile.cores:g} are in use"
@@ -166,7 +162,7 @@ def _why(profile: Profile, stage: StageProfile) -> str:
         return f"{busy}, and they wait for each other: for a lock, a pool of connections or a rate limit"
     if profile.cause == "storage":
         return (
-            f"{workers} reading {_share(in_all)} of the time, and on a core only {_share(stage.running or 0.0)}: "
+            f"{workers} reading {_share(stage.busy)} of the time, and on a core only {_share(stage.running or 0.0)}: "
             "storage is slower than training"
         )
     return busy

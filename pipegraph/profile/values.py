@@ -27,11 +27,6 @@ def run_of(stages: Mapping[str, StageProfile], name: str) -> list[str]:
     return [each for each, stage in stages.items() if name in (each, stage.within)]
 
 
-def run_busy(stages: Mapping[str, StageProfile], name: str) -> float:
-    """Share 0..1 of its workers' time that they worked, for any stage of the run."""
-    return min(1.0, sum(stages[each].busy for each in run_of(stages, name)))
-
-
 @documented
 @dataclass(frozen=True)
 class ChannelProfile:

@@ -41,8 +41,8 @@ def tell_that_it_hangs(tmp_path, monkeypatch):
         awaits(host, *timeouts)
 
     def looks(page):
-        row, since_ns, member = look(page)
-        return row, since_ns if (hanging / str(asking.pid)).exists() else time.monotonic_ns(), member
+        row, since_ns = look(page)
+        return row, since_ns if (hanging / str(asking.pid)).exists() else time.monotonic_ns()
 
     monkeypatch.setattr(process_host, "STACK_S", 60)
     monkeypatch.setattr(Host, "_await", noted)

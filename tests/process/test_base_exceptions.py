@@ -120,7 +120,7 @@ def outcome(make, error, placement):
         if make is Rows:
             node = node.then(ops.Batch(2, collate=list))
         node = node.then(operator, name="work", **placement)
-    node.then(Same(), name="below", **placement)  # which is fused with it, if it can be
+    node.then(Same(), name="below", **placement)
     found = []
     with graph.loader() as loader, pytest.raises(error) as caught:
         for item in loader:

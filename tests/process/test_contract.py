@@ -139,12 +139,12 @@ def hanging(tmp_path, monkeypatch):
         look, overdue = host._running.look, host._running.overdue
 
         def looks():
-            row, spent_s, member = look()
-            return row, spent_s if mark.exists() else 0.0, member
+            row, spent_s = look()
+            return row, spent_s if mark.exists() else 0.0
 
-        def ends(row, member):
+        def ends(row):
             mark.unlink()
-            return overdue(row, member)
+            return overdue(row)
 
         host._running.look, host._running.overdue = looks, ends
 
@@ -221,16 +221,3 @@ def test_sources_and_operators_of_every_kind(backend):
     counted = pg.Graph("iterable")
     counted.add(ops.FromIterable(lambda: iter(range(150))), backend=backend)
     assert delivered(counted) == [*range(150)]
-
-
-def test_a_fused_stage_keeps_its_own_policy(backend):
-    def fails(x):
-        raise ValueError(x)
-
-    graph = pipeline(backend, lambda x: x + 1, workers=1)
-    second = ops.Map(lambda x: fails(x) if x == 4 else 2 * x)
-    graph.tail.then(second, name="then", backend=backend, workers=1, on_error=pg.Skip(1))
-    assert graph.plan().stages["then"].within == "work"
-    found, lost = left_out(graph)
-    assert found == [2 * (x + 1) for x in range(20) if x != 3]
-    assert list(lost) == [3]

@@ -2,8 +2,6 @@
 
 from time import perf_counter
 
-import pytest
-
 import pipegraph as pg
 from pipegraph import measurements, operators as ops
 from pipegraph.measurements import StageProfile, in_view
@@ -36,15 +34,12 @@ def work_for(seconds):
         pass
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_what_a_process_does_while_its_results_find_no_room_is_its_work_too(fused):
+def test_what_a_process_does_while_its_results_find_no_room_is_its_work_too():
     """It has its next item at hand, and is done with it before the trainer asks: the model took it for quick."""
     graph = pg.Graph("blocked")
-    node = graph.add(ops.FromSequence(range(8))).then(
+    graph.add(ops.FromSequence(range(8))).then(
         lambda x: work_for(0.03), name="work", backend="process", capacity=1
     )
-    if fused:
-        node.then(lambda x: x, name="next", backend="process", capacity=1)
     with graph.loader() as loader:
         for _ in loader:
             work_for(0.06)

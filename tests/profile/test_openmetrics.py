@@ -50,20 +50,6 @@ def test_counters_never_fall_from_pass_to_pass(loader):
                 assert all(s.value >= old[tuple(sorted(s.labels.items()))] for s in later[name].samples), name
 
 
-def test_a_stage_that_runs_in_anothers_workers_is_among_them():
-    graph = pg.Graph()
-    source = graph.add(ops.FromSequence(range(40)), name="source")
-    source.then(float, backend="process", name="first").then(abs, backend="process", name="second")
-    with graph.loader() as loader:
-        list(loader)
-        assert loader.profile().stages["second"].within == "first"
-        items = families(loader.metrics())["pipegraph_stage_items"].samples
-        assert {sample.labels["stage"]: sample.value for sample in items} == dict.fromkeys(
-            ("source", "first", "second"), 40
-        )
-        assert loader.profile().scalars()["second/workers"] == 0.0
-
-
 def test_scalars_are_plain_numbers(loader):
     list(loader)
     numbers = loader.profile().scalars()

@@ -6,7 +6,6 @@ import contextlib
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,24 +21,23 @@ _NAMESPACE = b"pipegraph"
 """Of the records in the cluster's key-value store, which survive an actor."""
 
 
-def note(key: bytes, row: int, member: int) -> None:
-    """Record the start of a row in a fused stage. Called in the actor."""
+def note(key: bytes, row: int) -> None:
+    """Record the start of a row. Called in the actor."""
     from ray.experimental.internal_kv import _internal_kv_put
 
     with contextlib.suppress(Exception):  # without the cluster's head, it could not be read either
-        _internal_kv_put(key, b"%d %d" % (row, member), namespace=_NAMESPACE)
+        _internal_kv_put(key, b"%d" % row, namespace=_NAMESPACE)
 
 
-def noted(key: bytes) -> tuple[int, int]:
-    """The row, and the fused stage, that the actor recorded last."""
+def noted(key: bytes) -> int:
+    """The row that the actor recorded last."""
     from ray.experimental.internal_kv import _internal_kv_get
 
     with contextlib.suppress(Exception):
         found = _internal_kv_get(key, namespace=_NAMESPACE)
         if found is not None:
-            row, member = found.split()
-            return int(row), int(member)
-    return NOTHING, 0
+            return int(found)
+    return NOTHING
 
 
 def forget(key: bytes) -> None:
@@ -55,29 +53,24 @@ class ActorProgress:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self._call = self._member = 0
-        self._now = 0, NOTHING, time.monotonic_ns(), 0  # replaced as a whole: another thread reads it
+        self._call = 0
+        self._now = 0, NOTHING, time.monotonic_ns()  # replaced as a whole: another thread reads it
         self.noting = False
 
     def begin(self, row: int) -> None:
-        self._now = self._call, row, time.monotonic_ns(), self._member
+        self._now = self._call, row, time.monotonic_ns()
         if self.noting:
-            note(self._key, row, self._member)
-
-    def enter(self, member: int, row: int) -> None:
-        """Record the start of a row in a fused stage."""
-        self._member = member
-        self.begin(row)
+            note(self._key, row)
 
     def enter_call(self) -> None:
         """Record the start of the next call."""
         self._call += 1
-        self.enter(0, 0)
+        self.begin(0)
 
-    def look(self) -> tuple[int, int, float, int]:
-        """``(call, row, seconds since its start, number of the fused stage)``."""
-        call, row, since, member = self._now
-        return call, row, (time.monotonic_ns() - since) / 1e9, member
+    def look(self) -> tuple[int, int, float]:
+        """``(call, row, seconds since its start)``."""
+        call, row, since = self._now
+        return call, row, (time.monotonic_ns() - since) / 1e9
 
 
 class StageActor:
@@ -89,14 +82,14 @@ class StageActor:
         self._worker: ProcessWorker | None = None
         self._thread = 0
 
-    def start(self, sealed: Received, contexts: Sequence[Context], pack: Any, single: bool) -> Parcel:
-        """Open the operators; returns the exception, if one is raised."""
+    def start(self, sealed: Received, context: Context, pack: Any) -> Parcel:
+        """Open the operator; returns the exception, if one is raised."""
         torch.set_num_threads(1)
         if "cv2" in sys.modules:
             sys.modules["cv2"].setNumThreads(0)
         self._thread = concurrency.get_ident()
         try:
-            self._worker = opened_worker(self._progress, sealed.shared, contexts, pack, single, self._counts)
+            self._worker = opened_worker(self._progress, sealed.shared, context, pack, self._counts)
         except BaseException as error:
             if isinstance(error, ModuleNotFoundError):
                 error.add_note(
@@ -130,11 +123,11 @@ class StageActor:
         except Exception as error:
             error.add_note("pipegraph: what the function returned cannot be sent from its actor")
             answer = Parcel((unsent(result, error), counts), back=True)
-        self._progress.enter(0, NOTHING)
+        self._progress.begin(NOTHING)
         return answer
 
-    def look(self) -> tuple[int, int, float, int, str]:
-        """``(call, row in work, seconds since its start, number of the fused stage, current stack)``."""
-        call, row, spent_s, member = self._progress.look()
+    def look(self) -> tuple[int, int, float, str]:
+        """``(call, row in work, seconds since its start, current stack)``."""
+        call, row, spent_s = self._progress.look()
         frame = sys._current_frames().get(self._thread)
-        return call, row, spent_s, member, "" if frame is None else "".join(traceback.format_stack(frame))
+        return call, row, spent_s, "" if frame is None else "".join(traceback.format_stack(frame))

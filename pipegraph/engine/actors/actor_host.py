@@ -20,7 +20,7 @@ import math
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing.connection import wait
 from typing import Any
@@ -152,7 +152,7 @@ class ActorLink(Link):
         if not self._connection.alive:
             raise Cancelled
 
-    def look(self) -> tuple[int, float, int]:
+    def look(self) -> tuple[int, float]:
         due = self._due[0]
         asked = self.actor.look.options(concurrency_group="look").remote().future()
         with contextlib.closing(Flag()) as said:
@@ -162,25 +162,24 @@ class ActorLink(Link):
                 if not self.alone:
                     raise _SilentError
                 self._stack = "(the code in work does not let Python say where)"
-                row, member = noted(self._key)
-                return row, math.inf, member
-        nothing = NOTHING, 0.0, 0
+                return noted(self._key), math.inf
+        nothing = NOTHING, 0.0
         if not asked.done() or asked.exception() is not None:  # the answer comes first, or says the same
             return nothing
-        at, row, spent_s, member, self._stack = asked.result()
+        at, row, spent_s, self._stack = asked.result()
         if due.done() or at != self._received + 1 or row == NOTHING:  # the answer, or the call, is on its way
             return nothing
-        return row, spent_s, member
+        return row, spent_s
 
-    def overdue(self, row: int, member: int) -> Overdue:
+    def overdue(self, row: int) -> Overdue:
         self.kill()
-        return Overdue(row, self._stack, member=member)
+        return Overdue(row, self._stack)
 
     def died(self, why: Exception | None) -> Died:
         self._check_connected()
-        row, member = noted(self._key) if self.alone else (NOTHING, 0)
+        row = noted(self._key) if self.alone else NOTHING
         self.kill()
-        return Died(_reason(why), row, "", member)
+        return Died(_reason(why), row, "")
 
     def kill(self) -> None:
         self._first.close()
@@ -205,12 +204,12 @@ class ActorHost(Host):
     def __init__(
         self,
         options: dict[str, Any],
-        contexts: Sequence[Context],
+        context: Context,
         opening: Any,
         timeout_s: float | None,
         connection: Connection,
     ) -> None:
-        super().__init__(contexts, opening, timeout_s)
+        super().__init__(context, opening, timeout_s)
         self._options = options
         self._connection = connection
 
@@ -233,7 +232,7 @@ class ActorHost(Host):
             running = bool(known.get("Pid"))
             free = list(state.available_resources_per_node().values())
             whole = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            context = self._contexts[0]
+            context = self._context
             log.warning(
                 "stage %r: the Ray actor of worker %d %s",
                 *(context.stage, context.worker),

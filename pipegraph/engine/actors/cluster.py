@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipegraph.contracts import Context
@@ -53,24 +53,22 @@ class Cluster(Pool):
         )
         self._connection = Connection(lambda: fail(lost))
 
-    def _seal(self, operators: Sequence[Any], stage: str) -> Any:
+    def _seal(self, operator: Any, stage: str) -> Any:
         import ray
 
         from pipegraph.engine.actors.parcel import Parcel
 
         try:
-            return ray.put(Parcel(operators))
+            return ray.put(Parcel(operator))
         except Exception as error:
-            raise cannot_be_sent(operators, stage, error) from error
+            raise cannot_be_sent(operator, stage, error) from error
 
-    def _host(
-        self, stage: StagePlan, contexts: Sequence[Context], sealed: Any, opening: tuple[Any, ...]
-    ) -> Host:
+    def _host(self, stage: StagePlan, context: Context, sealed: Any, opening: tuple[Any, ...]) -> Host:
         from pipegraph.engine.actors.actor_host import ActorHost
 
         spec = stage.spec
         options = actor_options(spec.resources or {}, spec.runtime_env, spec.timeout is not None)
-        return ActorHost(options, contexts, (sealed, *opening), spec.timeout, self._connection)
+        return ActorHost(options, context, (sealed, *opening), spec.timeout, self._connection)
 
     def close(self) -> None:
         """Called after every worker has closed its own actor."""

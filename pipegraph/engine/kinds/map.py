@@ -55,12 +55,8 @@ class MapKind(StageKind):
         return super().reached(stage, at, draw, drops or not stage.work.one_to_one)
 
     def loop(self, stage: StageRun, worker: Worker) -> Iterator[bool]:
-        operator = worker.operator
-        rows = stage.pace.rows
-        if stage.plan.followers:
-            return map_loop(stage, worker, operator.process, RunUnit(stage, worker), rows, True)
         process = self.process(stage, worker)
-        return map_loop(stage, worker, process, MapUnit(stage, worker), rows, self.looks_ahead)
+        return map_loop(stage, worker, process, MapUnit(stage, worker), stage.pace.rows, self.looks_ahead)
 
     def process(self, stage: StageRun, worker: Worker) -> Process:
         """The function that does one item."""
@@ -276,27 +272,12 @@ class MapUnit(Unit):
         kept = [index for index, item in enumerate(data) if item is not DROPPED and item is not _FAILED]
         if len(kept) == len(data):
             return out
-        self.worker.judged.dropped += sum([item is DROPPED for item in data])
+        self.worker.meter.dropped += sum([item is DROPPED for item in data])
         return out.chosen(kept) if kept else None
 
     def named(self, data: list[Any], names: list[Any] | None) -> list[Any] | None:
         """The keys of the results."""
         return names
-
-
-class RunUnit(MapUnit):
-    """A bundle in work by several fused stages in one process."""
-
-    def give(self, bundle: Bundle) -> Any:
-        given = bundle.part(0, len(bundle.lineages))
-        self.operator.fill(given)
-        return given
-
-    def extend(self, made: list[Any]) -> None:
-        try:
-            self.operator.work_into(made, self._given, len(made))
-        finally:
-            self.bundle.names = self._given.names
 
 
 def _described(row: Any) -> str:

@@ -19,7 +19,7 @@ from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Lineages
 from pipegraph.contracts import DrawnRows, Fact, Source
 from pipegraph.engine.activity import Activity
 from pipegraph.engine.channel import Channel
-from pipegraph.engine.kinds.map import MapUnit, Process, RunUnit, map_loop
+from pipegraph.engine.kinds.map import MapUnit, Process, map_loop
 from pipegraph.engine.kinds.source import (
     SourceKind,
     failure_of,
@@ -69,8 +69,6 @@ class RandomAccessKind(SourceKind):
         return inner, inner.pump
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:
-        if stage.plan.followers:
-            return map_loop(stage, worker, worker.operator.process, RunUnit(stage, worker), None, True)
         return map_loop(stage, worker, _reading(worker.operator), _ReadUnit(stage, worker), None, True)
 
 

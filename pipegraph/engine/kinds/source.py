@@ -54,7 +54,7 @@ class SourceKind(StageKind):
 
     def elastic(self, stage: StagePlan) -> bool:
         source: Any = stage.operator
-        return bool(source.resizable) and stage.policy_of is None
+        return bool(source.resizable)
 
     def has_length(self, stage: StagePlan) -> bool:
         source: Any = stage.operator

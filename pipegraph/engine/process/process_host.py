@@ -67,16 +67,16 @@ class ProcessLink(Link):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._port.flush()
 
-    def look(self) -> tuple[int, float, int]:
-        row, since_ns, member = self._page.look()
-        return row, (concurrency.monotonic_ns() - since_ns) / 1e9, member
+    def look(self) -> tuple[int, float]:
+        row, since_ns = self._page.look()
+        return row, (concurrency.monotonic_ns() - since_ns) / 1e9
 
-    def overdue(self, row: int, member: int) -> Overdue:
+    def overdue(self, row: int) -> Overdue:
         self._child.interrupt(signal.SIGABRT)  # a handler writes the stack, whatever the process does
         self._child.ends_within(STACK_S)
         stack = self._written()
         self.kill()
-        return Overdue(row, stack, member=member)
+        return Overdue(row, stack)
 
     def _written(self) -> str:
         nbytes = os.fstat(self._stack).st_size
@@ -86,10 +86,10 @@ class ProcessLink(Link):
         if not self._child.ends_within(END_S):  # it has closed its socket but not ended
             self._child.kill()
             self._child.ends_within(math.inf)
-        row, _, member = self._page.look()
+        row, _ = self._page.look()
         stack = self._written()
         status = self._end()
-        return Died(exit_reason(status), row, stack, member, self.pid, status)
+        return Died(exit_reason(status), row, stack, self.pid, status)
 
     def kill(self) -> None:
         self._child.kill()
@@ -124,11 +124,11 @@ class ProcessHost(Host):
         self,
         parent: zygote.Zygote,
         sealed: Sealed,
-        contexts: Sequence[Context],
+        context: Context,
         opening: Sequence[Any],
         timeout_s: float | None,
     ) -> None:
-        super().__init__(contexts, (sealed.spans, *opening), timeout_s)
+        super().__init__(context, (sealed.spans, *opening), timeout_s)
         self._zygote = parent
         self._sealed = sealed
         forks.notify(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from pipegraph.contracts import Context, Fact
@@ -41,14 +41,11 @@ class Processes(Pool):
             self._borrowed = zygote.borrow()
         return self._borrowed
 
-    def _seal(self, operators: Sequence[Any], stage: str) -> Sealed:
-        inherits = any(Fact.INHERITS in each.facts for each in operators)
-        return Sealed(operators, stage, copies=not inherits)
+    def _seal(self, operator: Any, stage: str) -> Sealed:
+        return Sealed(operator, stage, copies=Fact.INHERITS not in operator.facts)
 
-    def _host(
-        self, stage: StagePlan, contexts: Sequence[Context], sealed: Any, opening: tuple[Any, ...]
-    ) -> Host:
-        return ProcessHost(self.parent, sealed, contexts, opening, stage.spec.timeout)
+    def _host(self, stage: StagePlan, context: Context, sealed: Any, opening: tuple[Any, ...]) -> Host:
+        return ProcessHost(self.parent, sealed, context, opening, stage.spec.timeout)
 
     def close(self) -> None:
         """Called after every worker has closed its own process."""

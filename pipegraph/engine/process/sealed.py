@@ -211,8 +211,6 @@ def unseal(fd: int, spans: list[tuple[int, int]], shared: Sequence[int] = ()) ->
 
 def _culprit(value: Any, error: Exception) -> str:
     """The path from ``value`` to the attribute that cannot be pickled."""
-    if type(value) is list and len(value) == 1:  # the list of fused operators
-        value = value[0]
     path, passed = type(value).__name__, [value]
     while len(passed) <= 8:
         for name, inner in _inside(value):

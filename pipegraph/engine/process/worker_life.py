@@ -19,10 +19,10 @@ def main(sock: socket.socket, page_fd: int, stack_fd: int, sealed_fd: int, *shar
     write_stacks(stack_fd)
     port, page, counts = Port(sock, back=True), Page(page_fd), OperatorCounts()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the trainer has died
-        spans, contexts, pack, single = port.receive()
+        spans, context, pack = port.receive()
         try:
             worker = opened_worker(
-                page, partial(unseal, sealed_fd, spans, shared), contexts, pack, single, counts, port.slab
+                page, partial(unseal, sealed_fd, spans, shared), context, pack, counts, port.slab
             )
         except BaseException as error:
             answer(port, Carried(error), {})

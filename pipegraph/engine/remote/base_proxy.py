@@ -82,19 +82,8 @@ class Remote:
     def uncancel(self) -> None:
         self._host.uncancel()
 
-    def _stage_of(self, member: int) -> str:
-        """The name of a fused stage, by its number."""
-        return self._stage
-
-    def _note(self, given: Any, at: int, report: Any) -> None:
-        """Take the report of fused stages on ``given``'s rows from ``at`` on; None: there are none."""
-
-    def _identify(self, given: Any, row: int, member: int) -> None:
-        """Find again the key of a row that fused stages before number ``member`` had fixed in a process that died."""
-
     def _blame(self, died: Died) -> WorkerDiedError:
-        stage = self._stage_of(died.member)
-        error = WorkerDiedError(f"stage {stage!r}: the worker's {self._host.place} {died.reason}")
+        error = WorkerDiedError(f"stage {self._stage!r}: the worker's {self._host.place} {died.reason}")
         error.pid, error.status = died.pid, died.status
         if died.stack:
             error.add_note(f"pipegraph: it stood at\n{died.stack}")
@@ -102,7 +91,7 @@ class Remote:
 
     def _late(self, late: Overdue) -> StageTimeoutError:
         error = StageTimeoutError(
-            f"stage {self._stage_of(late.member)!r}: an item took longer than timeout={self._timeout_s:g} s; "
+            f"stage {self._stage!r}: an item took longer than timeout={self._timeout_s:g} s; "
             f"{self._host.gave_up}"
         )
         error.add_note(f"pipegraph: it stood at\n{late.stack}")
@@ -151,20 +140,18 @@ class Remote:
         at, stop, alone = start, count, False
         while at < count:
             if at in late:
-                self._identify(given, at, late[at].member)
                 raise self._late(late[at])
             try:
                 if alone:
                     single = given.part(at, at + 1) if isinstance(given, Bundle) else given[at : at + 1]
-                    found, error, report = self._host.call(name, single, 0, 1)
+                    found, error = self._host.call(name, single, 0, 1)
                 else:
-                    found, error, report = self._host.call(name, given, at, stop)
+                    found, error = self._host.call(name, given, at, stop)
             except Died as died:
                 row = (
                     NOTHING if died.row < 0 else min(max(died.row, at), stop - 1)
                 )  # it is of a worker's page
                 if deaths.blamed(row):
-                    self._identify(given, row, died.member)
                     raise self._blame(died) from None
                 if row < 0:
                     continue
@@ -179,7 +166,6 @@ class Remote:
                     raise
                 alone, stop = True, at + 1
             else:
-                self._note(given, at, report)
                 if found.__class__ is not list:  # packed by the worker, which is cheaper to send
                     found = found.rows()
                 made += found

@@ -1,16 +1,15 @@
-"""The body of a child: it opens the operators of its stage, or fused stages, and serves the trainer's calls."""
+"""The body of a child: it opens the operator of its stage and serves the trainer's calls."""
 
 from __future__ import annotations
 
 import faulthandler
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from pipegraph import torch_modes
 from pipegraph.contracts import Context
-from pipegraph.engine.remote.composed import Composed
 from pipegraph.engine.remote.contract import Unreadable
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.remote.worker import NOTHING, OperatorCounts, Page, ProcessWorker, unsent
@@ -25,29 +24,26 @@ def _share(shared: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
 
 def opened_worker(
     page: Any,
-    unsealed: Callable[[], Sequence[Any]],
-    contexts: Sequence[Context],
+    unsealed: Callable[[], Any],
+    context: Context,
     pack: Any,
-    single: bool,
     counts: OperatorCounts,
     allocate: Callable[[int], Any] | None = None,
 ) -> ProcessWorker:
-    """A worker for one stage or for several fused ones, opened; see ``ProcessWorker`` and ``Composed``.
+    """The worker of a stage, opened; see ``ProcessWorker``.
 
     Args:
         page: records which row is in work.
-        unsealed: unpickles the operators.
+        unsealed: unpickles the operator.
         allocate: makes memory that is sent without a copy.
     """
     own_process()
     torch_modes.leave()  # of the trainer's thread that this process was forked in
-    enter_worker(contexts[0].seed, contexts[0].stage)
-    operators = unsealed()
-    for member, each in enumerate(contexts):
-        each.count, each.allocate = partial(counts.add, member), allocate
-        each.share = partial(_share, {})
-    operator = operators[0] if len(operators) == 1 else Composed(operators, contexts, page, single)
-    return ProcessWorker(page, operator, contexts[0], pack)
+    enter_worker(context.seed, context.stage)
+    operator = unsealed()
+    context.count, context.allocate = counts.add, allocate
+    context.share = partial(_share, {})
+    return ProcessWorker(page, operator, context, pack)
 
 
 def write_stacks(fd: int) -> None:
@@ -65,7 +61,7 @@ def serve(
     """Serve the trainer's calls of ``worker``'s methods, until ``close``."""
     name = ""
     while name != "close":
-        page.enter(0, NOTHING)
+        page.begin(NOTHING)
         try:
             name, args = port.receive()
         except Unreadable as bad:

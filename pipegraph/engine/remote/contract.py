@@ -40,7 +40,6 @@ class Died(Exception):
         reason: text that follows "the worker's process".
         row: the row in work; negative if there was none: it ended between two calls, or before its first.
         stack: Python's stack, if the worker could still write it (a segmentation fault), else "".
-        member: number of the fused stage that was at work.
         pid: of a process.
         status: its exit status, negative for a signal; None if unknown.
     """
@@ -48,7 +47,6 @@ class Died(Exception):
     reason: str
     row: int
     stack: str
-    member: int = 0
     pid: int | None = None
     status: int | None = None
 
@@ -63,12 +61,10 @@ class Overdue(Exception):
     Attributes:
         row: the row in work.
         stack: Python's stack at the deadline.
-        member: number of the fused stage that was at work.
     """
 
     row: int
     stack: str
-    member: int = 0
 
 
 class Unreadable(Exception):
@@ -108,18 +104,18 @@ class Link(ABC):
 
     @abstractmethod
     def receive(self) -> Any:
-        """The next answer: the result, and what the operators have counted by member and name.
+        """The next answer: the result, and what the operator has counted by name.
 
         Raises:
             Unreadable: it cannot be unpickled.
         """
 
     @abstractmethod
-    def look(self) -> tuple[int, float, int]:
-        """``(row in work, seconds since its start, number of the fused stage)``."""
+    def look(self) -> tuple[int, float]:
+        """``(row in work, seconds since its start)``."""
 
     @abstractmethod
-    def overdue(self, row: int, member: int) -> Overdue:
+    def overdue(self, row: int) -> Overdue:
         """End a child whose row takes too long; it says where it stands."""
 
     @abstractmethod

@@ -22,7 +22,7 @@ import contextlib
 import math
 import selectors
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -53,8 +53,8 @@ class Host(ABC):
     """See the module docstring.
 
     Args:
-        contexts: of the fused stages, notified of what their operators count; a stop cancels a start.
-        opening: the first message to each child, which it answers when it has opened the operators.
+        context: of the stage, notified of what its operator counts; a stop cancels a start.
+        opening: the first message to each child, which it answers when it has opened the operator.
         timeout_s: limit for one row; None: no limit.
 
     Attributes:
@@ -69,8 +69,8 @@ class Host(ABC):
     place: str
     gave_up: str
 
-    def __init__(self, contexts: Sequence[Context], opening: Any, timeout_s: float | None) -> None:
-        self._contexts = contexts
+    def __init__(self, context: Context, opening: Any, timeout_s: float | None) -> None:
+        self._context = context
         self._opening = opening
         self._timeout_s = timeout_s
         self._running: Link | None = None  # none: the next call starts a child
@@ -104,7 +104,7 @@ class Host(ABC):
         """
 
     def start(self) -> None:
-        """Start a child and open the operators in it.
+        """Start a child and open the operator in it.
 
         Raises:
             Exception: ``open`` raised it there.
@@ -117,11 +117,11 @@ class Host(ABC):
         ends = 0
         while ends < STARTS:
             try:
-                with self._contexts[0].stopping.ending(self.cancel):
+                with self._context.stopping.ending(self.cancel):
                     return self._start()
             except Died as died:
                 reason = f"{died.reason}, each time that it was started"
-                again = replace(died, reason=reason, row=NOTHING, member=0)  # without its traceback
+                again = replace(died, reason=reason, row=NOTHING)  # without its traceback
                 ends += self._is_own(died)
         try:
             raise again
@@ -146,7 +146,7 @@ class Host(ABC):
             raise
 
     def _opened(self) -> None:
-        """Wait until the operators are open."""
+        """Wait until the operator is open."""
         self._result(None)
 
     # -- calls ---------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Host(ABC):
         try:
             self._outcome = self._result(self._timeout_s), None
         except Died as died:
-            raise replace(died, row=NOTHING, member=0) from None
+            raise replace(died, row=NOTHING) from None
         except Overdue as late:  # its item's turn, and deadline, come later
             raise Died(
                 "was ended: the item queued there took longer than it may", NOTHING, late.stack
@@ -259,8 +259,8 @@ class Host(ABC):
                 raise self._cut_off(error) from error
             self._kill()  # Ctrl-C inside a message: its rest would be taken for the next one
             raise
-        for (member, name), n in counts.items():
-            self._contexts[member].count(name, n)
+        for name, n in counts.items():
+            self._context.count(name, n)
         return result
 
     def _await(self, timeout_s: float | None) -> None:
@@ -274,12 +274,12 @@ class Host(ABC):
             assert timeout_s is not None
             without_s += stopped_s((concurrency.monotonic_ns() - asked_ns) / 1e9, left_s)
             try:
-                row, spent_s, member = self._link.look()
+                row, spent_s = self._link.look()
             except self._link.gone as why:
                 raise self._died(why) from None
             left_s = timeout_s - spent_s + without_s
             if left_s <= 0:
-                raise self._overdue(row, member)
+                raise self._overdue(row)
             left_s = max(0.001, left_s)
 
     def _ready(self, left_s: float) -> bool:
@@ -314,9 +314,9 @@ class Host(ABC):
         self.deaths += 1
         return died
 
-    def _overdue(self, row: int, member: int) -> Overdue:
+    def _overdue(self, row: int) -> Overdue:
         try:
-            return self._link.overdue(row, member)
+            return self._link.overdue(row)
         finally:
             self._forget()
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from pipegraph.capabilities import BundleRegroup, Interchangeable
 from pipegraph.contracts import Context
 from pipegraph.engine.remote.host import Host
 from pipegraph.engine.remote.proxies import remote
-from pipegraph.errors import GraphError
 from pipegraph.planning.plan import Plan, StagePlan
 
 
@@ -22,52 +21,36 @@ class Pool(ABC):
         self._plan = plan
         self._sent: dict[str, Any] = {}
 
-    def operator(self, stage: StagePlan, contexts: Sequence[Context]) -> Any:
-        """A proxy for the operator of one worker; ``contexts`` are the stage's and its followers'.
+    def operator(self, stage: StagePlan, context: Context) -> Any:
+        """A proxy for the operator of one worker.
 
         Raises:
             GraphError: the operator cannot be sent to another process.
         """
-        operator, alone = stage.operator, not stage.followers
+        operator = stage.operator
         # Stages with equal ``sent_as`` share one pickled operator.
         like = operator.can(Interchangeable)
-        name = f"={like.sent_as}" if like is not None and alone else stage.name
+        name = f"={like.sent_as}" if like is not None else stage.name
         if name not in self._sent:
-            self._sent[name] = self._sealed((stage, *stage.followers))
-        opening = contexts, self._packing(stage), stage.spec.on_error != "raise"
-        host = self._host(stage, contexts, self._sent[name], opening)
-        if alone:
-            return remote(copy.copy(operator), host, stage.name, stage.spec.timeout)
-        from pipegraph.engine.remote.fused_proxies import RemoteRun, SourceRun
-
-        kind = SourceRun if stage.source is not None else RemoteRun
-        return kind(host, copy.copy(operator), stage.name, stage.spec.timeout)
-
-    def _sealed(self, run: Sequence[StagePlan]) -> Any:
-        try:
-            return self._seal([each.operator for each in run], run[0].name)
-        except GraphError:
-            for each in run:  # find the one that cannot be pickled
-                self._sent[each.name] = self._seal([each.operator], each.name)
-            raise
+            self._sent[name] = self._seal(operator, stage.name)
+        host = self._host(stage, context, self._sent[name], (context, self._packing(stage)))
+        return remote(copy.copy(operator), host, stage.name, stage.spec.timeout)
 
     @abstractmethod
     def close(self) -> None:
         """Called after every worker has closed its own host."""
 
     @abstractmethod
-    def _seal(self, operators: Sequence[Any], stage: str) -> Any:
-        """The pickled operators of fused stages, once for all workers.
+    def _seal(self, operator: Any, stage: str) -> Any:
+        """The pickled operator of a stage, once for all workers.
 
         Raises:
-            NotPicklableError: they cannot be pickled.
+            NotPicklableError: it cannot be pickled.
         """
 
     @abstractmethod
-    def _host(
-        self, stage: StagePlan, contexts: Sequence[Context], sealed: Any, opening: tuple[Any, ...]
-    ) -> Host:
-        """The host of one worker's operators; ``opening`` is what ``child.opened_worker`` needs besides these."""
+    def _host(self, stage: StagePlan, context: Context, sealed: Any, opening: tuple[Any, ...]) -> Host:
+        """The host of one worker's operator; ``opening`` is what ``child.opened_worker`` needs besides it."""
 
     def _packing(self, stage: StagePlan) -> Callable[[list[Any]], Any] | None:
         """The function with which the ``Batch`` right after a stage packs rows; None if there is none."""

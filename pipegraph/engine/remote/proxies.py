@@ -24,15 +24,14 @@ class RemoteMap(Remote):
         return "process", chunk
 
     def process(self, chunk: Chunk) -> Any:
-        made, error, report = self._call("process", chunk)
-        self._note(chunk, 0, report)
+        made, error = self._call("process", chunk)
         if error is not None:
             raise error.error()
         return made
 
-    def work_into(self, made: list[Any], bundle: Bundle, start: int, stop: int | None = None) -> None:
+    def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
         """Append the results for a bundle's rows, until one fails."""
-        self._extend(made, "work", bundle, start, len(bundle.lineages) if stop is None else stop)
+        self._extend(made, "work", bundle, start, len(bundle.lineages))
 
 
 class RemoteRows(RemoteMap):

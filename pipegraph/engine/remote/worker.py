@@ -27,8 +27,8 @@ from pipegraph.global_generators import Draws, drawing
 from pipegraph.parameters import chunks_of
 from pipegraph.tree import buffers
 
-PAGE = 32
-"""Bytes of the page: row in work, its start time (``monotonic_ns``), number of the fused stage."""
+PAGE = 16
+"""Bytes of the page: row in work, its start time (``monotonic_ns``)."""
 
 PULL_NS = 2_000_000
 """Items of a source, or of an expanding operator, are sent after this time, or in groups of ``PULL``."""
@@ -50,14 +50,9 @@ class Page:
         self._words[1] = time.monotonic_ns()
         self._words[0] = row
 
-    def enter(self, member: int, row: int) -> None:
-        """Record the start of a row in a fused stage."""
-        self._words[2] = member
-        self.begin(row)
-
-    def look(self) -> tuple[int, int, int]:
-        """``(row, start time in monotonic ns, number of the fused stage)``."""
-        return self._words[0], self._words[1], self._words[2]
+    def look(self) -> tuple[int, int]:
+        """``(row, start time in monotonic ns)``."""
+        return self._words[0], self._words[1]
 
 
 class Made(list[Any]):
@@ -79,15 +74,15 @@ def _needs_grad(leaf: Any) -> bool:
 
 
 class OperatorCounts:
-    """The counts of fused stages' operators since the last answer, by stage and name."""
+    """The counts of an operator since the last answer, by name."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[int, str]] = Counter()
+        self._counts: Counter[str] = Counter()
 
-    def add(self, member: int, name: str, n: int) -> None:
-        self._counts[member, name] += n
+    def add(self, name: str, n: int) -> None:
+        self._counts[name] += n
 
-    def take(self) -> dict[tuple[int, str], int]:
+    def take(self) -> dict[str, int]:
         counts, self._counts = self._counts, Counter()
         return dict(counts)
 
@@ -135,7 +130,6 @@ class ProcessWorker:
         self._draws = Draws(context.seed, context.stage)
         self._stage = context.stage
         self._own = Fact.SEEDS_ITSELF in operator.facts
-        self._report = getattr(operator, "report", lambda: None)
         self._rows = operator.can(BundleSource)
         self._resumable = operator.can(Resumable)
         self._pack = pack
@@ -146,33 +140,33 @@ class ProcessWorker:
 
     # -- one-to-one ----------------------------------------------------------------------------
 
-    def process(self, chunk: Chunk) -> tuple[Any, Carried | None, Any]:
-        """``(result, its error, the report of fused stages)``."""
+    def process(self, chunk: Chunk) -> tuple[Any, Carried | None]:
+        """``(result, its error)``."""
         self._draws.one(chunk.epoch, chunk.lineages[0])
         try:
-            return self._operator.process(chunk), None, self._report()
+            return self._operator.process(chunk), None
         except BaseException as error:
-            return None, Carried(error), self._report()
+            return None, Carried(error)
 
-    def work(self, bundle: Bundle, start: int, stop: int) -> tuple[Any, Carried | None, Any]:
-        """Do rows of a bundle: ``(results, the error that ended it, the report of fused stages)``."""
+    def work(self, bundle: Bundle, start: int, stop: int) -> tuple[Any, Carried | None]:
+        """Do rows of a bundle: ``(results, the error that ended it)``."""
         rows = bundle if stop == len(bundle.lineages) else bundle.part(0, stop)
         return self._do(start, lambda made: self._operator.work_into(made, rows, start))
 
-    def read(self, indices: list[Any], start: int, stop: int) -> tuple[Any, Carried | None, Any]:
+    def read(self, indices: list[Any], start: int, stop: int) -> tuple[Any, Carried | None]:
         """As :meth:`work`, of a source."""
         if self._rows is None:
             return self._do(start, lambda made: self._read(made, indices[start:stop]))
         read_into = self._rows.read_into
         return self._do(start, lambda made: read_into(made, indices[:stop], start))
 
-    def _do(self, start: int, work: Callable[[Made], None]) -> tuple[Any, Carried | None, Any]:
+    def _do(self, start: int, work: Callable[[Made], None]) -> tuple[Any, Carried | None]:
         made = Made(self._page, start)
         try:
             work(made)
         except BaseException as error:
-            return list(made), Carried(error), self._report()
-        return self._packed(made), None, self._report()
+            return list(made), Carried(error)
+        return self._packed(made), None
 
     def _read(self, made: list[Any], places: list[Any]) -> None:
         for place, epoch in places:

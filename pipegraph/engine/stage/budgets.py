@@ -33,8 +33,7 @@ class Ordinals:
     rest by any worker."""
 
     def __init__(self, plan: StagePlan) -> None:
-        judged = next(each for each in (plan, *plan.followers) if each.name == plan.judged)
-        self._per_sample = judged.operator.can(RowOperator) is not None
+        self._per_sample = plan.operator.can(RowOperator) is not None
         self._before: dict[int, int] = {}  # per ticket, the items before its own
         self._count = 0
         self._epoch = -1

@@ -39,7 +39,7 @@ class Failures:
     def __init__(self, stage: StageContext) -> None:
         self.stage, spec = stage, stage.plan.spec
         self.given, self.again, self.skip = spec.on_error, spec.retry, spec.skip
-        self.name = stage.plan.judged
+        self.name = stage.plan.name
         self.judges_epochs = self.skip is not None and is_share(self.skip.budget)
 
     def guard(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
@@ -136,13 +136,9 @@ class Failures:
                 raise error
             finally:
                 del error  # its traceback refers to this frame, and so to the worker's
-        meter, name = worker.meter, self.stage.name
-        if self.stage.plan.followers:
-            member = worker.operator.failed_in
-            meter, name = worker.members[member], [name, *(s.name for s in self.stage.plan.followers)][member]
-        meter.failed += 1
-        if not isinstance(error, Exception) or self._loses_state(error) or name != self.name:
-            return self._give_up(chunk, error, name)
+        worker.meter.failed += 1
+        if not isinstance(error, Exception) or self._loses_state(error):
+            return self._give_up(chunk, error)
         return self._judge(worker, chunk, error, row, made)
 
     def made_instead(
@@ -169,8 +165,8 @@ class Failures:
         """Whether the operator's state was lost with its process, so that no policy can continue."""
         return isinstance(error, WorkerDiedError | StageTimeoutError) and self.stage.plan.kind.keeps
 
-    def _give_up(self, chunk: Chunk, error: BaseException, name: str = "") -> Failure:
-        error = explain(error, name or self.name, chunk)
+    def _give_up(self, chunk: Chunk, error: BaseException) -> Failure:
+        error = explain(error, self.name, chunk)
         if not self.stage.in_order:
             self.stage.run.fail(error)
             raise Cancelled

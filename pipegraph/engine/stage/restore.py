@@ -98,12 +98,10 @@ def restarts(plan: Plan, cursor: Cursor, begun: Mapping[str, int]) -> Restarts:
             if lowest is None:
                 restart.step = begun.get(stage.name, 0)
             found.steps[stage.name] = restart.step
-            found.inputs.update({follower.name: restart.step for follower in stage.followers})
         for index, edge_up in enumerate(stage.upstream):
             each = [of_inputs[index] for of_inputs in asking]
             asked[edge_up.stage][stage.name, index] = _different(each)
-            for name in (stage.name, *(follower.name for follower in stage.followers)):
-                found.inputs[name] = _lowest(each)
+            found.inputs[stage.name] = _lowest(each)
     return found
 
 

@@ -143,14 +143,14 @@ class StageRun(StageContext):
             last: whether it is the ticket's last result.
         """
         if out is None:
-            worker.judged.dropped += 1
+            worker.meter.dropped += 1
             self.run.account.release(held)
             if last:
                 self.sender.drop(ticket)
             return
         if isinstance(out, Chunk):
-            worker.leaving.items += 1
-            worker.leaving.samples += len(out.lineages)
+            worker.meter.items += 1
+            worker.meter.samples += len(out.lineages)
         if held or out.__class__ is not Chunk or out.data.__class__ not in ATOMS:
             self.settle(worker, held, out)
         self.sender.send(ticket, out, last)
@@ -169,7 +169,7 @@ class StageRun(StageContext):
         if isinstance(chunk, Chunk):
             chunk.buffers = buffers(chunk.data)
             chunk.nbytes = sum([nbytes for _, nbytes in chunk.buffers])
-            worker.leaving.nbytes += chunk.nbytes
+            worker.meter.nbytes += chunk.nbytes
             self.run.account.settle(held, chunk.buffers)
         else:
             self.run.account.release(held)

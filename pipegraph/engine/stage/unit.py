@@ -93,8 +93,8 @@ class Unit:
             stage.run.account.release(held)
             return None
         count = len(out.lineages) if out.__class__ is not Bundle else out.count
-        worker.leaving.items += count
-        worker.leaving.samples += count
+        worker.meter.items += count
+        worker.meter.samples += count
         settle(stage, worker, held, out)
         self.nbytes += out.nbytes
         return out
@@ -115,7 +115,7 @@ def settle(stage: StageRun, worker: Worker, held: Buffers, out: Chunk) -> None:
     out.buffers = measured(out)
     if out.buffers:
         out.nbytes = sum([nbytes for _, nbytes in out.buffers])
-        worker.leaving.nbytes += out.nbytes
+        worker.meter.nbytes += out.nbytes
     if out.buffers or held:
         stage.run.account.settle(held, out.buffers)
 

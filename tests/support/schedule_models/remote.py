@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pipegraph as pg
@@ -134,7 +134,7 @@ class FakeHost:
         if self._context.stopping.is_set():
             raise Cancelled
         self._page = Page(self._dies)
-        operator = pickle.loads(self._sent)[0]
+        operator = pickle.loads(self._sent)
         self._worker = ProcessWorker(self._page, operator, self._context, self._pack)
         self._link = Link(self._serve, "process")
 
@@ -189,11 +189,11 @@ class FakeProcesses(Pool):
     def __init__(self, plan: Any, fail: Any) -> None:
         super().__init__(plan)
 
-    def _seal(self, operators: Sequence[Any], stage: str) -> bytes:
-        return pickle.dumps(operators)
+    def _seal(self, operator: Any, stage: str) -> bytes:
+        return pickle.dumps(operator)
 
-    def _host(self, stage: Any, contexts: Sequence[Context], sealed: bytes, opening: Any) -> Any:
-        return FakeHost(sealed, contexts[0], self._packing(stage), self._dies)
+    def _host(self, stage: Any, context: Context, sealed: bytes, opening: Any) -> Any:
+        return FakeHost(sealed, context, self._packing(stage), self._dies)
 
     @classmethod
     def _dies(cls) -> bool:
