@@ -1,5 +1,6 @@
 """Every format through ShardSelect and Load: each sample once, with its bytes, from wherever it lies."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,21 @@ def test_whole_parts_need_no_manifest_wherever_they_lie(
     names = f"{url}/part-{{00..03}}.{form}"
     for load in (ops.Load(), ops.Load(cache=pg.NodeCache(tmp_path / "cache", "10 MB"))):
         assert [plain(sample) for sample in read(ops.ShardSelect(names, order=order), load)] == here
+
+
+@pytest.mark.parametrize("suffix", [".tar.gz", ".tgz", ".tar.zst"])
+def test_packed_tars_are_read_as_plain_ones(suffix: str, write_shards: Any, tmp_path: Path) -> None:
+    folder = write_shards("tar", 3, 12)
+    pack = pytest.importorskip("zstandard").compress if suffix.endswith("zst") else gzip.compress
+    for path in folder.glob("*.tar"):
+        (tmp_path / f"{path.stem}{suffix}").write_bytes(pack(path.read_bytes()))
+    for order in (pg.order.LaneOrder(), pg.order.PartOrder()):
+        there = [plain(sample) for sample in read(ops.ShardSelect(folder, order=order), ops.Load())]
+        packed = read(ops.ShardSelect(f"{tmp_path}/*{suffix}", order=order), ops.Load())
+        assert sorted(map(repr, map(plain, packed))) == sorted(map(repr, there)) != []
+    (tmp_path / f"{path.stem}.tar").write_bytes(path.read_bytes())
+    with pytest.raises(DataError, match=r"is 'part-\d+\.tar' packed: its samples would be read twice"):
+        read(ops.ShardSelect(tmp_path), ops.Load())
 
 
 def test_whole_remote_parts_resume_at_every_step(write_shards: Any, upload: Any) -> None:

@@ -404,7 +404,7 @@ def test_a_pack_names_a_broken_link_and_a_file_that_is_not_there(linked: Path, t
         pack_shards(tmp_path / "list.txt", tmp_path / "out")
 
 
-@pytest.mark.parametrize("beside", ["s-1.tar.gz", "s-1.tar.partial", "README", "s-0.tar.md5"])
+@pytest.mark.parametrize("beside", ["s-1.tar.bz2", "s-1.tar.partial", "README", "s-0.tar.md5"])
 def test_a_folder_of_shards_with_others_beside_them_is_not_packed_as_files(
     write_shards: Any, tmp_path: Path, beside: str
 ) -> None:

@@ -306,17 +306,16 @@ def test_a_batch_of_mappings_is_a_mapping_of_their_kind(kind):
     assert [type(row) for row in rows] == [kind, kind] and [int(row["b"]) for row in rows] == [1, 3]
 
 
-@pytest.mark.parametrize("name", ["a.tar.gz", "b.tgz", "c.tar.zst", "d.tar.bz2"])
+@pytest.mark.parametrize("name", ["a.tar.xz", "b.tbz2", "d.tar.bz2"])
 def test_a_compressed_archive_is_refused_with_the_way_out(name, tmp_path):
     (tmp_path / name).write_bytes(b"x")
     graph = pg.Graph("packed")
     graph.add(ops.ShardSelect(str(tmp_path / name))).then(ops.Load())
     with (
         graph.loader() as loader,
-        pytest.raises(pg.errors.DataError, match="a compressed tar cannot be read in place") as caught,
+        pytest.raises(pg.errors.DataError, match="in no other packing: decompress it"),
     ):
         list(loader)
-    assert "gunzip" in str(caught.value) or "decompress" in str(caught.value)
 
 
 class Backwards(pg.Source):

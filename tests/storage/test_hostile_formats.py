@@ -213,7 +213,7 @@ def test_any_damage_is_a_shard_error_or_other_samples_and_never_another_error(
     read_damaged("a" + suffix, shard_of(suffix), data)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.mds.gz", "a.mds.zstd"])
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.mds.gz", "a.mds.zstd", "a.tgz"])
 def test_a_compressed_shard_of_no_bytes_is_broken(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     with pytest.raises(ShardError, match="it has 0 bytes"):

@@ -212,9 +212,9 @@ def test_a_pack_that_ends_while_it_is_asked_about_is_an_error_that_names_the_fol
     [
         ("s-0.jsonl", "s-1.jsonl.bz2", "'s-1.jsonl.bz2' is packed in a way that is not read here: unpack it"),
         ("s-0.jsonl.gz", "s-1.JSONL.xz", "'s-1.JSONL.xz' is packed"),
-        ("s-0.tar", "s-1.tar.gz", "'s-1.tar.gz' is packed"),
-        ("s-0.tar", "s-0.tar.gz", "'s-0.tar.gz' is packed"),
-        ("s-0.tar", "s-1.tgz", "'s-1.tgz' is packed"),
+        ("s-0.tar", "s-1.tar.bz2", "'s-1.tar.bz2' is packed"),
+        ("s-0.tar", "s-0.tar.xz", "'s-0.tar.xz' is packed"),
+        ("s-0.tar.gz", "s-1.tbz2", "'s-1.tbz2' is packed"),
         ("s-0.parquet", "s-1.parquet.zip", "'s-1.parquet.zip' is packed"),
         ("s-0.mds", "s-1.mds.bz2", "'s-1.mds.bz2' is packed"),
         ("s-0.tar", "s-1.tar.partial", "'s-1.tar.partial' is not whole, by its name: finish it or remove it"),
@@ -238,10 +238,10 @@ def test_a_shard_of_a_folder_that_cannot_be_read_is_refused_and_not_left_out(
 
 def test_a_folder_of_a_store_with_a_shard_that_cannot_be_read_is_refused_too() -> None:
     with StoreClient() as store:
-        for name in ("a.tar", "b.tar.gz"):
+        for name in ("a.tar", "b.tar.bz2"):
             store.put(f"memory://unread/in/{name}", b"x")
         with pytest.raises(
-            DataError, match=r"'b\.tar\.gz' is packed .* such as 'memory://unread/in/\*\.tar'"
+            DataError, match=r"'b\.tar\.bz2' is packed .* such as 'memory://unread/in/\*\.tar'"
         ):
             expand_parts("memory://unread/in/", store=store)
 

@@ -66,14 +66,17 @@ def refuse_mixed(folder: str, names: Sequence[str]) -> None:
             f"name those that are meant by a pattern, such as {pattern!r}, or keep each format in a folder of its own"
         )
     there = set(names)
-    packed = next(
-        (name for name in names if (plain := _PACKING.sub("", name)) != name and plain in there), None
-    )
+    packed = next((name for name in names if (plain := _plain(name)) != name and plain in there), None)
     if packed is not None:
         raise DataError(
-            f"parts {folder!r}: {packed!r} is {_PACKING.sub('', packed)!r} packed: its samples would be read twice; "
+            f"parts {folder!r}: {packed!r} is {_plain(packed)!r} packed: its samples would be read twice; "
             "remove one of the two, or name those that are meant by a pattern"
         )
+
+
+def _plain(name: str) -> str:
+    """The name of a packed shard, unpacked; else the name itself."""
+    return _PACKING.sub("", _UNREAD_TAR.sub(".tar", name))
 
 
 def is_unread(name: str, suffixes: tuple[str, ...]) -> bool:
@@ -137,8 +140,8 @@ def format_of(part: Part | str) -> Format:
         return _formats[suffix]
     if _PACKED_TAR.search(name):
         raise DataError(
-            f"part {name!r}: a compressed tar cannot be read in place; decompress it (gunzip, zstd -d), and "
-            "compress the samples inside instead where that pays"
+            f"part {name!r}: a tar can be read plain and packed with gz or zst (.tar, .tar.gz, .tgz, .tar.zst), and in "
+            "no other packing: decompress it"
         )
     raise DataError(
         f"part {name!r}: no format for this suffix (known: {', '.join(known_suffixes())}); "
@@ -154,6 +157,7 @@ _FORMATS = (
     NpyFormat(),
     MdsFormat(),
     PackedFormat(MdsFormat(), (".mds.zstd", ".mds.gz")),
+    PackedFormat(TarFormat(), (".tar.gz", ".tgz", ".tar.zst", ".tar.zstd")),
 )
 for _format in _FORMATS:
     register_format(_format)
