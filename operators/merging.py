@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
+from operator import or_
 from typing import Any, Literal, final
 
 from pipegraph.batches import AS_AT_THE_TOP, WHOLE
@@ -126,7 +128,8 @@ class Mix(FanIn, Planned, Repeats):
         weights: one per input, positive.
         stop: ``"first"`` ends the epoch when the first input ends. ``"all"`` continues with the other inputs, with
             renormalised weights, until all have ended. ``"repeat"`` reads an input that has ended again from its start,
-            in another order, until every input has ended at least once.
+            in another order, until every input has ended at least once, or, where a ``Take`` lies below, until that
+            ends the epoch (with only stages of one input and one reader each between).
 
     With ``"repeat"`` each input must come from a single source, through stages with one input and one reader each, and
     must give at least one item each time its source is read. Windows, batches and packed rows may span two rounds.
@@ -153,6 +156,7 @@ class Mix(FanIn, Planned, Repeats):
         self.stop = stop
         self.lacks = () if stop == "repeat" else (Repeats,)
         self._context = Context("")
+        self._endless = False
 
     def bind(self, upstream: Sequence[Operator | Source]) -> Mix:
         if len(upstream) != len(self.weights):
@@ -166,6 +170,11 @@ class Mix(FanIn, Planned, Repeats):
 
     def repeated(self, source: Source) -> Source:
         return Rounds(source, None)
+
+    def endless(self) -> Mix:
+        bound = copy.copy(self)
+        bound._endless = True
+        return bound
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -201,7 +210,8 @@ class Mix(FanIn, Planned, Repeats):
         self._over = self.stop == "first" or self._all_ended()
 
     def _all_ended(self) -> bool:
-        return all(ended or again for ended, again in zip(self._ended, self._again, strict=True))
+        again = [not self._endless and again for again in self._again]
+        return all(map(or_, self._ended, again))
 
     def process(self, chunk: Chunk) -> Chunk | None:
         if self.stop == "repeat" and self._choice is not None and round_of(chunk):
@@ -240,7 +250,7 @@ class Take(FanIn):
         GraphError: ``count`` is below 0.
     """
 
-    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.NEEDS_ORDER
+    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.NEEDS_ORDER | Fact.ENDS
     inputs = 1
 
     def __init__(self, count: int) -> None:

@@ -229,6 +229,11 @@ class Repeats(ABC):
     def repeated(self, source: Source) -> Source:
         """The source to read in place of the one above an input."""
 
+    def endless(self) -> Operator:
+        """The operator to run where a stage below ends the epoch (``Fact.ENDS``): this one, or a variant of it."""
+        assert isinstance(self, Operator)
+        return self
+
 
 class Moves:
     """An operator that moves chunks to other memory, or copies its input from any kind of memory.

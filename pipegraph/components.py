@@ -89,6 +89,8 @@ class Fact(Flag):
     """A fan-in that combines the items at the same position of all inputs."""
     SEPARATE = auto()
     """A fan-in, the rest of whose inputs can be redistributed to another number of ranks independently."""
+    ENDS = auto()
+    """A fan-in of one input that ends an epoch after a number of items, however many its input has."""
 
     ONE_WORLD_SIZE = auto()
     """A source that cannot resume an epoch of which a part was consumed at another world size."""

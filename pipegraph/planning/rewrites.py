@@ -65,6 +65,24 @@ def repeat_sources(planned: dict[str, StagePlan], output: Edge) -> None:
             note = f"is read several times in an epoch, for {stage.name!r}"
             spec = replace(source.spec, operator=again)
             planned[source.name] = replace(source, spec=spec, notes=(*source.notes, note))
+        taking = _ending_below(stage, planned)
+        if taking is not None and (endless := repeating.endless()) is not stage.operator:
+            note = f"reads its inputs again until {taking!r} ends the epoch"
+            spec = replace(stage.spec, operator=endless)
+            planned[stage.name] = replace(stage, spec=spec, notes=(*stage.notes, note))
+
+
+def _ending_below(stage: StagePlan, planned: Mapping[str, StagePlan]) -> str | None:
+    """The stage that ends an epoch below this one, if only a chain of stages with one input each lies between."""
+    while True:
+        readers = _readers(stage.name, planned)
+        if len(readers) != 1 or len(readers[0].upstream) != 1:
+            return None
+        (stage,) = readers
+        if Fact.ENDS in stage.operator.facts:
+            return stage.name
+        if stage.kind.hands_on:
+            return None
 
 
 def _source_above(stage: StagePlan, edge: Edge, planned: Mapping[str, StagePlan], output: Edge) -> StagePlan:

@@ -298,6 +298,30 @@ def test_batches_and_windows_reach_from_round_to_round():
     assert_same_everywhere(mixed("sequence", "stream", behind=behind))
 
 
+@pytest.mark.parametrize("behind", [[], [lambda x: x], [ops.Batch(5, collate=list)]], ids=len)
+@pytest.mark.parametrize("count", [3, 60])
+def test_take_is_the_length_of_a_repeating_mixture(count, behind):
+    def make():
+        graph = mixed("sequence", "stream")()
+        node = graph["mix"].then(ops.Shuffle(4), name="shuffle")
+        for operator in behind:
+            node = node.then(operator)
+        node.then(ops.Take(count), name="take")
+        return graph
+
+    first, second = items_of(make(), 2)
+    assert len(first) == len(second) == count
+    assert "reads its inputs again until 'take' ends the epoch" in str(make().plan())
+    assert_resumes_exactly(make)
+
+
+def test_an_endless_mixture_ends_where_no_input_has_anything():
+    graph = pg.Graph("g", seed=4)
+    nothing = [graph.add(ops.FromSequence([])) for _ in range(2)]
+    graph.add(ops.Mix([1, 1], stop="repeat"), *nothing).then(ops.Take(9))
+    assert items_of(graph) == []
+
+
 def test_an_input_without_items_is_left_out():
     graph = pg.Graph("g", seed=4)
     graph.add(
