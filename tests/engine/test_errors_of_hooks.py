@@ -40,7 +40,6 @@ class Positions(Refuses, pg.Source):
         self.at("begin_run")
 
     def length(self, epoch, rank, world_size):
-        self.at("length")
         return 8
 
     def positions(self, epoch, rank, world_size, start):
@@ -109,8 +108,8 @@ class Keeps(Refuses, pg.Operator):
 
 
 HOOKS = [
-    *((Positions, each) for each in ("open", "begin_run", "length", "positions")),
-    *((Items, each) for each in ("open", "begin_run", "length", "iterate")),
+    *((Positions, each) for each in ("open", "begin_run", "positions")),
+    *((Items, each) for each in ("open", "begin_run", "iterate")),
     *((Opens, each) for each in ("open",)),
     *((Flushes, each) for each in ("begin", "flush")),
     (Keeps, "state_dict"),

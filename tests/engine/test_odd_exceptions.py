@@ -191,11 +191,15 @@ def test_a_key_that_cannot_be_shown_does_not_hide_the_error():
 @pytest.mark.parametrize(
     ("value", "start", "end"),
     [
-        ([f"/data/{n}.jpg" for n in range(200)], "['/data/0.jpg', '/data/1.jpg', ", "… (200 in all)"),
+        (
+            {f"/data/{n}.jpg": n for n in range(200)},
+            "{'/data/0.jpg': 0, '/data/1.jpg': 1, ",
+            "… (200 in all)",
+        ),
         ("x" * 12_345, "'xxx", "x… (12,345 characters)"),
         (np.array("x" * 300), "array('xxx", "x… (330 characters)"),
         (torch.nn.Sequential(*map(torch.nn.Identity, range(20))), "Sequential(", " characters)"),
-        (["s3://key:" + "s" * 300 + "@host"], "['s3://host']", ""),
+        ({"s3://key:" + "s" * 300 + "@host": 0}, "{'s3://host': 0}", ""),
     ],
 )
 def test_of_a_long_value_an_error_shows_the_beginning_and_the_length(value, start, end):

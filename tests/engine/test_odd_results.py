@@ -11,28 +11,6 @@ from pipegraph.engine.contents import Contents
 from pipegraph.errors import GraphError
 
 
-class Windows(pg.Regroup):
-    """Overlapping groups without a state: no restart makes them again."""
-
-    def begin(self):
-        self.held = []
-
-    def process(self, chunk):
-        self.held.append(chunk)
-        if len(self.held) < 3:
-            return ()
-        group, self.held = self.held, self.held[-1:]
-        return [pg.Chunk.group(group, [each.data for each in group])]
-
-
-@pytest.mark.parametrize("backend", ["thread", "process"])
-def test_overlapping_groups_without_a_state_are_refused_wherever_they_are_made(backend):
-    graph = pg.Graph("windows")
-    graph.add(ops.FromSequence(range(12))).then(Windows(), name="windows", backend=backend)
-    with graph.loader() as loader, pytest.raises(GraphError, match="stage 'windows'.*state"):
-        list(loader)
-
-
 @pytest.mark.parametrize("backend", ["inline", "thread", "process"])
 def test_an_expanding_operator_that_gives_one_chunk_twice_is_refused(backend):
     class Twice(pg.Operator):
@@ -375,50 +353,6 @@ def test_process_that_should_give_several_chunks_and_gives_none_is_told_so(kind,
     ):
         list(loader)
     assert "stage 'work'" in failed.value.__notes__[0]
-
-
-class Reads(pg.FanIn):
-    """Reads input 0, then the input it was told."""
-
-    def __init__(self, then):
-        self.then = then
-
-    def begin(self, inputs, epoch):
-        self.count = 0
-
-    def next_input(self):
-        return self.then if self.count else 0
-
-    def end_input(self, index):
-        self.count += 1
-
-    def process(self, chunk):
-        self.count += 1
-        return chunk
-
-    def cursor(self, positions):
-        return (self.count, *positions)
-
-    def cursors(self, cursor, inputs):
-        self.count = cursor[0]
-        return list(cursor[1:])
-
-
-@pytest.mark.parametrize(
-    ("then", "text"),
-    [
-        (2, r"stage 'both': next_input\(\) returned 2, and its inputs are 0 to 1"),
-        (-1, r"stage 'both': next_input\(\) returned -1, and its inputs are 0 to 1"),
-        ("1", r"stage 'both': next_input\(\) returned '1', and its inputs are 0 to 1"),
-        (0, r"stage 'both': next_input\(\) returned input 0, which has ended in this epoch"),
-    ],
-)
-def test_an_input_that_a_fan_in_does_not_have_is_named(then, text):
-    graph = pg.Graph("fan-in")
-    first, second = (graph.add(ops.FromIterable(range(3))) for _ in range(2))
-    graph.add(Reads(then), first, second, name="both")
-    with graph.loader(epochs=2) as loader, pytest.raises(GraphError, match=text):
-        list(loader)
 
 
 class Tokens:

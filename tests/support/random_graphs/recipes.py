@@ -20,11 +20,10 @@ from pipegraph.order import StridedOrder
 from pipegraph.policies import Policy, Retry, Skip
 from random_graphs.own_operators import ROUTES, Backwards, Counted, InSequence, InTurn, Shuffled
 from random_graphs.stage_functions import (
-    CountingSampler,
-    CountingStream,
     Flaky,
     Rough,
     RunningSum,
+    Stream,
     choose,
     document,
     draw,
@@ -75,11 +74,13 @@ class Recipe:
         """The stage to deliver from: the last."""
         return f"{len(self.steps) - 1}-{self.steps[-1].kind}"
 
-    def counting(self) -> Recipe:
-        """The same with sources that count their epochs themselves, and have states."""
-        other = {"iterable": "counting", "sequence": "counting-sampled", "sampled": "counting-sampled"}
+    def streamed(self) -> Recipe:
+        """The same with sources whose iterables have states."""
         return replace(
-            self, steps=tuple(replace(each, kind=other.get(each.kind, each.kind)) for each in self.steps)
+            self,
+            steps=tuple(
+                replace(each, kind="stream") if each.kind == "iterable" else each for each in self.steps
+            ),
         )
 
     def drawing(self) -> Recipe:
@@ -134,8 +135,7 @@ def _operator(step: Step) -> Operator | Source:
     size, delay = step.size, step.delay
     made: dict[str, Any] = {
         "iterable": lambda: ops.FromIterable(items_of("ints", size)),
-        "counting": lambda: ops.FromIterable(CountingStream(size)),
-        "counting-sampled": lambda: ops.FromSequence(items_of("ints", size), sampler=CountingSampler(size)),
+        "stream": lambda: ops.FromIterable(Stream(size)),
         "drawn": lambda: drawn_from(max(1, size), bool(delay % 2)),
         "arrays": lambda: ops.FromSequence([{"x": each["x"]} for each in items_of("arrays", size)]),
         "keyed": lambda: ops.FromSequence(items_of("keyed", size)),

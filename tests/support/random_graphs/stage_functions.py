@@ -147,45 +147,24 @@ class Turning(Sampler[int]):
         return self.count
 
 
-class CountingSampler(Sampler[int]):
-    """Another order in each epoch, which it counts itself; its state says which is next."""
+class Stream:
+    """Has a state inside an epoch; each ``iter`` begins anew, but the one after a state was loaded."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.epoch = 0
+        self.at = self.loaded = 0
 
     def __iter__(self) -> Iterator[int]:
-        self.epoch += 1
-        yield from np.random.default_rng(self.epoch).permutation(self.count).tolist()
-
-    def __len__(self) -> int:
-        return self.count
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch = state["epoch"]
-
-
-class CountingStream:
-    """Other numbers in each epoch, which it counts itself; its state says where it is."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.epoch = self.at = 0
-
-    def __iter__(self) -> Iterator[int]:
+        self.at, self.loaded = self.loaded, 0
         while self.at < self.count:
             self.at += 1
-            yield 1_000 * self.epoch + self.at
-        self.at, self.epoch = 0, self.epoch + 1
+            yield self.at
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "at": self.at}
+        return {"at": self.at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self.at = state["epoch"], state["at"]
+        self.loaded = state["at"]
 
 
 def sampled_from(count: int, turning: bool) -> ops.FromSequence:
