@@ -17,7 +17,7 @@ from pipegraph.contracts import Context, Drawn, DrawnRows, Fact
 from pipegraph.errors import GraphError, shown
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
-from pipegraph.nested_samplers import generators_of, nested_samplers
+from pipegraph.nested_samplers import generators_of, nested_samplers, seed_of
 from pipegraph.operators.drawn_items import SHARED, Turn
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order.base import Order
@@ -196,8 +196,14 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
         self._sampling = Draws(context.seed, context.stage)
 
     def config(self) -> dict[str, Any]:
-        drawn = self.order.config() if self.sampler is None else {"sampler": type(self.sampler).__qualname__}
-        return {"length": len(self.dataset), **drawn}
+        length = {"length": len(self.dataset)}
+        if self.sampler is None:
+            return {**length, **self.order.config()}
+        return {**length, "sampler": type(self.sampler).__qualname__, "seed": seed_of(self.sampler)}
+
+    def origin(self) -> str:
+        seed = seed_of(self.sampler)
+        return "" if seed is None else f"a sampler with seed={seed}"
 
     def sees(self) -> str:
         return super().sees() if self.sampler is None else ""  # which may be over data of this rank

@@ -28,6 +28,19 @@ def generators_of(sampler: Any) -> list[torch.Generator]:
     return list({id(each): each for each in held if isinstance(each, torch.Generator)}.values())
 
 
+def seed_of(sampler: Any) -> int | None:
+    """The seed that a sampler shuffles by, as torch's ``DistributedSampler`` has it; None if it has none."""
+    for each in nested_samplers(sampler):
+        seed = (
+            getattr(each, "seed", None)
+            if hasattr(each, "set_epoch") and getattr(each, "shuffle", True)
+            else None
+        )
+        if type(seed) is int:
+            return seed
+    return None
+
+
 def keeps_state(thing: Any) -> bool:
     """Whether it has a state and can be restored. A network's ``state_dict`` is another matter."""
     methods = getattr(thing, "state_dict", None), getattr(thing, "load_state_dict", None)

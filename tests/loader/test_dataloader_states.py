@@ -595,6 +595,43 @@ def test_a_state_of_the_middle_is_for_as_many_ranks() -> None:
         make(1).load_state_dict(loader.state_dict())
 
 
+def distributed(seed: int, shuffle: bool = True) -> Any:
+    return data.DistributedSampler(Squares(), 2, 0, shuffle=shuffle, seed=seed)
+
+
+def test_a_state_of_the_middle_is_for_the_same_seed_of_a_distributed_sampler() -> None:
+    loader = pg.DataLoader(Squares(), 2, sampler=distributed(3))
+    between = loader.state_dict()
+    next(iter(loader))
+    again = pg.DataLoader(Squares(), 2, sampler=distributed(4))
+    with pytest.raises(
+        StateError, match=r"sampler\.seed=3 and this loader has sampler\.seed=4.*resume with sampler"
+    ):
+        again.load_state_dict(loader.state_dict())
+    again.load_state_dict(between)
+    in_turn = pg.DataLoader(Squares(), 2, sampler=distributed(3, shuffle=False))
+    next(passing := iter(in_turn))
+    unshuffled = pg.DataLoader(Squares(), 2, sampler=distributed(4, shuffle=False))
+    unshuffled.load_state_dict(in_turn.state_dict())
+    assert flat(unshuffled) == flat(passing)
+
+
+def test_a_graphs_state_is_for_the_same_seed_of_a_distributed_sampler() -> None:
+    def graph(seed: int) -> pg.Graph:
+        made = pg.Graph("sampled")
+        made.add(pg.operators.FromSequence(range(20), sampler=distributed(seed)), name="rows")
+        return made
+
+    with graph(3).loader() as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with (
+        graph(4).loader() as loader,
+        pytest.raises(StateError, match="'rows'.*here it has a sampler with seed=4"),
+    ):
+        loader.load_state_dict(state)
+
+
 def test_each_rank_has_its_own_part_of_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
     states: dict[str, Any] = {}
     for rank in range(2):

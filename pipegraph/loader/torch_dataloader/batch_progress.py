@@ -25,7 +25,7 @@ from pipegraph.loader.torch_dataloader.fetching import behind
 from pipegraph.nested_samplers import generators_of, keeps_state, nested_samplers, plain_indices
 from pipegraph.parameters import without_rewind
 
-VERSION = 4
+VERSION = 5
 
 TRAINERS = ("accelerate", "lightning", "pytorch_lightning")
 """Packages whose samplers give what others draw, or draw by their seed and epoch."""

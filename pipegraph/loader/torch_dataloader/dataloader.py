@@ -24,7 +24,7 @@ from pipegraph.loader.torch_dataloader.batch_progress import (
 from pipegraph.loader.torch_dataloader.fetching import where_copy
 from pipegraph.loader.torch_dataloader.in_accelerate import builds_another, loaded_by_accelerate
 from pipegraph.loader.torch_dataloader.inline_pass import Inline
-from pipegraph.nested_samplers import keeps_state, nested_samplers
+from pipegraph.nested_samplers import keeps_state, nested_samplers, seed_of
 
 if TYPE_CHECKING:
     from pipegraph.graph import Graph
@@ -179,6 +179,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
         options = {"batch_size": getattr(sampler, "batch_size", None), "shuffle": shuffle}
         options["num_replicas"] = replicas_of(sampler)
+        options["sampler.seed"] = seed_of(sampler)
         shuffled = shuffle or options["num_replicas"] is not None  # else what was added is simply read too
         # What the sampler shuffles, which need not be the dataset.
         data: list[Any] = [
