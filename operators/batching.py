@@ -14,6 +14,7 @@ from pipegraph.batches import noted, resolved, take_row
 from pipegraph.bundle import Bundle, joined, samples_of
 from pipegraph.capabilities import BundleRegroup, CarriesImages, Keyed, LengthByRanks, UserFunctions
 from pipegraph.chunk import Chunk
+from pipegraph.columns import pack
 from pipegraph.contracts import Context, Fact, Operator, Regroup, Source
 from pipegraph.errors import DataError, GraphError
 from pipegraph.foreign_arguments import names_ours
@@ -21,7 +22,6 @@ from pipegraph.global_generators import Draws
 from pipegraph.handed_out import Results
 from pipegraph.integers import amount, flag, integer
 from pipegraph.operators.collate import batch_of, collate as stack
-from pipegraph.operators.columns import pack
 from pipegraph.parameters import function_name, not_awaited, plain_function
 from pipegraph.tree import map_leaves, own_memory
 

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from pipegraph.columns import SCALARS, Columns, columns_of, dtype_of, fit, is_a_tuple, joined_name
 from pipegraph.errors import DataError
-from pipegraph.operators.columns import SCALARS, Columns, columns_of, dtype_of, is_a_tuple, joined_name
 from pipegraph.tree import is_dataclass_value, is_namedtuple, rebuilt
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def batch_of(parts: Sequence[Columns], rules: Any, field: str = "", named: bool 
         rule = _rule(rules, field)
         if callable(rule):
             return rule(_rows(parts))
-    if len(parts) > 1 and not _fit(parts):
+    if len(parts) > 1 and not fit(parts):
         parts = [_columns(_rows(parts), rules, field)]
     first = parts[0]
     pad = _pad(rule)
@@ -157,18 +157,6 @@ def _names(column: Columns, field: str = "") -> Iterator[str]:
 
 
 # -- columns to a batch ------------------------------------------------------------------------------
-
-
-def _fit(parts: Sequence[Columns]) -> bool:
-    """Whether parts can be laid end to end."""
-    kind, first = parts[0].kind, parts[0].data
-    if kind is None or any(part.kind is not kind for part in parts):
-        return False
-    if isinstance(first, dict):
-        return all(part.data.keys() == first.keys() for part in parts)
-    if isinstance(first, list):
-        return True
-    return all(part.data.dtype == first.dtype and part.data.shape[1:] == first.shape[1:] for part in parts)
 
 
 def _batch_of_fields(parts: Sequence[Columns], rules: Any, field: str) -> Any:

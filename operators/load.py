@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from pipegraph.bundle import Bundle
+from pipegraph.bundle import DROPPED, Bundle
 from pipegraph.capabilities import BundleMap, Fuses, Planned, ReadsStorage
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact, Operator, Source
@@ -259,7 +259,7 @@ class Load(_Reads, BundleMap, Fuses, Planned):
         bound = copy.copy(self)
         bound._select = source
         if self.choice.filter is not None:
-            bound.one_to_one, bound.lacks = False, (BundleMap,)
+            bound.one_to_one = False
         bound.facts |= Fact.IN_TRAINER  # its blocks are shared by the stage's workers
         return bound
 
@@ -317,7 +317,24 @@ class Load(_Reads, BundleMap, Fuses, Planned):
         return chunk
 
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
-        made.extend(map(_with_bytes, islice(bundle.data, start, None)))
+        if bundle.data[start].__class__ is not ShardSample:
+            made.extend(map(_with_bytes, islice(bundle.data, start, None)))
+            return
+        reader, epoch, steps = self._reader(bundle.data[start].feed), bundle.epoch, bundle.befores()
+        for row in range(start, len(bundle.data)):
+            given = bundle.data[row]
+            sample = reader.sample(given.number, given.index, epoch, steps[row])
+            made.append(DROPPED if sample is None else sample)
+
+    def columns(self, bundle: Bundle) -> Columns | None:
+        select = self._select
+        if select is None or not format_of(select.manifest().parts[0]).columnar or self.choice.filter is not None:
+            return None
+        given: Sequence[ShardSample] = bundle.data
+        numbers = np.array([each.number for each in given])
+        indices = np.array([each.index for each in given])
+        found = self._reader(given[0].feed).columns(numbers, indices, bundle.epoch, bundle.befores())
+        return None if found is None or "key" in found.data else found
 
 
 def _shards(source: Operator | Source) -> ShardSelect | None:

@@ -12,10 +12,10 @@ import torch
 from pipegraph.bundle import Bundle
 from pipegraph.capabilities import BundleRegroup
 from pipegraph.chunk import Chunk, Cursor, Lineage
+from pipegraph.columns import SCALARS
 from pipegraph.contracts import Fact, Regroup
 from pipegraph.errors import DataError, GraphError, shown
 from pipegraph.integers import flag, integer
-from pipegraph.operators.columns import SCALARS
 from pipegraph.operators.sequence_rows import BestFit, Document, DocumentSegment, EndToEnd, Filled
 
 TOKENS = "tokens"

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
-from pipegraph.capabilities import Grouped
+from pipegraph.capabilities import BundleSource, Grouped
 from pipegraph.contracts import Context, Drawn, Fact, History
 from pipegraph.errors import GraphError, StateError
 from pipegraph.once import Once
@@ -30,7 +30,7 @@ DEALT_AT_ONCE = 64
 
 
 @final
-class ShardSelect(OrderedSource, Grouped):
+class ShardSelect(OrderedSource, BundleSource, Grouped):
     """Which sample of which shard comes next for this rank; ``Load`` reads it.
 
     With ``LaneOrder`` (the default) and the other orders, every sample has a position, so resuming reads nothing again.

@@ -6,24 +6,24 @@ import importlib
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
-from pipegraph.capabilities import BundleSource, Gathers
+from pipegraph.capabilities import Gathers
+from pipegraph.columns import Columns
 from pipegraph.contracts import Fact
 from pipegraph.errors import DataError, GraphError, extra_module
 from pipegraph.integers import integer
-from pipegraph.operators.columns import Columns
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import Order, StridedOrder
 from pipegraph.paths import PATHS, path_of
 from pipegraph.reader.columns_filter import chosen_columns
+from pipegraph.storage.formats.arrow_rows import ArrowRows
 from pipegraph.storage.formats.arrowvalues import (
     ListFilling,
-    converter,
     filling,
     kind_of,
     nulls_inside,
@@ -34,7 +34,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 @final
-class FromTable(OrderedSource, BundleSource):
+class FromTable(OrderedSource, Gathers):
     """The rows of a table, as ``Load`` gives those of a Parquet shard: dicts, of types that follow from the columns'.
 
     Numbers and text are Python's, so that a batch of them is int64 or float64; lists of numbers or bools are NumPy
@@ -82,7 +82,7 @@ class FromTable(OrderedSource, BundleSource):
         _refuse_twice(columns or found.column_names, found.column_names)
         self.table = _takable(found if columns is None else found.select(list(columns)))
         self.fill = _fillings(self.table, dict(fill or {}))
-        self._rows: _TableRows | None = None
+        self._rows: ArrowRows | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_rows": None}
@@ -100,12 +100,25 @@ class FromTable(OrderedSource, BundleSource):
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
         found += self._read(indices[start:])
 
+    def gather(self, indices: Sequence[Any]) -> Columns | None:
+        return self._arrow_rows().columns(self._numbers(indices))
+
     def _read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        return self._arrow_rows().rows(self._numbers(indices))
+
+    def _numbers(self, indices: Sequence[int]) -> Int64Array:
+        numbers = np.asarray(indices, np.int64)
+        return numbers if self._picked is None else self._picked[numbers]
+
+    def _arrow_rows(self) -> ArrowRows:
         rows = self._rows
         if rows is None:
-            rows = self._rows = _TableRows(self.table, self.fill)
-        numbers = np.asarray(indices, np.int64)
-        return rows.at(numbers if self._picked is None else self._picked[numbers])
+            rows = ArrowRows(self.table.schema, "FromTable", self.fill, copied=False)
+            for batch in self.table.to_batches():
+                if batch.num_rows:
+                    rows.add(batch)
+            self._rows = rows
+        return rows
 
 
 def _arrow_table(given: Any) -> tuple[Any, Int64Array | None]:
@@ -193,40 +206,6 @@ def _fillings(table: Any, fill: dict[str, Any]) -> dict[str, Any]:
             f"{value}}}), or leave out the rows or the column"
         )
     return fill
-
-
-class _TableRows:
-    """Rows of a table by their numbers; the table's own batches are read, and never joined."""
-
-    def __init__(self, table: Any, fill: Mapping[str, Any]) -> None:
-        self._batches = [batch for batch in table.to_batches() if batch.num_rows]
-        sizes = [batch.num_rows for batch in self._batches]
-        self._starts = np.cumsum([0, *sizes])
-        self._columns: list[tuple[str, Callable[[Any], list[Any]]]] = [
-            (field.name, converter(field.type, copied=False, fill=fill.get(field.name)))
-            for field in table.schema
-        ]
-
-    def at(self, numbers: Int64Array) -> list[dict[str, Any]]:
-        """The rows with these numbers, in their order."""
-        found: list[Any] = [None] * len(numbers)
-        batches = np.searchsorted(self._starts, numbers, "right") - 1
-        for batch in np.unique(batches).tolist():
-            places = np.flatnonzero(batches == batch)
-            local = numbers[places] - self._starts[batch]
-            for place, row in zip(places.tolist(), self._of_batch(self._batches[batch], local), strict=True):
-                found[place] = row
-        return found
-
-    def _of_batch(self, batch: Any, local: Int64Array) -> list[dict[str, Any]]:
-        first, count = int(local[0]), len(local)
-        if int(local[-1]) - first == count - 1 and (count < 3 or bool((np.diff(local) == 1).all())):
-            part = batch.slice(first, count)  # a run is not copied
-        else:
-            part = batch.take(importlib.import_module("pyarrow").array(local))
-        names = [name for name, _ in self._columns]
-        columns = [convert(column) for (_, convert), column in zip(self._columns, part.columns, strict=True)]
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 @final

@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from pipegraph import concurrency
+from pipegraph.columns import Columns
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.remote.exceptions import copied
 from pipegraph.errors import LoaderClosedError
 from pipegraph.reader.block_sources import BlockSource
 from pipegraph.reader.block_table import BlockEntry, BlockState, BlockTable
 from pipegraph.reader.schedule import FETCHERS, RankSteps, ReadSchedule, Standing, Uses
+
+from pipegraph.storage.formats.shard_format import BlockSamples
 
 
 class _GaveWayError(Exception):
@@ -100,6 +105,35 @@ class BlockReader:
             return None if found is None else dict(found)
         finally:
             self.release(entry)
+
+    def columns(self, numbers: Any, indices: Any, epoch: int, steps: Sequence[Any]) -> Columns | None:
+        """Samples of several blocks packed for a ``Batch``, each block acquired once; None where one has no columns.
+
+        Args:
+            numbers, indices: int64 (samples,): of their blocks, and in these.
+            steps: for which each is wanted.
+
+        Raises as :meth:`acquire`.
+        """
+        order = np.argsort(numbers, kind="stable")
+        ends = np.flatnonzero(np.diff(numbers[order])) + 1
+        parts = []
+        for places in np.split(order, ends):
+            entry = self.acquire(int(numbers[places[0]]), epoch, steps[int(places[0])])
+            try:
+                value = entry.value
+                part = value.columns(indices[places]) if isinstance(value, BlockSamples) else None
+            finally:
+                self.release(entry)
+            if part is None:
+                return None
+            parts.append(part)
+        found = Columns.joined(parts)
+        if found is None or len(parts) == 1:
+            return found
+        inverse = np.empty_like(order)
+        inverse[order] = np.arange(len(order))
+        return found.take(inverse)
 
     def acquire(self, number: int, epoch: int, step: Any) -> BlockEntry:
         """A loaded block, which stays until :meth:`release`; blocks until it is there. ``step``: for which it is

@@ -14,6 +14,7 @@ from pipegraph import operators as ops
 from pipegraph.bundle import UNNAMED, Bundle, joined
 from pipegraph.capabilities import Sampled
 from pipegraph.chunk import Chunk, Lineages
+from pipegraph.columns import pack
 from pipegraph.contracts import Drawn, DrawnRows
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.contents import LIGHT_BYTES
@@ -21,7 +22,6 @@ from pipegraph.engine.kinds import source
 from pipegraph.engine.stage import bundle_size as pacing
 from pipegraph.engine.stage.bundle_size import Pace
 from pipegraph.operators.collate import batch_of, collate
-from pipegraph.operators.columns import pack
 
 
 def bundle(count, before=0, nbytes=0, epoch=0):

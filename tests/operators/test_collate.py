@@ -13,9 +13,9 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.columns import pack
 from pipegraph.errors import DataError
 from pipegraph.operators.collate import batch_of, collate
-from pipegraph.operators.columns import pack
 
 
 def kind(batch: Any) -> Any:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, final
 
 import numpy as np
 
+from pipegraph.columns import Columns
 from pipegraph.errors import DataError, GraphError, PipegraphError, ShardError, extra_module, shown
 from pipegraph.storage.shard_files import ShardFile
 
-from .arrowvalues import arrow_errors, converter, filling, kind_of
+from .arrow_rows import ArrowRows, Int64Array
+from .arrowvalues import arrow_errors, filling, kind_of
 from .shard_format import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, BlockSamples, Format, Sample
 
 _BATCH_NBYTES: Final = 1 << 22
@@ -60,6 +61,7 @@ class ParquetFormat(Format):
     suffixes = (".parquet",)
     holds_samples = True
     needs_file = False
+    columnar = True
 
     def __init__(
         self,
@@ -78,13 +80,13 @@ class ParquetFormat(Format):
         return ParquetFormat(columns, filter, fill)
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
-        values = None
         with self._open(file) as reader:
             groups = range(reader.metadata.num_row_groups)
             for batch in self._batches(reader, file, groups, stream=True):
                 kept, _ = self._passing(batch, file.name)
-                values = values or _Values(kept.schema, file.name, self.fill)
-                yield from values.rows(kept)
+                rows = _arrow_rows(kept.schema, file.name, self.fill)
+                rows.add(kept)
+                yield from rows.rows(np.arange(len(rows)))
 
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
         block: Block | None = None
@@ -227,28 +229,13 @@ def _columns_of(conditions: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-class _Values:
-    """Rows of one schema as samples."""
-
-    def __init__(self, schema: Any, name: str, fill: Mapping[str, Any]) -> None:
-        self.names, self._name = schema.names, name
-        self._converters = [
-            converter(kind, fill=filling(fill[column], kind, column, "Load") if column in fill else None)
-            for column, kind in zip(schema.names, schema.types, strict=True)
-        ]
-
-    def rows(self, batch: Any) -> list[Sample]:
-        columns = []
-        for name, convert, column in zip(self.names, self._converters, batch.columns, strict=True):
-            try:
-                columns.append(convert(column))
-            except ShardError as error:
-                raise ShardError(f"{self._name}, column {name!r}: {error}") from None
-            except arrow_errors() as error:  # such as text that is no UTF-8
-                raise ShardError(
-                    f"{self._name}, column {name!r}: a value is not of its column's type: {error}"
-                ) from error
-        return [dict(zip(self.names, row, strict=True)) for row in zip(*columns, strict=True)]
+def _arrow_rows(schema: Any, name: str, fill: Mapping[str, Any]) -> ArrowRows:
+    fills = {
+        column: filling(value, schema.field(column).type, column, "Load")
+        for column, value in fill.items()
+        if column in schema.names
+    }
+    return ArrowRows(schema, name, fills, copied=True)
 
 
 class _Rows(BlockSamples["Sample | None"]):
@@ -256,32 +243,41 @@ class _Rows(BlockSamples["Sample | None"]):
 
     def __init__(self, name: str, fill: Mapping[str, Any]) -> None:
         self._name, self._fill = name, fill
-        self._batches: list[tuple[Any, Any]] = []
-        self._ends: list[int] = []
-        self._values: _Values | None = None
+        self._rows: ArrowRows | None = None
+        self._kept: list[Any] = []  # of each batch, the places of the rows that pass; None: all pass
+        self._count = 0
         self.nbytes = 0
 
     def add(self, rows: int, kept: Any, places: Any) -> None:
         """The next `rows` rows, of which those at these places are kept; all, where that is None."""
-        self._values = self._values or _Values(kept.schema, self._name, self._fill)
-        self._batches.append((kept, places))
-        self._ends.append(len(self) + rows)
+        if self._rows is None:
+            self._rows = _arrow_rows(kept.schema, self._name, self._fill)
+        if places is not None:
+            self._kept.append(self._count + places)
+        self._rows.add(kept)
+        self._count += rows
         self.nbytes += kept.get_total_buffer_size() + (0 if places is None else places.nbytes)
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return self._count
 
     def sample(self, index: int) -> Sample | None:
-        number = bisect_right(self._ends, index)
-        place = index - (self._ends[number - 1] if number else 0)
-        batch, places = self._batches[number]
-        if places is not None:
-            at = int(np.searchsorted(places, place))
-            if at == len(places) or places[at] != place:
+        assert self._rows is not None
+        if self._kept:
+            kept = self._places()
+            at = int(np.searchsorted(kept, index))
+            if at == len(kept) or kept[at] != index:
                 return None
-            place = at
-        assert self._values is not None
-        return self._values.rows(batch.slice(place, 1))[0]
+            index = at
+        return self._rows.rows(np.array([index]))[0]
+
+    def _places(self) -> Any:
+        if len(self._kept) > 1:
+            self._kept = [np.concatenate(self._kept)]
+        return self._kept[0]
+
+    def columns(self, indices: Int64Array) -> Columns | None:
+        return None if self._rows is None or self._kept else self._rows.columns(indices)
 
 
 def _row_groups(file: ShardFile) -> Iterator[tuple[int, int, int]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar, overload
 
+from pipegraph.columns import Columns
 from pipegraph.errors import GraphError, ShardError
 from pipegraph.storage.shard_files import ShardFile
 
@@ -69,6 +70,10 @@ class BlockSamples(Sequence[Row]):
     def run(self, start: int, stop: int) -> list[Row]:
         """Samples that lie one behind the other, at least one; in one read where a format can."""
         return [self.sample(index) for index in range(start, stop)]
+
+    def columns(self, indices: Any) -> Columns | None:
+        """Some samples, by int64 indices, packed for a ``Batch``; None where they are read one by one."""
+        return None
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
@@ -133,6 +138,9 @@ class Format(ABC):
 
     needs_file: bool = True
     """Whether what `read` gives reads from its file later on."""
+
+    columnar: bool = False
+    """Whether what `read` gives has columns, which can be taken without making samples."""
 
     holds_samples: bool = False
     """Whether a file of these suffixes is always a shard, and never a sample of a folder of files."""

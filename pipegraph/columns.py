@@ -55,6 +55,31 @@ class Columns:
             return Columns(self.kind, {name: column.part(start, stop) for name, column in data.items()})
         return Columns(self.kind, data[start:stop])
 
+    def take(self, indices: Any) -> Columns:
+        """The samples with these int64 indices, in their order and in memory of their own."""
+        data = self.data
+        if isinstance(data, dict):
+            return Columns(self.kind, {name: column.take(indices) for name, column in data.items()})
+        if isinstance(data, list):
+            return Columns(self.kind, [data[index] for index in indices.tolist()])
+        return Columns(self.kind, data[indices])
+
+    @staticmethod
+    def joined(parts: Sequence[Columns]) -> Columns | None:
+        """Several laid end to end; None where they are not alike."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        if not fit(parts):
+            return None
+        if isinstance(first.data, dict):
+            made = {name: Columns.joined([part.data[name] for part in parts]) for name in first.data}
+            return None if None in made.values() else Columns(first.kind, made)
+        if isinstance(first.data, list):
+            return Columns(first.kind, [item for part in parts for item in part.data])
+        joined = torch.cat if isinstance(first.data, torch.Tensor) else np.concatenate
+        return Columns(first.kind, joined([part.data for part in parts]))
+
     def leaves(self) -> Iterator[Any]:
         """Its arrays, tensors and lists."""
         if isinstance(self.data, dict):
@@ -88,6 +113,18 @@ class Columns:
         if self.kind is torch.Tensor:
             return list(data.unbind())
         return data.tolist() if self.kind in SCALARS else list(data)
+
+
+def fit(parts: Sequence[Columns]) -> bool:
+    """Whether parts can be laid end to end."""
+    kind, first = parts[0].kind, parts[0].data
+    if kind is None or any(part.kind is not kind for part in parts):
+        return False
+    if isinstance(first, dict):
+        return all(part.data.keys() == first.keys() for part in parts)
+    if isinstance(first, list):
+        return True
+    return all(part.data.dtype == first.dtype and part.data.shape[1:] == first.shape[1:] for part in parts)
 
 
 class _NoColumns(Exception):

@@ -1,0 +1,146 @@
+"""Rows of Arrow batches by number: as samples, or as columns, whose numbers never become Python's one by one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipegraph.columns import Columns, pack
+from pipegraph.errors import ShardError
+
+from .arrowvalues import Convert, arrow_errors, converter
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class ArrowRows:
+    """Rows of batches of one schema, laid end to end.
+
+    Args:
+        name: of the file, for errors.
+        fill: by column, what is in place of its nulls; see ``arrowvalues.filling``.
+        copied: whether arrays own their values.
+    """
+
+    def __init__(self, schema: Any, name: str, fill: Mapping[str, Any], copied: bool) -> None:
+        self._name, self._fill = name, fill
+        self._convert: dict[str, Convert] = {
+            field.name: converter(field.type, copied, fill.get(field.name)) for field in schema
+        }
+        kinds = {field.name: _number(field.type) for field in schema}
+        self._numbers = {name: kind for name, kind in kinds.items() if kind is not None}
+        self._batches: list[Any] = []
+        self._arrays: list[dict[str, Any]] = []  # of each batch, made when they are asked for
+        self._starts = [0]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def add(self, batch: Any) -> None:
+        """Lay the rows of one more batch behind the others."""
+        self._batches.append(batch)
+        self._arrays.append({})
+        self._starts.append(len(self) + batch.num_rows)
+
+    def rows(self, numbers: Int64Array) -> list[dict[str, Any]]:
+        """The rows with these numbers, in their order."""
+        names = list(self._convert)
+        found: list[Any] = [None] * len(numbers)
+        for batch, _, places, local in self._by_batch(numbers):
+            part = _taken(batch, local)
+            columns = [self._values(name, part) for name in names]
+            for place, row in zip(places.tolist(), zip(*columns, strict=True), strict=True):
+                found[place] = dict(zip(names, row, strict=True))
+        return found
+
+    def columns(self, numbers: Int64Array) -> Columns | None:
+        """As :meth:`rows`, packed for a ``Batch``; None where a column has values that cannot be."""
+        groups = list(self._by_batch(numbers))
+        made: dict[Any, Columns] = {}
+        for name in self._convert:
+            kind = self._numbers.get(name)
+            column = self._texts(name, groups, len(numbers)) if kind is None else None
+            if kind is not None:
+                out: Any = None
+                for batch, arrays, places, local in groups:
+                    if name not in arrays:
+                        arrays[name] = self._array(batch.column(name), name, kind)
+                    array = arrays[name]
+                    if array is None:
+                        return None
+                    if len(groups) == 1:
+                        out = array[local]
+                    else:
+                        out = np.empty(len(numbers), array.dtype) if out is None else out
+                        out[places] = array[local]
+                column = Columns(kind, out)
+            if column is None:
+                return None
+            made[name] = column
+        return Columns(dict, made)
+
+    def _by_batch(self, numbers: Int64Array) -> Iterator[tuple[Any, dict[str, Any], Any, Int64Array]]:
+        """``(batch, its arrays, places among the numbers, numbers in the batch)`` of each batch that is needed."""
+        if not len(numbers):
+            return
+        if len(self._batches) == 1:
+            yield self._batches[0], self._arrays[0], np.arange(len(numbers)), numbers
+            return
+        batches = np.searchsorted(self._starts, numbers, "right") - 1
+        order = np.argsort(batches, kind="stable")
+        ends = np.flatnonzero(np.diff(batches[order])) + 1
+        for places in np.split(order, ends):
+            batch = int(batches[places[0]])
+            yield self._batches[batch], self._arrays[batch], places, numbers[places] - self._starts[batch]
+
+    def _array(self, column: Any, name: str, kind: type) -> Any:
+        """A column of numbers, of the dtype of a batch of Python's; None where it has nulls without a value."""
+        if column.null_count:
+            value = self._fill.get(name)
+            if value is not None:
+                column = column.fill_null(value)
+            elif kind is not float:
+                return None
+        return column.to_numpy(zero_copy_only=False).astype(_DTYPES[kind], copy=False)
+
+    def _texts(self, name: str, groups: Any, count: int) -> Columns | None:
+        found: list[Any] = [None] * count
+        for batch, _, places, local in groups:
+            values = self._values(name, _taken(batch.select([name]), local))
+            for place, value in zip(places.tolist(), values, strict=True):
+                found[place] = value
+        return pack(found)
+
+    def _values(self, name: str, part: Any) -> list[Any]:
+        try:
+            return self._convert[name](part.column(name))
+        except ShardError as error:
+            raise ShardError(f"{self._name}, column {name!r}: {error}") from None
+        except arrow_errors() as error:  # such as text that is no UTF-8
+            raise ShardError(
+                f"{self._name}, column {name!r}: a value is not of its column's type: {error}"
+            ) from error
+
+
+_DTYPES: dict[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float64}
+
+
+def _number(kind: Any) -> type | None:
+    """The type of a column's values, if they are numbers of which a batch is one tensor."""
+    types = importlib.import_module("pyarrow").types
+    if types.is_boolean(kind):
+        return bool
+    if types.is_floating(kind):
+        return float
+    return int if types.is_integer(kind) and not types.is_uint64(kind) else None
+
+
+def _taken(batch: Any, local: Int64Array) -> Any:
+    first, count = int(local[0]), len(local)
+    if int(local[-1]) - first == count - 1 and (count < 3 or bool((np.diff(local) == 1).all())):
+        return batch.slice(first, count)  # a run is not copied
+    return batch.take(importlib.import_module("pyarrow").array(local))
