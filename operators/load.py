@@ -36,6 +36,7 @@ from pipegraph.reader.columns_filter import Choice, chosen_columns
 from pipegraph.storage.folders import Classes, FileList, list_files
 
 if TYPE_CHECKING:
+    from pipegraph.columns import Columns
     from pipegraph.operators.shards import ShardSelect
     from pipegraph.reader.block_reader import BlockReader
     from pipegraph.storage import NodeCache, ShardFile
@@ -320,21 +321,26 @@ class Load(_Reads, BundleMap, Fuses, Planned):
         if bundle.data[start].__class__ is not ShardSample:
             made.extend(map(_with_bytes, islice(bundle.data, start, None)))
             return
-        reader, epoch, steps = self._reader(bundle.data[start].feed), bundle.epoch, bundle.befores()
+        reader, epoch, steps = self._reader(bundle.data[start].feed), bundle.epoch, bundle.steps()
         for row in range(start, len(bundle.data)):
             given = bundle.data[row]
             sample = reader.sample(given.number, given.index, epoch, steps[row])
             made.append(DROPPED if sample is None else sample)
 
     def columns(self, bundle: Bundle) -> Columns | None:
-        select = self._select
-        if select is None or not format_of(select.manifest().parts[0]).columnar or self.choice.filter is not None:
+        if self._select is None or self.choice.filter is not None or not self._columnar():
             return None
         given: Sequence[ShardSample] = bundle.data
         numbers = np.array([each.number for each in given])
         indices = np.array([each.index for each in given])
-        found = self._reader(given[0].feed).columns(numbers, indices, bundle.epoch, bundle.befores())
+        found = self._reader(given[0].feed).columns(numbers, indices, bundle.epoch, bundle.steps())
         return None if found is None or "key" in found.data else found
+
+    def _columnar(self) -> bool:
+        from pipegraph.storage.formats import format_of
+
+        assert self._select is not None
+        return format_of(self._select.manifest().parts[0]).columnar
 
 
 def _shards(source: Operator | Source) -> ShardSelect | None:

@@ -187,10 +187,19 @@ class ShardSelect(OrderedSource, BundleSource, Grouped):
         return np.searchsorted(manifest.first_sample, indices, side="right") - 1
 
     def item(self, index: int) -> ShardSample:
-        assert self._feed is not None
-        starts = self.manifest().first_sample
-        number = int(np.searchsorted(starts, index, side="right")) - 1
-        return ShardSample(self._feed, number, index - int(starts[number]))
+        (found,) = self._samples([index])
+        return found
+
+    def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
+        found += self._samples(indices[start:])
+
+    def _samples(self, indices: Sequence[int]) -> list[ShardSample]:
+        feed = self._feed
+        assert feed is not None
+        starts, drawn = self.manifest().first_sample, np.asarray(indices, np.int64)
+        numbers = np.searchsorted(starts, drawn, side="right") - 1
+        places = (drawn - starts[numbers]).tolist()
+        return [ShardSample(feed, *found) for found in zip(numbers.tolist(), places, strict=True)]
 
     def _my_parts(self, epoch: int, rank: int, world_size: int) -> list[int]:
         assert isinstance(self.order, PartOrder)

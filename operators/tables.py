@@ -12,7 +12,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from pipegraph.capabilities import Gathers
+from pipegraph.capabilities import BundleSource
 from pipegraph.columns import Columns
 from pipegraph.contracts import Fact
 from pipegraph.errors import DataError, GraphError, extra_module
@@ -34,7 +34,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 @final
-class FromTable(OrderedSource, Gathers):
+class FromTable(OrderedSource, BundleSource):
     """The rows of a table, as ``Load`` gives those of a Parquet shard: dicts, of types that follow from the columns'.
 
     Numbers and text are Python's, so that a batch of them is int64 or float64; lists of numbers or bools are NumPy
@@ -100,7 +100,9 @@ class FromTable(OrderedSource, Gathers):
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
         found += self._read(indices[start:])
 
-    def gather(self, indices: Sequence[Any]) -> Columns | None:
+    def columns(self, indices: Sequence[Any]) -> Columns | None:
+        if "key" in self.table.column_names:
+            return None
         return self._arrow_rows().columns(self._numbers(indices))
 
     def _read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
@@ -209,7 +211,7 @@ def _fillings(table: Any, fill: dict[str, Any]) -> dict[str, Any]:
 
 
 @final
-class FromTokens(OrderedSource, Gathers):
+class FromTokens(OrderedSource, BundleSource):
     """Windows of one long array of tokens: samples ``{"tokens": array (window,)}`` of the array's dtype.
 
     A mapped file is read in place, and crosses to worker processes as its name. Do not write to it while it is read:
@@ -312,7 +314,7 @@ class FromTokens(OrderedSource, Gathers):
         tokens, window, stride = self._tokens, self.window, self.stride
         found += [{"tokens": np.array(tokens[i * stride : i * stride + window])} for i in indices[start:]]
 
-    def gather(self, indices: Sequence[Any]) -> Columns:
+    def columns(self, indices: Sequence[Any]) -> Columns:
         self._refuse_cut()
         if self._windows is None:
             tokens = self._tokens.view(np.ndarray)

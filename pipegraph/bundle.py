@@ -119,6 +119,12 @@ class Bundle(Chunk):
             return range(self.before + 1, self.after + 1)
         return [after for _, after in self.places]
 
+    def steps(self) -> Sequence[Cursor]:
+        """The cursor before each sample."""
+        if self.places is None:
+            return range(self.before, self.before + self.count)
+        return [before for before, _ in self.places]
+
     def stamp(self, before: Cursor, after: Cursor) -> None:
         """Set the cursors of all samples to ``before``, except the last one's ``after``."""
         self.places = [*[(before, before)] * (self.count - 1), (before, after)]

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
+from pipegraph.columns import Columns
 from pipegraph.components import Drawn, DrawnRows
 from pipegraph.contracts import Operator, Source
 
@@ -32,6 +33,12 @@ class BundleMap(ABC):
         ``pipegraph.bundle.DROPPED``.
         """
 
+    def columns(self, bundle: Bundle) -> Columns | None:
+        """The results for all samples as columns, as the next ``Batch`` would pack them; None where that is impossible,
+        as for samples with keys of their own. Then, or if it fails, they are made one by one.
+        """
+        return None
+
 
 class BundleSource(ABC):
     """A random-access source that reads several samples in one call."""
@@ -44,14 +51,9 @@ class BundleSource(ABC):
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
         """Append the items of ``indices[start:]`` one by one; the first failure is raised."""
 
-
-class Gathers(BundleSource):
-    """A source that packs the items of some indices as the next ``Batch`` would, in one call."""
-
-    @abstractmethod
-    def gather(self, indices: Sequence[Any]) -> Any:
-        """As :meth:`BundleRegroup.packing`. None if that is impossible, as for samples with their own keys; then, or
-        if it fails, they are read one by one."""
+    def columns(self, indices: Sequence[Any]) -> Columns | None:
+        """The items of some indices as columns; see :meth:`BundleMap.columns`."""
+        return None
 
 
 class BundleItems(ABC):

@@ -37,7 +37,7 @@ def _hands_over_rows(stage: StagePlan, planned: Mapping[str, StagePlan], output:
     An inline stage makes one row per request. With several consumers, one may wait for a row while another, whose queue
     is full, keeps the bundle from being sent.
     """
-    if stage.bypassed is not None or stage.backend.in_consumer or stage.level != "sample":
+    if stage.bypassed is not None or stage.backend.in_consumer or stage.level not in ("sample", "part"):
         return False
     edges = [edge for each in planned.values() if each.bypassed is None for edge in each.upstream]
     once = [edge.stage for edge in (*edges, output)].count(stage.name) == 1

@@ -25,7 +25,6 @@ from pipegraph.errors import LoaderClosedError
 from pipegraph.reader.block_sources import BlockSource
 from pipegraph.reader.block_table import BlockEntry, BlockState, BlockTable
 from pipegraph.reader.schedule import FETCHERS, RankSteps, ReadSchedule, Standing, Uses
-
 from pipegraph.storage.formats.shard_format import BlockSamples
 
 

@@ -318,7 +318,7 @@ def test_what_holds_no_tokens_is_refused(tokens: Any, options: Any, message: str
 def test_windows_gathered_for_a_batch_are_those_read_one_by_one(workers, size, monkeypatch):
     tokens = np.arange(20_011, dtype=np.uint16)
     gathered = []
-    gather = ops.FromTokens.gather
+    gather = ops.FromTokens.columns
 
     def batches(alone: bool) -> list[Any]:
         def counted(self: Any, indices: Any) -> Any:
@@ -327,7 +327,7 @@ def test_windows_gathered_for_a_batch_are_those_read_one_by_one(workers, size, m
             gathered.append(len(indices))
             return gather(self, indices)
 
-        monkeypatch.setattr(ops.FromTokens, "gather", counted)
+        monkeypatch.setattr(ops.FromTokens, "columns", counted)
         graph = pg.Graph("tokens", seed=3)
         source = graph.add(ops.FromTokens(tokens, 33, stride=32, shuffle=True), workers=workers)
         source.then(ops.Batch(size))
@@ -490,7 +490,7 @@ def test_a_file_of_tokens_that_was_cut_short_is_an_error_and_no_crash(kind, tmp_
     assert source.item(8)["tokens"].tolist() == again.item(8)["tokens"].tolist()
     os.truncate(path, 1000)
     for each in (source,) if kind == "part" else (source, again):  # a part crosses as a copy
-        for read, args in ((each.item, (8,)), (each.read_into, ([], [8], 0)), (each.gather, ([8],))):
+        for read, args in ((each.item, (8,)), (each.read_into, ([], [8], 0)), (each.columns, ([8],))):
             with pytest.raises(DataError, match=r"FromTokens: '.*tokens.*' was cut short: .* has 1000\."):
                 read(*args)
 

@@ -8,11 +8,13 @@ a chunk.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import repeat
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from pipegraph.bundle import DROPPED, Bundle, named
+from pipegraph.bundle import DROPPED, Bundle, PackedParts, named
 from pipegraph.capabilities import BundleMap
 from pipegraph.chunk import Chunk, Failure
 from pipegraph.engine.stage.ahead import Ahead
@@ -162,6 +164,8 @@ class MapUnit(Unit):
         self._filters = stage.plan.source is None and not stage.plan.work.one_to_one
         self._drops = False
         self._prepared: tuple[Bundle, Any] | None = None  # the next bundle, and its argument for the operator
+        self._columns: Any = None  # the results, where they were made as columns
+        self._may_pack = stage.pack is not None and not stage.plan.remote
 
     def call(self, item: Chunk) -> Call | None:
         """The call to a remote operator for the next item; None if it is not known yet."""
@@ -178,7 +182,7 @@ class MapUnit(Unit):
             process: does one sample, for retries.
         """
         self.begin(ticket, bundle.buffers)
-        self.bundle, self._drops = bundle, False
+        self.bundle, self._drops, self._columns = bundle, False, None
         prepared, self._prepared = self._prepared, None
         self.begin_bundle_with(bundle, None if prepared is None else prepared[1])
         made, count, meter = self.made, bundle.count, self.worker.meter
@@ -227,7 +231,28 @@ class MapUnit(Unit):
 
     def extend(self, made: list[Any]) -> None:
         """Append the results for the rest of the samples; the first failure is raised."""
-        self.operator.work_into(made, self._given, len(made))
+        if self._may_pack and not made and self._in_columns(self.bundle.count):
+            made += repeat(None, self.bundle.count)
+        else:
+            self.operator.work_into(made, self._given, len(made))
+
+    def _in_columns(self, rows: int) -> bool:
+        """Let the operator pack all rows for the next ``Batch``; returns whether it did."""
+        stage = self.stage
+        if not stage.pace.packs(rows):
+            return False
+        with suppress(Exception):  # row by row it comes again, and is that row's
+            # Separate memory for each batch: one that is kept long does not keep the others alive.
+            spans = stage.batches_of(self.bundle)
+            found = [self.columns(start, stop) for start, stop in spans]
+            if None not in found:
+                self._columns = PackedParts.of(found, spans)
+        return self._columns is not None
+
+    def columns(self, start: int, stop: int) -> Any:
+        """The results for some samples, packed; None where they are made one by one."""
+        whole = stop - start == self.bundle.count
+        return self.operator.columns(self.bundle if whole else self.bundle.part(start, stop))
 
     def _apply_policy(self, made: list[Any], error: BaseException, process: Process) -> None:
         """Apply the policy to the next sample, whose first try failed with ``error``; append its result to ``made``."""
@@ -266,6 +291,10 @@ class MapUnit(Unit):
             rows = rows[start:stop]
             names = None if names is None else names[start:stop]
             places = None if places is None else places[start:stop]
+        if self._columns is not None:
+            out = Bundle([], rows, bundle.epoch, before, names, places)
+            out.take_packed(self._columns.part(start, stop))
+            return out
         out = Bundle(data, rows, bundle.epoch, before, self.named(data, names), places)
         if not self._drops and not self._filters:
             return out

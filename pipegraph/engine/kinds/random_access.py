@@ -13,8 +13,8 @@ from itertools import islice, repeat
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from pipegraph.bundle import Bundle, PackedParts, named
-from pipegraph.capabilities import BundleSource, Gathers, Grouped, Resumable, Sampled
+from pipegraph.bundle import Bundle, named
+from pipegraph.capabilities import BundleSource, Grouped, Resumable, Sampled
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Lineages
 from pipegraph.contracts import DrawnRows, Fact, Source
 from pipegraph.engine.activity import Activity
@@ -185,8 +185,6 @@ class _ReadUnit(MapUnit):
         source = stage.plan.operator
         self._bundles = source.can(BundleSource) is not None or stage.plan.remote
         self._draws = Draws(stage.run.seed, stage.name)
-        packs = stage.pack is not None and not stage.plan.remote
-        self._may_gather = packs and source.can(Gathers) is not None
 
     def give(self, bundle: Bundle) -> Any:
         return self.operator.indices_of(bundle.data, bundle.epoch)
@@ -196,7 +194,6 @@ class _ReadUnit(MapUnit):
 
     def begin_bundle_with(self, bundle: Bundle, given: Any) -> None:
         self._indices = given
-        self._gathered: Any = None
 
     def extend(self, made: list[Any]) -> None:
         bundle, source = self.bundle, self.operator
@@ -208,31 +205,13 @@ class _ReadUnit(MapUnit):
             return
         if self._indices is None:
             self._indices = self.give(bundle)
-        if self._may_gather and not made and self._gathers(bundle.count):
+        if self._may_pack and not made and self._in_columns(bundle.count):
             made += repeat(None, bundle.count)
             return
         source.read_into(made, self._indices, len(made))
 
-    def _gathers(self, rows: int) -> bool:
-        """Let the source pack all rows for the next ``Batch``; returns whether it did."""
-        stage = self.stage
-        if not stage.pace.packs(rows):
-            return False
-        indices, gather = self._indices, self.operator.gather
-        with suppress(Exception):
-            # Separate memory for each batch: one that is kept long does not keep the others alive.
-            spans = stage.batches_of(self.bundle)
-            found = [gather(indices[start:stop]) for start, stop in spans]
-            if None not in found:
-                self._gathered = PackedParts.of(found, spans)
-        return self._gathered is not None
-
-    def part(self, start: int, stop: int) -> Chunk | None:
-        out = super().part(start, stop)
-        if self._gathered is not None:
-            assert isinstance(out, Bundle)
-            out.take_packed(self._gathered.part(start, stop))
-        return out
+    def columns(self, start: int, stop: int) -> Any:
+        return self.operator.columns(self._indices[start:stop])
 
     def named(self, data: list[Any], names: list[Any] | None) -> list[Any] | None:
         return named(data, names)
