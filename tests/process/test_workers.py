@@ -22,7 +22,6 @@ from pipegraph.bundle import Bundle
 from pipegraph.chunk import Lineages
 from pipegraph.contracts import Context, Fact
 from pipegraph.engine.process.segments import anonymous_file
-from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.remote.worker import PAGE, Page, ProcessWorker
 from pipegraph.errors import GraphError, StageTimeoutError, WorkerDiedError
 from pipegraph.testing.outcome import fingerprint
@@ -590,8 +589,8 @@ def test_a_worker_sends_light_rows_of_a_kind_as_columns(rows, packed):
 
     bundle = Bundle(list(range(len(rows))), Lineages("s", list(range(len(rows)))), 0, 0)
     page = anonymous_file(PAGE)
-    worker = ProcessWorker(Page(page), Made(), Context(""), Carried, ops.Batch(2).packing())
-    found, error, _ = worker.work(bundle, 0, len(rows))
+    worker = ProcessWorker(Page(page), Made(), Context(""), ops.Batch(2).packing())
+    found, error = worker.work(bundle, 0, len(rows))
     os.close(page)
     assert (error, found.__class__ is not list) == (None, packed)
     again = found.rows() if packed else found
