@@ -412,8 +412,9 @@ class LoadParts(_Reads):
         from pipegraph.order import PartOrder
 
         given: ShardPart = chunk.data
-        form = self.choice.form(given.part)
         reader = self._reader(given.feed)
+        assert self._reading is not None
+        form = self._reading.choice.form(given.part)
         entry = reader.acquire(given.number, chunk.epoch, chunk.before)
         try:
             file = entry.file
@@ -430,7 +431,6 @@ class LoadParts(_Reads):
                 yield child
         finally:
             reader.release(entry)
-            assert self._reading is not None
             self._reading.release(given.number)
 
     def _permuted(self, form: Format, file: ShardFile, part: int, epoch: int) -> Iterator[tuple[int, Any]]:

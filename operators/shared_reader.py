@@ -92,7 +92,7 @@ class Reading:
     """The block reader of a stage, shared by its workers: made at the first sample, closed by the last worker."""
 
     def __init__(self, cache: NodeCache | None, ahead: bool, choice: Choice, context: Context) -> None:
-        self._cache, self._ahead, self._choice, self._context = cache, ahead, choice, context
+        self._cache, self._ahead, self.choice, self._context = cache, ahead, choice, context
         self._lock = concurrency.Lock()
         self._users = 0
         self._decoded: dict[int, int] = {}  # bytes of decoded blocks by part
@@ -139,9 +139,12 @@ class Reading:
         if select.whole_parts:
             assert isinstance(select.order, PartOrder)
             whole = select.order.shuffle or self._cache is not None
-            source = PartSource(select.part_list(), whole, fetcher, self._choice)
+            self.choice = self.choice.of(select.part_list())
+            source = PartSource(select.part_list(), whole, fetcher, self.choice)
         else:
-            source = ManifestSource(select.manifest(), select.order, feed.world_size, fetcher, self._choice)
+            manifest = select.manifest()
+            self.choice = self.choice.of(manifest.parts)
+            source = ManifestSource(manifest, select.order, feed.world_size, fetcher, self.choice)
         return BlockReader(source, self._ahead, context.count)
 
     def hold(self, part: int, nbytes: int) -> None:

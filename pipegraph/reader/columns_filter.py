@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency
@@ -12,6 +12,7 @@ from pipegraph.errors import DataError, GraphError, ShardError, shown
 if TYPE_CHECKING:
     from pipegraph.storage import Part, ShardFile
     from pipegraph.storage.formats import Format
+    from pipegraph.storage.formats.folder_columns import FolderColumns
     from pipegraph.storage.stores import StoreClient
 
 
@@ -38,6 +39,7 @@ class Choice:
     columns: tuple[str, ...] | None = None
     filter: Sequence[Any] | None = None
     fill: Mapping[str, Any] | None = None
+    folders: FolderColumns | None = None
 
     def __bool__(self) -> bool:
         return self.columns is not None or self.filter is not None or bool(self.fill)
@@ -47,12 +49,20 @@ class Choice:
         chosen = {"columns": self.columns, "filter": self.filter, "fill": self.fill or None}
         return {name: _json(value) for name, value in chosen.items() if value is not None}
 
+    def of(self, parts: Iterable[Part]) -> Choice:
+        """The same of these parts, with the columns of the folders that they lie in."""
+        from pipegraph.storage.formats.folder_columns import FolderColumns
+
+        return replace(self, folders=FolderColumns(parts))
+
     def form(self, part: Part) -> Format:
         """A part's format, reading what was chosen."""
         from pipegraph.storage.formats import format_of
 
         form = format_of(part)
-        return form.choosing(self.columns, self.filter, self.fill) if self else form
+        if self:
+            form = form.choosing(self.columns, self.filter, self.fill)
+        return form if self.folders is None else form.beside(self.folders.of(part))
 
 
 class SameFields:

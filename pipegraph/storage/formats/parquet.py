@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, final
@@ -14,6 +15,7 @@ from pipegraph.storage.shard_files import ShardFile
 
 from .arrow_rows import ArrowRows, Int64Array
 from .arrowvalues import arrow_errors, filling, kind_of
+from .folder_columns import FolderValues
 from .shard_format import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, BlockSamples, Format, Sample
 
 _BATCH_NBYTES: Final = 1 << 22
@@ -49,6 +51,7 @@ class ParquetFormat(Format):
     NaN, one in a list of integers an error without ``fill``), nanoseconds ``numpy.datetime64`` and ``timedelta64``,
     other nested values lists and dicts. A null of floats is NaN, any other None, or what ``fill`` says. Neighbouring
     small row groups share a block. Extension types are read as what they are stored as.
+    The ``key=value`` folders that a part lies in are columns too; see :class:`FolderColumns`.
 
     Args:
         columns: to read; all by default.
@@ -73,6 +76,12 @@ class ParquetFormat(Format):
         self.filter = None if filter is None else list(filter)
         self._asked = _columns_of(self.filter or ())
         self.fill = dict(fill or {})
+        self._folders: FolderValues = {}
+
+    def beside(self, values: FolderValues) -> ParquetFormat:
+        made = copy.copy(self)
+        made._folders = values
+        return made
 
     def choosing(
         self, columns: Sequence[str] | None, filter: Filter | None, fill: Mapping[str, Any] | None = None
@@ -117,7 +126,8 @@ class ParquetFormat(Format):
 
     def fields(self, file: ShardFile) -> Mapping[str, str]:
         with self._open(file) as reader:
-            schema = reader.schema_arrow
+            schema = reader.schema_arrow.empty_table()
+            schema = _with_folders(schema, self._folders_of(reader)).schema
             return {name: kind_of(schema.field(name).type) for name in self.columns or schema.names}
 
     def _open(self, file: ShardFile, dictionaries: Sequence[str] = ()) -> Any:
@@ -131,7 +141,7 @@ class ParquetFormat(Format):
                 pre_buffer=False,
                 buffer_size=_BUFFER_NBYTES,
             )
-            names = reader.schema_arrow.names
+            names = [*reader.schema_arrow.names, *self._folders_of(reader)]
         except arrow_errors() as error:
             raise ShardError(f"{file.name}: not a Parquet file: {error}") from error
         twice = next((name for name in names if names.count(name) > 1), None)
@@ -151,7 +161,11 @@ class ParquetFormat(Format):
         self, reader: Any, file: ShardFile, groups: Sequence[int], *, stream: bool = False
     ) -> Iterator[Any]:
         """The rows of some row groups, in batches of about `_BATCH_NBYTES` when they are decoded."""
-        columns = None if self.columns is None else list(dict.fromkeys((*self.columns, *self._asked)))
+        columns, folders = None, self._folders_of(reader)
+        if self.columns is not None:
+            asked = dict.fromkeys((*self.columns, *self._asked))
+            columns = [name for name in asked if name not in folders]
+            folders = {name: value for name, value in folders.items() if name in asked}
         sizes = [_group_size(reader, group, file.name) for group in groups]
         rows, encoded = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
         if not rows:
@@ -170,10 +184,12 @@ class ParquetFormat(Format):
             row_nbytes = max(row_nbytes, 1 if repeated else encoded // rows, 1)
             limit = min(_STREAM_ROWS if stream else _MAX_ROWS, max(1, _BATCH_NBYTES // row_nbytes))
             if not repeated:
-                yield from reader.iter_batches(limit, row_groups=groups, columns=columns)
+                for batch in reader.iter_batches(limit, row_groups=groups, columns=columns):
+                    yield _with_folders(batch, folders)
                 return
             with self._open(file, repeated) as again:
-                yield from again.iter_batches(limit, row_groups=groups, columns=columns)
+                for batch in again.iter_batches(limit, row_groups=groups, columns=columns):
+                    yield _with_folders(batch, folders)
         except PipegraphError:  # of which some are among those below
             raise
         except arrow_errors() as error:
@@ -184,6 +200,11 @@ class ParquetFormat(Format):
                     f'this pyarrow cannot read: pip install "pyarrow>={_READS_MISSING_LISTS}"'
                 ) from error
             raise ShardError(f"{file.name}: row groups {shown} are broken: {error}") from error
+
+    def _folders_of(self, reader: Any) -> FolderValues:
+        """The columns of the folders; of those that the file has too, its own is read."""
+        names = reader.schema_arrow.names
+        return {name: value for name, value in self._folders.items() if name not in names}
 
     def _passing(self, batch: Any, name: str) -> tuple[Any, Any]:
         """The rows that pass, in the chosen columns, and the places they had; None where all pass."""
@@ -204,6 +225,19 @@ class ParquetFormat(Format):
 
 
 _PLACES: Final = "pipegraph: places of rows"
+
+
+def _with_folders(rows: Any, folders: FolderValues) -> Any:
+    """A batch or table with the columns of its part's folders behind its own."""
+    if not folders:
+        return rows
+    arrow = importlib.import_module("pyarrow")
+    columns, schema = list(rows.columns), rows.schema
+    for name, (kind, value) in folders.items():
+        typed = arrow.scalar(value, arrow.type_for_alias(kind))
+        columns.append(arrow.repeat(typed, rows.num_rows))
+        schema = schema.append(arrow.field(name, typed.type))
+    return type(rows).from_arrays(columns, schema=schema)
 
 
 def _lacks_missing_lists(error: Exception) -> bool:

@@ -14,6 +14,8 @@ from pipegraph.columns import Columns
 from pipegraph.errors import GraphError, ShardError
 from pipegraph.storage.shard_files import ShardFile
 
+from .folder_columns import FolderValues
+
 Sample = dict[str, Any]
 Row = TypeVar("Row")
 
@@ -198,6 +200,10 @@ class Format(ABC):
             f"Load(columns=..., filter=..., fill=...): {'/'.join(self.suffixes)} shards have no columns "
             "that could be read alone; leave them out and put a Map or Filter behind Load"
         )
+
+    def beside(self, values: FolderValues) -> Format:
+        """This format, reading columns of the folders that a part lies in too, where it has columns."""
+        return self
 
     def within(self, room: Room) -> Self:
         """This format, asking for room as `read` takes memory."""

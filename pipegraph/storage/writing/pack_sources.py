@@ -19,6 +19,7 @@ from pipegraph.paths import PATHS, TO_READ, broken_link, path_of
 from pipegraph.storage.beside import refuse_missing
 from pipegraph.storage.folders import is_beside, list_files
 from pipegraph.storage.formats import format_of, is_unread, known_suffixes
+from pipegraph.storage.formats.folder_columns import FolderColumns
 from pipegraph.storage.formats.tar import split_key
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.local import LocalParts, PartFile
@@ -219,6 +220,7 @@ class ShardsSource(PackSource):
 
     def __init__(self, parts: Any, manifest: Manifest | None = None) -> None:
         self.manifest = self._index(parts) if manifest is None else manifest
+        self._folders = FolderColumns(self.manifest.parts)
         self._local = LocalParts()
         self._files: dict[int, PartFile] = {}
         self._blocks: OrderedDict[int, tuple[Any, int]] = OrderedDict()
@@ -264,7 +266,7 @@ class ShardsSource(PackSource):
         file = self._files.get(part_number)
         if file is None:
             file = self._files[part_number] = self._local.open(part)
-        form = format_of(part)
+        form = format_of(part).beside(self._folders.of(part))
         rows = form.read(file, block)
         nbytes = form.held_nbytes(rows, block)
         while self._blocks and self._held + nbytes > _HELD_NBYTES:

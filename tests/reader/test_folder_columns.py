@@ -1,0 +1,71 @@
+"""Columns in the names of folders (``label=3/part-0.parquet``), as pyarrow reads them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.errors import DataError
+from pipegraph.storage.writing.pack import pack_shards
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+ORDERS = [pg.order.LaneOrder(), pg.order.PartOrder(shuffle=False), pg.order.PartOrder()]
+
+
+def written(folder: Path, values: list[str], name: str = "label") -> Path:
+    for number, value in enumerate(values):
+        place = folder / "year=2024" / f"{name}={value}"
+        place.mkdir(parents=True)
+        pq.write_table(pa.table({"x": [10 * number, 10 * number + 1]}), place / "part-0.parquet")
+    return folder
+
+
+def read(parts: Any, order: pg.order.Order | None = None, **load: Any) -> list[dict[str, Any]]:
+    graph = pg.Graph("hive")
+    graph.add(ops.ShardSelect(parts, order=order)).then(ops.Load(**load))
+    with graph.loader() as loader:
+        return sorted(loader, key=lambda row: row.get("x", 0))
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=repr)
+@pytest.mark.parametrize(
+    "values",
+    [["0", "7"], ["01", "-2"], ["a", "1"], ["1", "__HIVE_DEFAULT_PARTITION__"], ["a%20b", "x=y"]]
+    + [["3000000000", "1"], ["+1", "2"], ["1.5", "2"]],
+)
+def test_key_value_folders_are_columns_as_pyarrow_reads_them(
+    values: list[str], order: pg.order.Order, tmp_path: Path
+) -> None:
+    folder = written(tmp_path / "data", values)
+    expected = sorted(pq.read_table(folder).to_pylist(), key=lambda row: row["x"])
+    assert read(folder / "**" / "*.parquet", order) == expected
+    assert len(expected) == 4 and expected[0].keys() == {"x", "year", "label"}
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=repr)
+def test_columns_filters_and_fillings_take_columns_of_folders(order: pg.order.Order, tmp_path: Path) -> None:
+    parts = written(tmp_path / "data", ["0", "7", "__HIVE_DEFAULT_PARTITION__"]) / "**" / "*.parquet"
+    assert read(parts, order, columns=["label"], filter=[("label", ">", 5)]) == [{"label": 7}] * 2
+    assert read(parts, order, columns=["x"], filter=[("label", "=", 0)]) == [{"x": 0}, {"x": 1}]
+    assert [row["label"] for row in read(parts, order, fill={"label": -1})] == [0, 0, 7, 7, -1, -1]
+    with pytest.raises(DataError, match="asks for the column 'month'; there are 'x', 'year', 'label'"):
+        read(parts, order, columns=["month"])
+
+
+def test_a_column_of_the_file_takes_the_place_of_its_folders_and_parts_without_a_folder_have_a_null(
+    tmp_path: Path,
+) -> None:
+    folder = written(tmp_path / "data", ["3"], name="x")
+    assert read(folder / "**" / "*.parquet") == [{"x": 0, "year": 2024}, {"x": 1, "year": 2024}]
+    pq.write_table(pa.table({"x": [5]}), folder / "part-0.parquet")
+    assert read(folder / "**" / "*.parquet")[-1] == {"x": 5, "year": None}
+
+
+def test_a_pack_writes_columns_of_folders(tmp_path: Path) -> None:
+    folder = written(tmp_path / "data", ["0", "7"])
+    pack_shards(folder / "**" / "*.parquet", tmp_path / "packed", format="parquet")
+    assert [row["label"] for row in read(tmp_path / "packed")] == [0, 0, 7, 7]
