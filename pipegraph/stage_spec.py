@@ -12,7 +12,7 @@ from pipegraph.errors import GraphError, shown
 from pipegraph.integers import flag, integer
 from pipegraph.policies import Policy, Retry, Skip, check_policy, retry_of, skip_of
 
-RESERVED = ("(output)", "consumer")
+RESERVED = ("(output)", "(script)", "consumer")
 """What states and profiles name beside stages."""
 
 

@@ -134,6 +134,9 @@ def check_state(state: Any) -> None:
         )
     if not isinstance(state["digest"], Mapping):
         raise damaged("'digest'", state["digest"])
+    functions = state.get("functions")
+    if not isinstance(functions, Mapping) or not all(isinstance(each, str) for each in functions.values()):
+        raise damaged("'functions'", functions)
 
 
 def damaged(what: str, value: Any) -> StateError:

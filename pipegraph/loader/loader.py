@@ -191,7 +191,7 @@ class Loader(Closing):
             "seed": self._runs.seed,
             "world_size": world_size,
             "digest": dict(self._digests()),
-            "functions": self.plan.carried(),
+            "functions": self.plan.functions(),
             f"rank{rank}": part,
         }
 

@@ -51,7 +51,7 @@ def read_state(
         raise StateError("the list of states is empty")
     for each in given:
         check_state(each)
-    if not all(plan.check_digests(each["digest"], names) for each in given):
+    if not all(plan.check_digests(each["digest"], names, each["functions"]) for each in given):
         given = [_of_changed_graph(each, plan, names) for each in given]
         warnings.warn(
             "the state is of a graph that was changed since: its sources continue where they stood, everything else "
@@ -202,7 +202,10 @@ def _of_changed_graph(state: Mapping[str, Any], plan: Plan, allow: Collection[st
 def carrying_others(state: Any, plan: Plan) -> list[str]:
     """The stages whose functions carry other values than they did when a state, or the first of a list, was saved."""
     first = state[0] if isinstance(state, list | tuple) else state
-    saved, ours = first["functions"], plan.carried()
+    saved, ours = (
+        {name: text.rpartition(" ")[2] for name, text in each.items()}
+        for each in (first["functions"], plan.functions())
+    )
     return [name for name in plan.stages if saved.get(name, "") != ours.get(name, "")]
 
 
@@ -253,8 +256,6 @@ def _check(state: Any, plan: Plan) -> None:
         raise damaged("'seed'", state.get("seed"))
     if not _is_ranks(state.get("world_size")):
         raise damaged("'world_size'", state.get("world_size"))
-    if not isinstance(state.get("functions"), Mapping):
-        raise damaged("'functions'", state.get("functions"))
     for key, part in state.items():
         if key.startswith("rank") and isinstance(part, Mapping):
             _check_part(key, part, plan)

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from pipegraph.backends import StageBackend
-from pipegraph.capabilities import Memo, UserData
+from pipegraph.capabilities import Memo, UserData, functions_of
 from pipegraph.contracts import FanOut, History, Operator, Source
 from pipegraph.errors import StateError
 from pipegraph.html import html_table
+from pipegraph.parameters import as_of_script, function_name, script_name
 from pipegraph.planning.kind import StageKind
 from pipegraph.stage_spec import Edge, StageSpec
 from pipegraph.units import shorten
@@ -176,10 +177,13 @@ class Plan:
             found[stage.name] = None if skips and stage.upstream else count
         return found[self.output.stage]
 
-    def digests(self) -> dict[str, str]:
+    def digests(self, script: str = "") -> dict[str, str]:
         """A short digest per stage of what decides what it delivers.
 
         A stage whose work another one does counts as if it ran: a state holds whatever the plan fuses.
+
+        Args:
+            script: the name that the running script had when a state was saved, if it had another.
         """
         found = {}
         for stage in self.described():
@@ -188,14 +192,21 @@ class Plan:
             upstream = [[edge.stage, edge.output] for edge in self.described_upstream(stage)]
             parts = [kind, parameters(stage.spec), *([] if stage.spec.ordered else ["unordered"])]
             text = json.dumps(parts, sort_keys=True, default=repr)
+            if script:
+                text = text[: len(kind)] + as_of_script(text[len(kind) :], script)
             found[stage.name] = f"{_short(text, 6)}:{_short(json.dumps(upstream), 3)}"
         output = self.described_output()
         found["(output)"] = f"{output.stage}:{output.output}"
         return found
 
-    def carried(self) -> dict[str, str]:
-        """What each stage's functions carry beside their names, where they carry something."""
-        return {stage.name: stage.spec.carried for stage in self.described() if stage.spec.carried}
+    def functions(self) -> dict[str, str]:
+        """Of each stage with functions: their names, and behind a space what they carry beside these."""
+        found = {SCRIPT: script_name()}
+        for stage in self.described():
+            names = [function_name(each).partition("(")[0] for each in functions_of(stage.spec.operator)]
+            if names:
+                found[stage.name] = f"{','.join(names)} {stage.spec.carried}"
+        return found
 
     def described(self) -> list[StagePlan]:
         """The stages that decide what is delivered, wherever their work is done; in topological order."""
@@ -217,16 +228,27 @@ class Plan:
             stage = self.stages[edge.stage]
         return edge
 
-    def check_digests(self, saved: Mapping[str, str], allow: Collection[str] = ()) -> bool:
+    def check_digests(
+        self,
+        saved: Mapping[str, str],
+        allow: Collection[str] = (),
+        functions: Mapping[str, str] | None = None,
+    ) -> bool:
         """Whether a saved graph is this one.
 
         Args:
+            functions: what :meth:`functions` gave there. A function of the running script is the same under another
+                name of the script.
             allow: stages that may differ, be missing or be new, with what reads from them.
 
         Raises:
             StateError: it differs elsewhere; names these stages.
         """
-        ours = self.digests()
+        ours, functions = self.digests(), functions or {}
+        script = functions.get(SCRIPT, "")
+        if dict(saved) != ours and script not in ("", script_name()):
+            renamed = self.digests(script)
+            ours = {name: saved[name] if saved.get(name) == renamed[name] else ours[name] for name in ours}
         if dict(saved) == ours:
             return True
         unknown = [name for name in allow if name not in saved and name not in ours]
@@ -249,7 +271,11 @@ class Plan:
                 described = self.stages[name].spec.operator.can(UserData)
                 origin = described and described.origin()
                 here = f" (here it has {origin})" if origin else ""
-                words.append(f"stage {name!r} has other parameters or inputs{here}")
+                before, now = (each.get(name, "").partition(" ")[0] for each in (functions, self.functions()))
+                if before not in ("", now, as_of_script(now, script)):
+                    words.append(f"stage {name!r} had the function {before}, now {now}")
+                else:
+                    words.append(f"stage {name!r} has other parameters or inputs{here}")
         unsaid = [name for name in changed if name in self.stages and self.stages[name].spec.parameters]
         words += [
             f"stage {name!r} has no config(), so that all its plain attributes count; one that says what changes the "
@@ -329,6 +355,10 @@ class Plan:
         else:
             lines.append("elastic: resumes at any world size")
         return lines
+
+
+SCRIPT = "(script)"
+"""Beside the stages, in what a state says of functions: the script's name."""
 
 
 def _short(text: str, size: int) -> str:

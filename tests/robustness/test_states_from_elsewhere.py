@@ -196,3 +196,42 @@ def test_a_script_its_spawned_processes_and_a_program_that_imports_it_read_each_
     )
     importing = "import training; print(training.load('script.json'), training.load('spawned.json'))"
     assert run(importing) == "[2, 4, 6, 8] [2, 4, 6, 8]\n"
+
+
+def test_a_renamed_script_resumes_and_a_function_of_another_name_is_named_with_both(
+    tmp_path: Path, programs: Any
+) -> None:
+    code = """
+        import json, os, sys
+        import pipegraph as pg
+        from pipegraph import operators as ops
+
+        def FUNCTION(x):
+            return 2 * x
+
+        graph = pg.Graph("doubles")
+        graph.add(ops.FromSequence(range(5))).then(FUNCTION, name="double")
+        with graph.loader() as loader:
+            if os.path.exists("state.json"):
+                try:
+                    loader.load_state_dict(json.load(open("state.json")))
+                    print(list(loader))
+                except pg.errors.StateError as error:
+                    print(error)
+            else:
+                next(iter(loader))
+                json.dump(loader.state_dict(), open("state.json", "w"))
+    """
+
+    def run(script: str, function: str = "double") -> str:
+        (tmp_path / script).write_text(textwrap.dedent(code).replace("FUNCTION", function))
+        program = f"import runpy; runpy.run_path({str(tmp_path / script)!r}, run_name='__main__')"
+        made = programs.run(
+            program, cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        )
+        assert made.returncode == 0, made.stderr
+        return str(made.stdout)
+
+    run("train.py")
+    assert run("train_v2.py") == "[2, 4, 6, 8]\n"
+    assert "stage 'double' had the function train.double, now train_v2.twice" in run("train_v2.py", "twice")
