@@ -1,10 +1,14 @@
 """The models of the engine that ``make schedules`` and the tests explore; ``docs/schedules.md`` says how to write one."""
 
+import pkgutil
+from importlib import import_module
 from pathlib import Path
 
 from scheduler.model import Model
 
-import pipegraph
+import pipegraph.engine.kinds
+import pipegraph.loader.loader
+import pipegraph.tuning.tuner
 from schedule_models.pipelines import (
     Completion,
     CompletionBelow,
@@ -23,6 +27,10 @@ from schedule_models.queues import ChannelModel, SequencedChannelModel
 from schedule_models.readers import BlockReaderModel
 from schedule_models.remote import ProcessStage
 from schedule_models.replicas import ReducerModel
+
+# Before the first schedule: clocks and locks of modules that are imported later are not put in the scheduler's hands.
+for module in pkgutil.iter_modules(pipegraph.engine.kinds.__path__, "pipegraph.engine.kinds."):
+    import_module(module.name)
 
 MODELS: dict[str, type[Model]] = {
     model.__name__: model
