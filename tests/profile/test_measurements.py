@@ -1,7 +1,5 @@
 """Declarations of measurements: from a counter over merging and intervals to every view."""
 
-from time import perf_counter
-
 import pipegraph as pg
 from pipegraph import measurements, operators as ops
 from pipegraph.measurements import StageProfile, in_view
@@ -26,23 +24,3 @@ def test_the_docstring_of_a_record_describes_every_field():
     for record in (pg.StageProfile, pg.ChannelProfile, pg.Profile):
         for name, each in measurements.measurements(record).items():
             assert f"{name}: {each.about}" in record.__doc__
-
-
-def work_for(seconds):
-    end = perf_counter() + seconds
-    while perf_counter() < end:
-        pass
-
-
-def test_what_a_process_does_while_its_results_find_no_room_is_its_work_too():
-    """It has its next item at hand, and is done with it before the trainer asks: the model took it for quick."""
-    graph = pg.Graph("blocked")
-    graph.add(ops.FromSequence(range(8))).then(
-        lambda x: work_for(0.03), name="work", backend="process", capacity=1
-    )
-    with graph.loader() as loader:
-        for _ in loader:
-            work_for(0.06)
-        stage = loader.profile().stages["work"]
-    assert stage.service_mean_s >= 0.03
-    assert stage.busy <= 1

@@ -136,7 +136,7 @@ def copied_batches() -> None:
         return x.clone()
 
     graph = pg.Graph()
-    graph.add(ops.FromSequence(list(inputs))).then(one_at_a_time).then(ops.CopyToDevice(HERE))
+    graph.add(ops.FromSequence(list(inputs))).then(one_at_a_time, capacity=1).then(ops.CopyToDevice(HERE))
     with ReplicaExecutor(copy.deepcopy(alone), [HERE, HERE]) as executor, graph.loader() as loader:
         passing = iter(loader)
 

