@@ -1,6 +1,5 @@
 """The kinds of fields in shards that we write: what decides them, what fits, and what comes back."""
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def test_an_array_comes_back_with_its_dtype_or_is_refused(tmp_path: Path, format
         for row in rows:
             writer.write({"a": row})
     for row, found in zip(rows, samples(tmp_path / "out"), strict=True):
-        value = np.load(io.BytesIO(found["a"])) if format == "tar" else found["a"]
+        value = found["a"]
         assert isinstance(value, np.ndarray)
         assert value.dtype == (row.dtype if format == "tar" else row.dtype.newbyteorder("="))
         np.testing.assert_array_equal(value, row)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
 import numpy as np
+import numpy.typing as npt
 
 from pipegraph.errors import LoaderClosedError, ShardError
 from pipegraph.forks import lock_free_after_fork
@@ -94,7 +96,21 @@ def _npy_header(file: ShardFile) -> _Header:
         return _header(stream, file.size, file.name)
 
 
-def _header(stream: Any, size: int, name: str) -> _Header:
+def array_in(content: bytes, name: str = "the array") -> npt.NDArray[Any]:
+    """The array of a whole ``.npy`` file; it owns its values.
+
+    Raises:
+        ShardError: the file is broken, or holds Python objects.
+    """
+    stream = io.BytesIO(content)
+    shape, fortran, dtype = _facts(stream, name)
+    if min(shape, default=0) < 0 or stream.tell() + math.prod(shape) * dtype.itemsize != len(content):
+        raise ShardError(f"{name}: says {shape} of {dtype}, but {len(content) - stream.tell()} bytes follow")
+    return np.ndarray(shape, dtype, content, stream.tell(), order="F" if fortran else "C").copy()
+
+
+def _facts(stream: Any, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether it is in Fortran order, and type."""
     try:
         version = np.lib.format.read_magic(stream)
         read: dict[tuple[int, int], Callable[..., Any]] = {
@@ -112,6 +128,11 @@ def _header(stream: Any, size: int, name: str) -> _Header:
         raise ShardError(f"{name}: not a .npy file: {error}") from error
     if dtype.hasobject:
         raise ShardError(f"{name}: holds Python objects (a pickle), which is refused; save plain dtypes")
+    return shape, fortran, dtype
+
+
+def _header(stream: Any, size: int, name: str) -> _Header:
+    shape, fortran, dtype = _facts(stream, name)
     if fortran and len(shape) > 1:
         raise ShardError(f"{name}: is in Fortran order; save np.ascontiguousarray(array)")
     if not shape:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, final
+from typing import Any, Final, final
 
 from pipegraph.errors import ShardError
 from pipegraph.storage.shard_files import ShardFile
 
 from .shard_format import BLOCK_NBYTES, MAX_FIELD_NBYTES, Block, BlockSamples, Format, Sample
 from .tarheader import Member, members
+from .typed_fields import DECODERS
 
 # A sample with more fields than this is taken for an attack: a million tiny
 # members that share a key would be one dict.
@@ -35,8 +36,8 @@ _WHOLE: Final = re.compile(rb"\s*[+-]?[0-9]+\s*")  # int() takes 1_000 too
 
 @final
 class TarFormat(Format):
-    """Plain tar (ustar, pax, GNU). Values are bytes; a ``cls`` that holds a whole number of 64 bits
-    becomes the int ``label``.
+    """Plain tar (ustar, pax, GNU). Values are bytes, or what `ShardWriter` noted; a ``cls`` that holds a whole
+    number of 64 bits becomes the int ``label``.
 
     A file ``x.key`` is the field ``_key``, since ``key`` says which sample it is.
 
@@ -135,7 +136,7 @@ def _samples(found: Iterator[Member], window: _Window, file_name: str) -> Iterat
     key: str | None = None
     sample: Sample = {}
     stem = "/"  # of the last member: no name starts so
-    for name, header, data, size in found:
+    for name, header, data, size, note in found:
         # The short way, for a second file of the same sample.
         field = name[len(stem) :].lower()
         if not (name.startswith(stem) and field) or "/" in field:
@@ -152,12 +153,18 @@ def _samples(found: Iterator[Member], window: _Window, file_name: str) -> Iterat
         if size > MAX_FIELD_NBYTES:
             raise ShardError(f"{file_name}: field {name!r} says {size} bytes, more than {MAX_FIELD_NBYTES}")
         content = window.read(data, size)
-        value: bytes | int = content
-        if field == "cls":
+        value: Any = content
+        decode = DECODERS.get(note)
+        if decode is not None:
+            try:
+                value = decode(content)
+            except (ValueError, RecursionError, ShardError) as error:
+                raise ShardError(f"{file_name}: field {name!r} (byte {header}) is broken: {error}") from error
+        elif field == "cls":
             label = whole_number(content)
             if label is not None:
                 field, value = "label", label
-        elif field == "key":
+        if field == "key":
             field = "_key"
         if field in sample:
             both = ": a whole number in .cls is the label" if field == "label" else ""
@@ -184,7 +191,7 @@ def _sample_starts(file: ShardFile, start: int, stop: int, *, marker: bool = Fal
     key: str | None = None
     end = start
     window = _Window(file, stop, _SCAN_NBYTES)
-    for name, header, data, size in members(window.read, start, stop, file.name, marker=marker):
+    for name, header, data, size, _ in members(window.read, start, stop, file.name, marker=marker):
         split = split_key(name)
         if split is not None and split[0] != key:
             key = split[0]

@@ -13,6 +13,8 @@ from typing import Final
 
 from pipegraph.errors import ShardError
 
+from .typed_fields import NOTE
+
 HEADER_NBYTES: Final = 512
 ZERO_HEADER: Final = bytes(HEADER_NBYTES)
 
@@ -38,9 +40,9 @@ _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd", b"BZ": "bzip2", b"\xfd7": "
 Read = Callable[[int, int], bytes]
 
 
-# Name, start of its first header (extensions included), start of its data, size;
+# Name, start of its first header (extensions included), start of its data, size, and the note of its type;
 # a plain tuple: a named one costs a tenth of the whole walk.
-Member = tuple[str, int, int, int]
+Member = tuple[str, int, int, int, bytes]
 
 
 def _refuse_packed(read: Read, offset: int, stop: int, file_name: str) -> None:
@@ -50,7 +52,7 @@ def _refuse_packed(read: Read, offset: int, stop: int, file_name: str) -> None:
 
 
 def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) -> Iterator[Member]:
-    """The regular files between two member boundaries: (name, start of its first header, start of its data, size).
+    """The regular files between two member boundaries: a `Member` each.
 
     Folders and volume labels are passed over. The walk ends at a zero block or at `stop`. With ``marker`` that is the
     archive's end, so the zero block must be there: without it a shard cut short between two members would lose samples
@@ -111,7 +113,7 @@ def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) 
             if name[-1:] != "/":  # V7 marks folders so
                 if ".." in name or name[:1] == "/" or long_name is not None:
                     _check_path(name, file_name, header_offset)
-                yield name, header_offset, data, size
+                yield name, header_offset, data, size, header[NOTE]
             header_offset = offset
             long_name = long_size = None
             continue

@@ -32,10 +32,10 @@ class ShardWriter:
                 writer.write(sample)
 
     Samples are dicts. ``"key"`` names a sample, else its number does. In a tar each other field is a file
-    ``KEY.FIELD``: bytes as they are, text, numbers as text, arrays as ``.npy``, other values as JSON; an int
-    ``"label"`` is ``cls``. In Parquet each field is a column, of the kind that it has in the first sample
-    whose value says one: None and an empty list do not, and hold the first samples back in memory, at most 64 of them
-    or a shard's size.
+    ``KEY.FIELD``: bytes as they are, text, arrays as ``.npy``, numbers and other values as JSON, and `Load` gives them
+    back as they were written (a tensor as an array, a tuple as a list); an int ``"label"`` is ``cls``. In
+    Parquet each field is a column, of the kind that it has in the first sample whose value says one: None and an empty
+    list do not, and hold the first samples back in memory, at most 64 of them or a shard's size.
 
     Not thread-safe.
 

@@ -13,6 +13,7 @@ from pipegraph.errors import DataError
 from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, MAX_FIELD_NBYTES, Block
 from pipegraph.storage.formats.tar import MAX_FIELDS, blocks_between, split_key, whole_number
 from pipegraph.storage.formats.tarheader import MAX_EXTENSION_NBYTES
+from pipegraph.storage.formats.typed_fields import ARRAY, BYTES, JSON, TEXT
 
 from .encoder import Encoder, Sample
 from .field_kinds import array_of, as_json, number_of
@@ -26,24 +27,28 @@ _PADDING: Final = [bytes(-n % _BLOCK) for n in range(_BLOCK)]
 # tell one run from another is left out: owner, group and time of modification are 0.
 _MODE: Final = b"0000444\0" + 2 * b"0000000\0"
 _TIME: Final = b"00000000000\0"
-_REST: Final = (b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + 2 * b"0000000\0").ljust(356, b"\0")
-_SUM: Final = sum(_MODE) + sum(_TIME) + sum(_REST) + 8 * 32
+_RESTS: Final = {
+    note: (b"0" + bytes(100) + b"ustar\x0000" + note.ljust(64, b"\0") + 2 * b"0000000\0").ljust(356, b"\0")
+    for note in (BYTES, TEXT, JSON, ARRAY)
+}
+_SUM: Final = sum(_MODE) + sum(_TIME) + 8 * 32
+_SUMS: Final = {note: _SUM + sum(rest) for note, rest in _RESTS.items()}
 
 Encoded = tuple[str, list[bytes], int]
 """A sample's key, the pieces of its files, and their bytes."""
 
 
-def header(name: str, nbytes: int) -> bytes:
-    """The header of a file: 512 bytes, or more for names that are long or no ASCII."""
+def header(name: str, nbytes: int, note: bytes = BYTES) -> bytes:
+    """The header of a file, with the note of its type: 512 bytes, or more for names that are long or no ASCII."""
     raw = name.encode("utf-8", "surrogateescape")
     # tarfile's own take twenty times as long, and are right for every name.
     if len(raw) > 100 or not raw.isascii():
         info = tarfile.TarInfo(name)
-        info.size, info.mode = nbytes, 0o444
+        info.size, info.mode, info.uname = nbytes, 0o444, note.rstrip(b"\0").decode()
         return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
     size = b"%011o\0" % nbytes
-    checksum = b"%06o\0 " % (_SUM + sum(raw) + sum(size))
-    return b"".join((raw.ljust(100, b"\0"), _MODE, size, _TIME, checksum, _REST))
+    checksum = b"%06o\0 " % (_SUMS[note] + sum(raw) + sum(size))
+    return b"".join((raw.ljust(100, b"\0"), _MODE, size, _TIME, checksum, _RESTS[note]))
 
 
 def _text(key: Any, what: str = "keys") -> str:
@@ -65,8 +70,8 @@ def _text(key: Any, what: str = "keys") -> str:
 class TarEncoder(Encoder):
     """One file per field: ``KEY.FIELD``.
 
-    bytes are written as they are, text as UTF-8, numbers as text, arrays as ``.npy``, other values as JSON. An int
-    ``label`` becomes ``cls``, which readers turn back.
+    bytes are written as they are, text as UTF-8, arrays as ``.npy``, numbers and other values as JSON; the header notes
+    which, so that they are read as they were written. An int ``label`` becomes ``cls``, which readers turn back.
     """
 
     format = "tar"
@@ -87,11 +92,11 @@ class TarEncoder(Encoder):
                 continue
             try:
                 value = number_of(value)
-                content = value if value.__class__ is bytes else content_of(value)
+                content, note = (value, BYTES) if value.__class__ is bytes else content_of(value)
             except (TypeError, ValueError, DataError, RuntimeError) as error:
                 raise DataError(f"sample {key!r}, field {field!r}: {error}") from error
             if field == "label" and isinstance(value, int) and not isinstance(value, bool):
-                field = "cls"
+                field, note = "cls", BYTES
                 if "cls" in sample:
                     raise DataError(
                         f"sample {key!r} has an int 'label', written as 'cls', and a field 'cls' too"
@@ -100,11 +105,13 @@ class TarEncoder(Encoder):
                     raise DataError(
                         f"sample {key!r}: the label {value} is no number of 64 bits; it would be read as a text 'cls'"
                     )
-            elif field == "cls" and "label" in sample and whole_number(content) is not None:
-                raise DataError(
-                    f"sample {key!r} has a field 'label' and the whole number {bytes(content)!r} in 'cls', which is "
-                    "read as the label too; leave out one of them, or give it another name"
-                )
+            elif field == "cls" and whole_number(content) is not None:
+                note = BYTES  # the label, for every reader
+                if "label" in sample:
+                    raise DataError(
+                        f"sample {key!r} has a field 'label' and the whole number {bytes(content)!r} in 'cls', which "
+                        "is read as the label too; leave out one of them, or give it another name"
+                    )
             elif field == "_key":
                 field = "key"
             # Of a key it is enough to look at one name.
@@ -116,7 +123,7 @@ class TarEncoder(Encoder):
                     f"sample {key!r}, field {field!r}: {nbytes} bytes, more than the {MAX_FIELD_NBYTES} that a field "
                     "may have"
                 )
-            head, padding = header(f"{key}.{field}", nbytes), _PADDING[nbytes % _BLOCK]
+            head, padding = header(f"{key}.{field}", nbytes, note), _PADDING[nbytes % _BLOCK]
             if len(head) - 2 * _BLOCK > MAX_EXTENSION_NBYTES:
                 raise DataError(
                     f"sample {key[:40]!r}...: a tar keeps key and field in a file's name, which has at most "
@@ -161,14 +168,14 @@ class TarEncoder(Encoder):
         return blocks
 
 
-def content_of(value: Any) -> bytes:
-    """A value as a file's content."""
+def content_of(value: Any) -> tuple[bytes, bytes]:
+    """A value as a file's content, and the note of its type."""
     if value.__class__ is int:
-        return b"%d" % value
+        return b"%d" % value, JSON
     if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
+        return bytes(value), BYTES
     if isinstance(value, str):
-        return value.encode()
+        return value.encode(), TEXT
     value = array_of(value)
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
@@ -176,9 +183,9 @@ def content_of(value: Any) -> bytes:
                 "arrays of Python objects would be pickled; write their parts as fields of their own"
             )
         out = io.BytesIO()
-        np.save(out, np.ascontiguousarray(value), allow_pickle=False)
-        return out.getvalue()
-    return as_json(value).encode()
+        np.save(out, np.asarray(value, order="C"), allow_pickle=False)
+        return out.getvalue(), ARRAY
+    return as_json(value).encode(), JSON
 
 
 def member_nbytes(sizes: Sequence[int]) -> int:
