@@ -212,7 +212,7 @@ def _fillings(table: Any, fill: dict[str, Any]) -> dict[str, Any]:
 
 @final
 class FromTokens(OrderedSource, BundleSource):
-    """Windows of one long array of tokens: samples ``{"tokens": array (window,)}`` of the array's dtype.
+    """Windows of one long array of tokens: samples ``{"tokens": int64 array (window,)}``, as embeddings take them.
 
     A mapped file is read in place, and crosses to worker processes as its name. Do not write to it while it is read:
     replace it (``os.replace``), since a file that is cut at that moment ends the program. Tokens behind the last whole
@@ -307,12 +307,13 @@ class FromTokens(OrderedSource, BundleSource):
     def item(self, index: int) -> Any:
         self._refuse_cut()
         start = index * self.stride
-        return {"tokens": np.array(self._tokens[start : start + self.window])}
+        return {"tokens": np.array(self._tokens[start : start + self.window], np.int64)}
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
         self._refuse_cut()
         tokens, window, stride = self._tokens, self.window, self.stride
-        found += [{"tokens": np.array(tokens[i * stride : i * stride + window])} for i in indices[start:]]
+        starts = [index * stride for index in indices[start:]]
+        found += [{"tokens": np.array(tokens[first : first + window], np.int64)} for first in starts]
 
     def columns(self, indices: Sequence[Any]) -> Columns:
         self._refuse_cut()
@@ -321,7 +322,8 @@ class FromTokens(OrderedSource, BundleSource):
             step = tokens.strides[0]
             shape, strides = (self.layout(), self.window), (self.stride * step, step)
             self._windows = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)
-        return Columns(dict, {"tokens": Columns(np.ndarray, self._windows[np.asarray(indices, np.int64)])})
+        tokens = self._windows[np.asarray(indices, np.int64)].astype(np.int64, copy=False)
+        return Columns(dict, {"tokens": Columns(np.ndarray, tokens)})
 
 
 class _Mapped:

@@ -55,6 +55,15 @@ class Columns:
             return Columns(self.kind, {name: column.part(start, stop) for name, column in data.items()})
         return Columns(self.kind, data[start:stop])
 
+    def copy(self) -> Columns:
+        """The same samples, in memory of their own."""
+        data = self.data
+        if isinstance(data, dict):
+            return Columns(self.kind, {name: column.copy() for name, column in data.items()})
+        if isinstance(data, list):
+            return self
+        return Columns(self.kind, data.clone() if isinstance(data, torch.Tensor) else data.copy())
+
     def take(self, indices: Any) -> Columns:
         """The samples with these int64 indices, in their order and in memory of their own."""
         data = self.data

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipegraph.capabilities import BundleItems, BundleMap, BundleRegroup, BundleSource
-from pipegraph.contracts import Fact
 from pipegraph.planning.plan import StagePlan, lineage_above
 from pipegraph.stage_spec import Edge
 
@@ -50,21 +49,14 @@ def _collect_into(batch: StagePlan, size: int, planned: dict[str, StagePlan], al
     if not chain or any(stage.name in alone for stage in chain):
         return
     capacities = {
-        stage.name: max(stage.capacity, min(size, ROWS_PER_WORKER) * stage.workers)
+        stage.name: max(stage.capacity, ROWS_PER_WORKER * stage.workers)
         if stage.spec.capacity is None
         else stage.capacity
         for stage in chain
     }
-    first = chain[0].source
-    capacity = min(capacities.values())
-    in_memory = first is not None and Fact.IN_MEMORY in first.facts and not chain[0].remote
-    if len(chain) == 1 and in_memory and capacity >= 2 * size:
-        # A second thread would not deliver these any sooner: several batches per bundle.
-        rows = capacity - capacity % size
-    else:
-        # Each worker's bundle has room in the queue: no worker waits for another's to be taken.
-        rows = min(capacities[stage.name] // stage.workers for stage in chain)
-        rows = rows - rows % size if rows >= 2 * size and len(chain) == 1 else min(size, rows)
+    # Each worker's bundle has room in the queue: no worker waits for another's to be taken.
+    rows = min(capacities[stage.name] // stage.workers for stage in chain)
+    rows = rows - rows % size if rows >= size else rows
     if rows < 2:
         return
     for stage in chain:

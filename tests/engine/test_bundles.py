@@ -52,7 +52,7 @@ def long_bundles(monkeypatch):
 
 def test_the_plan_says_where_rows_are_handed_over_in_bundles():
     text = str(chain((lambda x: x, "raise")).plan())
-    assert "rows: hands up to 10 rows at a time on to 'batch', where they are quick" in text
+    assert "rows: hands up to 1020 rows at a time on to 'batch', where they are quick" in text
 
 
 @pytest.mark.parametrize(

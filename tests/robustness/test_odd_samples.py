@@ -118,7 +118,7 @@ def test_gathered_windows_of_tokens_of_foreign_byte_order_are_batches(place: Any
     graph.add(ops.FromTokens(np.arange(100, dtype=">u2"), 4), **place).then(ops.Batch(size))
     with graph.loader() as loader:
         found = list(loader)
-    assert {batch["tokens"].dtype for batch in found} == {torch.uint16}
+    assert {batch["tokens"].dtype for batch in found} == {torch.int64}
     assert [row for batch in found for row in batch["tokens"].tolist()] == np.arange(100).reshape(
         25, 4
     ).tolist()

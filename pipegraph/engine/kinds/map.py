@@ -28,6 +28,7 @@ from pipegraph.planning.plan import StagePlan
 from pipegraph.tree import copy_containers
 
 if TYPE_CHECKING:
+    from pipegraph.columns import Columns
     from pipegraph.engine.remote.contract import Call
 
 _FAILED = object()
@@ -241,18 +242,20 @@ class MapUnit(Unit):
         stage = self.stage
         if not stage.pace.packs(rows):
             return False
+        found = None
         with suppress(Exception):  # row by row it comes again, and is that row's
-            # Separate memory for each batch: one that is kept long does not keep the others alive.
+            found = self.columns()
+        if found is not None:
             spans = stage.batches_of(self.bundle)
-            found = [self.columns(start, stop) for start, stop in spans]
-            if None not in found:
-                self._columns = PackedParts.of(found, spans)
-        return self._columns is not None
+            # Separate memory for each batch: one that is kept long does not keep the others alive.
+            parts = [found] if len(spans) == 1 else [found.part(*span).copy() for span in spans]
+            self._columns = PackedParts.of(parts, spans)
+        return found is not None
 
-    def columns(self, start: int, stop: int) -> Any:
-        """The results for some samples, packed; None where they are made one by one."""
-        whole = stop - start == self.bundle.count
-        return self.operator.columns(self.bundle if whole else self.bundle.part(start, stop))
+    def columns(self) -> Columns | None:
+        """The results for the bundle, packed; None where they are made one by one."""
+        found: Columns | None = self.operator.columns(self.bundle)
+        return found
 
     def _apply_policy(self, made: list[Any], error: BaseException, process: Process) -> None:
         """Apply the policy to the next sample, whose first try failed with ``error``; append its result to ``made``."""

@@ -33,6 +33,7 @@ from pipegraph.global_generators import Draws
 from pipegraph.planning.plan import Plan, StagePlan
 
 if TYPE_CHECKING:
+    from pipegraph.columns import Columns
     from pipegraph.engine.remote.contract import Call
 
 Loop = Iterator[Any]
@@ -210,8 +211,9 @@ class _ReadUnit(MapUnit):
             return
         source.read_into(made, self._indices, len(made))
 
-    def columns(self, start: int, stop: int) -> Any:
-        return self.operator.columns(self._indices[start:stop])
+    def columns(self) -> Columns | None:
+        found: Columns | None = self.operator.columns(self._indices)
+        return found
 
     def named(self, data: list[Any], names: list[Any] | None) -> list[Any] | None:
         return named(data, names)

@@ -25,6 +25,10 @@ LIGHT_ROW_BYTES = 32 << 10
 """Rows up to this size are packed where they are made: an extra copy costs less than keeping separate objects."""
 
 
+LIGHT_BATCH_BYTES = 64 << 10
+"""Batches up to this size are handed over several at a time, each then copied to memory of its own."""
+
+
 class Pace:
     """The bundle size of one stage in one run. Thread-safe.
 
@@ -91,4 +95,6 @@ class Pace:
                 self._quick = min(self._quick, max(self.min_rows, rows // 4))
             self._heaviest = max(self._heaviest, nbytes // rows)
             lightest = self.nbytes // self._heaviest if self._heaviest else self.max_rows
+            if self._heaviest * self._batch > LIGHT_BATCH_BYTES:
+                lightest = min(lightest, self._batch)
             self._rows = max(self.min_rows, min(lightest, self._quick, self.max_rows))

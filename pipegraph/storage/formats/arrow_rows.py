@@ -35,16 +35,16 @@ class ArrowRows:
         self._numbers = {name: kind for name, kind in kinds.items() if kind is not None}
         self._batches: list[Any] = []
         self._arrays: list[dict[str, Any]] = []  # of each batch, made when they are asked for
-        self._starts = [0]
+        self._starts = np.zeros(1, np.int64)
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return int(self._starts[-1])
 
     def add(self, batch: Any) -> None:
         """Lay the rows of one more batch behind the others."""
         self._batches.append(batch)
         self._arrays.append({})
-        self._starts.append(len(self) + batch.num_rows)
+        self._starts = np.append(self._starts, len(self) + batch.num_rows)
 
     def rows(self, numbers: Int64Array) -> list[dict[str, Any]]:
         """The rows with these numbers, in their order."""

@@ -121,6 +121,7 @@ class ParquetFormat(Format):
             for batch in self._batches(reader, file, groups):
                 held.add(batch.num_rows, *self._passing(batch, file.name))
                 self.take_room(held.nbytes, file.name)
+        held.finish()
         block.check(f"{file.name}: the block at row {block.first}", len(held), "rows")
         return held
 
@@ -280,6 +281,7 @@ class _Rows(BlockSamples["Sample | None"]):
         self._rows: ArrowRows | None = None
         self._kept: list[Any] = []  # of each batch, the places of the rows that pass; None: all pass
         self._count = 0
+        self._batches: list[Any] = []
         self.nbytes = 0
 
     def add(self, rows: int, kept: Any, places: Any) -> None:
@@ -288,9 +290,17 @@ class _Rows(BlockSamples["Sample | None"]):
             self._rows = _arrow_rows(kept.schema, self._name, self._fill)
         if places is not None:
             self._kept.append(self._count + places)
-        self._rows.add(kept)
+        self._batches.append(kept)
         self._count += rows
         self.nbytes += kept.get_total_buffer_size() + (0 if places is None else places.nbytes)
+
+    def finish(self) -> None:
+        """Lay the batches together: a sample is then found, and rows are taken, in one."""
+        if self._rows is not None:
+            arrow = importlib.import_module("pyarrow")
+            for batch in arrow.Table.from_batches(self._batches).combine_chunks().to_batches():
+                self._rows.add(batch)
+        self._batches = []
 
     def __len__(self) -> int:
         return self._count
