@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from pipegraph import concurrency
-from pipegraph.parameters import iterator_of, without_rewind
+from pipegraph.parameters import is_iterator, iterator_of, without_rewind
 from pipegraph.tree import ATOMS, copy_containers
 
 SHARED = ATOMS | {np.ndarray, torch.Tensor, bytes, str}
@@ -42,7 +42,7 @@ class Turn:
 
         Another loader may set another epoch, or load another state, as soon as the first item is there, and no sooner.
         """
-        resumable = _is_resumable(items) and not isinstance(items, Iterator)
+        resumable = _is_resumable(items) and not is_iterator(items)
         if not resumable and not hasattr(items, "set_epoch"):
             return DrawnItems.of_iterator(iterator_of(items), state)
         with self._lock:

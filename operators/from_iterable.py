@@ -21,7 +21,7 @@ from pipegraph.integers import flag
 from pipegraph.operators.drawn_items import DrawnItems, Turn, own
 from pipegraph.operators.ordered import POSITIONS_AT_ONCE
 from pipegraph.order.left import Left, check_history, left_of
-from pipegraph.parameters import UNORDERED, function_name, length_of
+from pipegraph.parameters import UNORDERED, function_name, is_iterator, length_of
 
 _CLAIMS: WeakKeyDictionary[Any, dict[str, tuple[int, object]]] = WeakKeyDictionary()
 """The epoch that has read a generator, by generator: a later one would begin behind what that had read ahead."""
@@ -87,7 +87,7 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
             self.facts |= Fact.IN_MEMORY
         self.reads_ahead = type(iterable) in (range, tuple)  # nobody changes these
         self._history: tuple[int, History] = (0, ())
-        self._one_shot = not self._callable and isinstance(iterable, Iterator)
+        self._one_shot = not self._callable and is_iterator(iterable)
         # Of a one-shot iterator; shared by all copies, as that is, and by all graphs over the same generator.
         self._claims: dict[str, tuple[int, object]] = (
             _CLAIMS.setdefault(iterable, {}) if inspect.isgenerator(iterable) else {}

@@ -6,6 +6,7 @@ These are checks of values of any class: one that behaves unlike its class is no
 from __future__ import annotations
 
 import mmap
+import warnings
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, PipegraphWarning
 from pipegraph.tree import leaves
 
 
@@ -74,6 +75,13 @@ class Results:
         """
         if self.left <= 0:
             return result
+        if result is None and item is not None and self.left == self.CHECKED:
+            warnings.warn(
+                f"{self._whose} returned None for its first item, which goes on as None: does it end without a "
+                "return? To drop items, use ops.Filter",
+                PipegraphWarning,
+                stacklevel=2,
+            )
         try:
             self._compare(result, item)
         except GraphError:

@@ -15,6 +15,7 @@ from itertools import repeat
 from types import CoroutineType, FunctionType, MethodType
 from typing import Any, Final
 
+from pipegraph.closing import Closing
 from pipegraph.errors import GraphError, shown
 
 ENTRIES = 1000
@@ -51,6 +52,11 @@ UNORDERED: Final = (
     "a set, whose order differs from run to run (PYTHONHASHSEED), so that a resumed run or another rank would get "
     "other items; give sorted(items)"
 )
+
+
+def is_iterator(items: Any) -> bool:
+    """Whether it can be read only once. A loader has ``__next__`` only to say that it is none."""
+    return isinstance(items, Iterator) and not isinstance(items, Closing)
 
 
 def iterator_of(items: Any) -> Iterator[Any]:

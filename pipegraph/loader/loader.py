@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipegraph import concurrency, forks
 from pipegraph.chunk import Chunk
@@ -110,6 +110,9 @@ class Loader(Closing):
     def __iter__(self) -> Iterator[Any]:
         """Begin the next pass. This ends a running pass; its iterator then raises an error."""
         return self._begin(whole=False)
+
+    def __next__(self) -> NoReturn:
+        raise TypeError("a Loader is not an iterator: use `for batch in loader`, or next(iter(loader))")
 
     def chunks(self) -> Iterator[Chunk]:
         """Begin the next pass; it gives :class:`~pipegraph.Chunk` objects with keys, positions and epoch."""

@@ -256,14 +256,23 @@ def _folder(folder: str, missing: Missing) -> Iterator[Part]:
         others = [entry.name for entry in there if not entry.is_dir(follow_symlinks=False)]
         refuse_unread(folder, others, [entry.name for entry in files])
     if not files:
+        below = _suffix_below(folder, suffixes)
+        pattern = os.path.join(folder, "**", f"*{below}")
         raise DataError(
             f"parts {folder!r}: no shard ({', '.join(suffixes)}) in folder {folder!r}; "
-            f"for those of its subfolders write {os.path.join(folder, '**', '*.tar')!r}, for a folder of images "
-            "ops.ListFiles"
+            + (f"for those of its subfolders write {pattern!r}, " if below else "")
+            + "for a folder of images ops.ListFiles"
         )
     refuse_mixed(folder, [e.name for e in files])
     for entry in files:
         yield _local(entry.path, entry.stat())
+
+
+def _suffix_below(folder: str, suffixes: tuple[str, ...]) -> str:
+    """The suffix of the first shard that lies in one of the first 100 folders below; an empty text if none does."""
+    names = (name for _, _, found in itertools.islice(os.walk(folder), 100) for name in sorted(found))
+    shard = next((name for name in names if is_shard_name(name, suffixes)), "").lower()
+    return max((suffix for suffix in suffixes if shard.endswith(suffix)), key=len, default="")
 
 
 def is_shard_name(name: str, suffixes: tuple[str, ...]) -> bool:

@@ -231,3 +231,26 @@ def test_a_handler_of_the_log_may_ask_the_loader(caplog):
     finally:
         log.removeHandler(handler)
     assert seen == [1]
+
+
+def odd(x):
+    if x % 2:
+        raise ValueError("odd")
+    return x
+
+
+@pytest.mark.parametrize(
+    "policy",
+    ["raise", pg.Skip(0), pg.Skip(3), pg.Skip(0.1), pg.Retry(1), pg.Retry(1, then=pg.Skip(1))],
+    ids=repr,
+)
+def test_what_a_policy_raises_names_the_stage_in_processes_as_in_threads(policy):
+    said = []
+    for backend in ("inline", "thread", "process"):
+        graph = pg.Graph("odd")
+        node = graph.add(ops.FromSequence(range(50))).then(int, name="before", backend=backend)
+        node.then(odd, name="work", backend=backend, on_error=policy).then(int, name="after", backend=backend)
+        _, error, _ = collect(graph)
+        said.append((type(error), str(error), getattr(error, "__notes__", [])))
+    assert said[0] == said[1] == said[2]
+    assert all("stage 'work'" in text for text in said[0][2] or [said[0][1]])

@@ -8,7 +8,7 @@ from pipegraph import operators as ops
 from pipegraph.capabilities import BundleMap
 from pipegraph.chunk import Chunk, Failure
 from pipegraph.engine.contents import Contents
-from pipegraph.errors import GraphError
+from pipegraph.errors import GraphError, PipegraphWarning
 
 
 @pytest.mark.parametrize("backend", ["inline", "thread", "process"])
@@ -411,3 +411,20 @@ def test_an_array_that_behaves_unlike_its_class_is_delivered_unchecked(source):
     with graph.loader() as loader:
         for _ in range(2):
             assert [np.ndarray.tolist(row) for row in loader] == [[1, 2, 3]] * 20
+
+
+def forgets(item):
+    item["x"] += 1
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread", "process"])
+def test_a_function_that_returns_none_is_named(backend):
+    graph = pg.Graph("none")
+    graph.add(ops.FromSequence([{"x": 1}] * 3)).then(forgets, name="add", backend=backend)
+    said = r"stage 'add': forgets returned None for its first item.*without a return\?.*ops.Filter"
+    with graph.loader() as loader, pytest.raises(PipegraphWarning, match=said):
+        list(loader)
+    missing = pg.Graph("some")  # a field that some samples lack is no mistake
+    missing.add(ops.FromSequence([{"x": 1}, {}])).then(lambda item: item.get("x"), backend=backend)
+    with missing.loader() as loader:
+        assert list(loader) == [1, None]

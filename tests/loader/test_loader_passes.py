@@ -748,3 +748,19 @@ def test_the_length_after_a_load_is_what_is_left_of_the_epoch(between):
             TypeError, match="no length in this epoch: it continues in a graph that was changed"
         ):
             len(loader)
+
+
+def test_next_of_a_loader_says_iter():
+    with epoch_graph().loader() as loader, pytest.raises(TypeError, match=r"or next\(iter\(loader\)\)"):
+        next(loader)
+
+
+def test_a_loader_is_no_iterator_for_the_source_that_reads_it():
+    inner = pg.Graph("inner")
+    inner.add(ops.FromSequence(range(10), shuffle=True))
+    outer = pg.Graph("outer")
+    with inner.loader(epochs=None) as read:
+        outer.add(ops.FromIterable(read))
+        with outer.loader(epochs=2) as loader:
+            first, second = list(loader), list(loader)
+    assert sorted(first) == sorted(second) == list(range(10)) and first != second

@@ -282,3 +282,21 @@ def test_replicas_serve_where_no_thread_could_be_started_to_restore_the_width(
     assert torch.get_num_threads() == width
     monkeypatch.undo()
     assert_usable(executor, 1)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize(("batch", "field"), [({"x": None, "y": None}, "'x'"), ((None, None), "0")])
+def test_a_model_that_gets_a_whole_part_for_a_field_names_forward(
+    make_executor: MakeExecutor, slots: int, batch: Any, field: str
+) -> None:
+    executor = make_executor(Net(), slots, optimizer=sgd)
+    x = drawn(4, 4)
+    filled = dict.fromkeys(batch, x) if isinstance(batch, dict) else (x, x)
+    for call in (lambda: executor(filled), lambda: executor.step(filled, lambda out, part: out.sum())):
+        with pytest.raises((TypeError, AttributeError, IndexError)) as caught:
+            call()
+        assert f"forward=lambda module, part: module(part[{field}])" in caught.value.__notes__[0]
+    own: Any = lambda module, part: module(part["z"])  # noqa: E731
+    with pytest.raises((TypeError, KeyError)) as caught:
+        executor.step(filled, lambda out, part: out.sum(), forward=own)
+    assert not any("whole part" in note for note in caught.value.__notes__)

@@ -102,8 +102,16 @@ def test_what_cannot_be_found_is_an_error_that_names_pattern_and_folder(
 
 
 def test_a_folder_without_shards_says_how_to_name_those_of_its_subfolders(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no shard .* in folder .*\*\*"):
+    with pytest.raises(
+        DataError, match=r"no shard .* in folder '[^']*'; for a folder of images ops.ListFiles$"
+    ):
         expand_parts(tmp_path)
+    (tmp_path / "year=2025" / "month=1").mkdir(parents=True)
+    (tmp_path / "year=2025" / "month=1" / "part-0.Parquet").touch()
+    pattern = str(tmp_path / "**" / "*.parquet")
+    with pytest.raises(DataError) as caught:
+        expand_parts(tmp_path)
+    assert f"for those of its subfolders write {pattern!r}" in str(caught.value)
 
 
 def test_a_command_s_output_is_no_shard() -> None:
