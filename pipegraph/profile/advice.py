@@ -6,14 +6,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
+from pipegraph.planning.plan import SAMPLES_PER_QUEUE
 from pipegraph.units import counted, format_gain
 
 from .bottleneck import CONSUMER
-from .model import COMPUTES, LONGER, Pipeline, Sizes, Work, best_sizes, exceeds, limit_words, pipeline_of
+from .model import (
+    COMPUTES,
+    LONGER,
+    PLACES,
+    Pipeline,
+    Sizes,
+    Work,
+    best_sizes,
+    exceeds,
+    limit_words,
+    pipeline_of,
+)
 from .values import Profile, run_of
 
 WORTH = 0.05
 """A predicted gain that is worth a sentence."""
+
+MANY = 16
+"""Workers of a stage that waits from which on it is said what they may do to a service."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +60,14 @@ class Advice:
         processes: stages that should get ``backend="process"``.
         prediction: with all of these.
         limit: why nothing more is proposed, in words.
+        caution: what many workers that wait may do to a service that they read from, in words.
     """
 
     settings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     processes: tuple[str, ...] = ()
     prediction: Prediction = Prediction(0.0, 0.0)
     limit: str = ""
+    caution: str = ""
 
     def __str__(self) -> str:
         words = [f'{name!r} with backend="process"' for name in self.processes]
@@ -61,7 +78,7 @@ class Advice:
                 words.append(f"capacity={size['capacity']} in {name!r}")
         if not words:
             return f"No other sizes help: {self.limit}."
-        return f"With {', '.join(words)}: {self.prediction}; then {self.limit}."
+        return f"With {', '.join(words)}: {self.prediction}; then {self.limit}.{self.caution}"
 
 
 def advise(profile: Profile) -> Advice:
@@ -111,7 +128,11 @@ def _advice(profile: Profile) -> Advice:
         settings[name] = {"workers": size.workers}
         if size.capacity > now.works[name].size.capacity:
             settings[name]["capacity"] = size.capacity
-    return Advice(settings, processes, found, words)
+    many = [size.workers for name, size in grown.items() if now.works[name].waits and size.workers >= MANY]
+    caution = (
+        f" If they read from a service, {max(many)} connections at once may be throttled." if many else ""
+    )
+    return Advice(settings, processes, found, words, caution)
 
 
 def _in_processes(profile: Profile, now: Pipeline) -> tuple[Pipeline, tuple[str, ...]]:
@@ -141,7 +162,11 @@ def _longer_queues(profile: Profile, now: Pipeline) -> Advice:
     settings = {}
     for channel in profile.channels:
         if channel.in_bursts and channel.producer in now.works:
-            work = now.works[channel.producer]
+            work, stage = now.works[channel.producer], profile.stages[channel.producer]
+            # Once is enough: what a longer queue has not helped, one that is longer still does not either.
+            usual = max(PLACES * work.size.workers, SAMPLES_PER_QUEUE if stage.samples <= stage.items else 0)
+            if channel.capacity > usual:
+                continue
             then = {channel.producer: replace(work.size, capacity=LONGER * channel.capacity)}
             why = exceeds(now, then)
             if why is not None:

@@ -35,6 +35,9 @@ HOLDS = 0.7
 WAITING_WORKERS, MIN_THREADS = 16, 256
 """Workers in all: per core, and on any machine, for a thread that waits costs no core."""
 
+MOST_WAITING = 64
+"""Workers of one stage that waits: each may be a connection to a service that others use too."""
+
 PINNED_PART = 4
 """The part of the memory limit that may be pinned is one over this."""
 
@@ -96,9 +99,14 @@ class Work:
     pinned: bool = False
 
     @property
+    def waits(self) -> bool:
+        """Whether most of its work is waiting: for storage, a service, a lock."""
+        return self.core_s < COMPUTES * self.service_s
+
+    @property
     def presumes(self) -> bool:
         """Whether a gain from more workers presumes that they do not wait for each other in what they wait for."""
-        return self.core_s < COMPUTES * self.service_s or (self.threads and self.computes)
+        return self.waits or (self.threads and self.computes)
 
     def sized(self, workers: int, places: int = PLACES) -> Size:
         """The size with this number of workers, and room for what they make."""
@@ -383,7 +391,8 @@ def _work(
     if work.process and profile.cores:
         most = max(stage.workers, 2 * ceil(profile.cores))
         return replace(work, most=most, why="two processes per core are the most that it is given")
-    return work
+    most = max(stage.workers, MOST_WAITING)
+    return replace(work, most=most, why=f"{most} workers are the most that it is given")
 
 
 def holds_lock(profile: Profile, name: str, stage: StageProfile) -> bool:

@@ -64,11 +64,37 @@ def followed(stages, found):
 def test_the_number_is_proposed_in_one_step_and_a_second_look_proposes_nothing_more():
     stages = {"read": (0.064, 1), "decode": (0.008, 1)}
     found = pipeline(stages, elapsed_s=6.4)
-    assert found.advice.settings["read"]["workers"] >= 64 and found.advice.settings["decode"]["workers"] >= 8
+    assert found.advice.settings["read"]["workers"] == 64 and found.advice.settings["decode"]["workers"] >= 8
     assert found.advice.prediction.samples_per_s == pytest.approx(1000)
     assert "at most 1,000 samples/s (64 times); then training sets the pace" in found.conclusion
     _, second = followed(stages, found)
     assert second.advice.settings == {} and second.advice.limit == "training sets the pace"
+
+
+def test_a_stage_that_waits_is_given_64_workers_and_what_they_may_do_to_a_service_is_said():
+    stages = {"read": (0.640, 2)}
+    found = pipeline(stages, elapsed_s=32.0)
+    assert found.advice.settings == {"read": {"workers": 64, "capacity": 128}}
+    assert str(found.advice).endswith(
+        "then 'read' sets the pace: 64 workers are the most that it is given. If they read from a service, 64 "
+        "connections at once may be throttled."
+    )
+    _, second = followed(stages, found)
+    assert second.advice.settings == {} and "64 workers are the most" in second.advice.limit
+    few = pipeline({"read": (0.008, 1)})
+    assert few.advice.settings["read"]["workers"] < 16 and not few.advice.caution
+    own = pipeline({"read": (0.640, 100)})  # as many as its user gave it
+    assert own.advice.settings == {} and "100 workers are the most" in own.advice.limit
+
+
+@pytest.mark.parametrize(
+    ("samples", "capacity", "longer"), [(100, 64, 512), (100, 512, None), (800, 2, 16), (800, 16, None)]
+)
+def test_a_queue_is_lengthened_once_by_advice_that_is_followed(samples, capacity, longer):
+    found = pipeline({"read": (0.006, 1)}, step_s=0.008, cause="bursts", bottleneck=CONSUMER)
+    found = remade(found, "read", samples=samples)
+    found = replace(found, channels=(replace(found.channels[0], capacity=capacity, in_bursts=True),))
+    assert found.advice.settings == ({"read": {"capacity": longer}} if longer else {})
 
 
 def test_a_stage_that_computes_is_given_the_cores_and_the_next_look_says_so():
