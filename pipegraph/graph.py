@@ -341,6 +341,7 @@ class Graph:
         rank: int | None = None,
         world_size: int | None = None,
         mesh: Any = None,
+        log_every: float | None = None,
     ) -> Loader:
         """The loader, which runs the pipeline when you iterate it. Nothing starts before the first ``iter()``.
 
@@ -356,6 +357,8 @@ class Graph:
                 :meth:`Loader.tuning` shows the result.
             rank, world_size: by default those of torch.distributed, else of the environment, else 0 and 1.
             mesh: a DeviceMesh dimension that gives rank and world size.
+            log_every: log a line with rate, waits and bottleneck after so many seconds each, as a batch is asked for,
+                through the logger ``"pipegraph"`` at level INFO.
 
         Raises:
             GraphError: as :meth:`plan`, or an option is wrong.
@@ -365,7 +368,7 @@ class Graph:
         return Loader(
             self,
             output,
-            LoaderOptions(epochs, memory_limit, equal_steps, autotune, rank, world_size, mesh),
+            LoaderOptions(epochs, memory_limit, equal_steps, autotune, rank, world_size, mesh, log_every),
         )
 
     def to_networkx(self) -> networkx.DiGraph[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -73,7 +73,7 @@ class Pass:
         run: Run,
         interval: Interval,
         whole: bool,
-        asked: Callable[[int], None] | None,
+        observers: Sequence[Callable[[int], None]],
     ) -> None:
         self._loader = loader  # keeps the loader alive: its finalizer ends the threads
         self._runtime = runtime
@@ -87,7 +87,9 @@ class Pass:
         self._get = run.terminal.get
         self._release = run.account.release
         self._whole = whole
-        self._asked = asked  # the tuner's
+        self._observers = (
+            observers  # called before a chunk is taken, with the number of those delivered so far
+        )
         self._counted = progress.counted or self._place.delivered is not None
         self._agreement: Agreement | None = None
         # Steps of the epoch: before this pass, and those that are delivered without asking.
@@ -179,8 +181,8 @@ class Pass:
 
     def _next(self, progress: Progress) -> Any:
         """The next chunk, or bundle of rows."""
-        if self._asked is not None:
-            self._asked(progress.items)
+        for observe in self._observers:
+            observe(progress.items)
         asked = perf_counter_ns()
         item = None
         try:

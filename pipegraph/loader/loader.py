@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from pipegraph import concurrency, forks
 from pipegraph.chunk import Chunk
@@ -44,6 +44,16 @@ if TYPE_CHECKING:
     from pipegraph.tuning.tuner import Tuner
 
 
+class Observer(Protocol):
+    """Watches the passes of a loader, in the training loop's thread. Refers to the loader weakly at most."""
+
+    def begins(self, loader: Any, staffing: Any) -> None:
+        """A pass begins, with these workers."""
+
+    def asked(self, items: int) -> None:
+        """The training loop asks for the next chunk, after this many."""
+
+
 class Loader(Closing):
     """A running pipeline. :meth:`pipegraph.Graph.loader` creates it and documents the arguments."""
 
@@ -62,6 +72,11 @@ class Loader(Closing):
             from pipegraph.tuning.tuner import Tuner
 
             self._tuner = Tuner(self.plan)
+        self._observers: list[Observer] = [] if self._tuner is None else [self._tuner]
+        if options.log_every is not None:
+            from pipegraph.profile.log_lines import LogLines
+
+            self._observers.append(LogLines(options.log_every))
         self._turn = concurrency.RLock()  # who begins a pass or takes the next chunk
         self._left_behind: Runtime | None = None  # of the process that forked this one
         forks.notify(self)
@@ -142,11 +157,10 @@ class Loader(Closing):
             progress.pass_begins(place, run)
             if not progress.started_ns:
                 progress.started_ns = started
-            asked = None
-            if self._tuner is not None:
-                self._tuner.begins(self, runtime.staffing)
-                asked = self._tuner.asked
-            current = Pass(self, self._turn, runs, runtime, run, interval, whole, asked)
+            for observer in self._observers:
+                observer.begins(self, runtime.staffing)
+            observers = [observer.asked for observer in self._observers]
+            current = Pass(self, self._turn, runs, runtime, run, interval, whole, observers)
             self._pass = weakref.ref(current)
             return current
 
@@ -321,7 +335,7 @@ class Loader(Closing):
         """
         from pipegraph.profile.headspace import measure_headspace
 
-        options = replace(self._options, epochs=None, equal_steps=False, autotune=False)
+        options = replace(self._options, epochs=None, equal_steps=False, autotune=False, log_every=None)
         with Loader(self._graph, self._output, options) as other:
             return measure_headspace(_endless(other), other.close, step, batches, steps)
 

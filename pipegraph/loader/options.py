@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pipegraph.integers import flag, integer
+from pipegraph.errors import GraphError
+from pipegraph.integers import amount, flag, integer
 from pipegraph.loader.ranks import resolve
 from pipegraph.units import parse_bytes
 
@@ -21,6 +22,7 @@ class LoaderOptions:
     rank: int | None
     world_size: int | None
     mesh: Any
+    log_every: float | None = None
 
     def __post_init__(self) -> None:
         if self.epochs is not None:
@@ -28,6 +30,8 @@ class LoaderOptions:
         if self.equal_steps is not None:
             self.equal_steps = flag(self.equal_steps, "equal_steps", rule="True, False or None")
         self.autotune = flag(self.autotune, "autotune")
+        if self.log_every is not None:
+            self.log_every = amount(self.log_every, "log_every (seconds)", 0, GraphError)
         if self.rank is not None or self.world_size is not None:
             resolve(self.rank, self.world_size)
         if self.memory_limit is not None:

@@ -150,7 +150,7 @@ class Watch:
 
 def watched(graph, **options):
     loader = graph.loader(autotune=True, **options)
-    loader._tuner = watch = Watch()
+    loader._observers = [watch := Watch()]
     return loader, watch
 
 
