@@ -158,8 +158,12 @@ class ManifestSource(BlockSource):
                     f"{block.samples}: the part has changed or is broken; index the parts again"
                 )
             self._note_size(number, form, samples, encoded if form.needs_file else 0, block)
-        except BaseException:
+        except BaseException as error:
             file.close()
+            if isinstance(error, ShardError):
+                # What lies behind the last whole block of a broken part is such a block of one; see `build_manifest`.
+                is_rest = block.samples == 1 and block.offset + block.nbytes == part.size
+                error.uncounted = is_rest and self._manifest.block_checksum(number) is None
             raise
         if form.needs_file:
             return file, samples

@@ -13,13 +13,14 @@ import math
 import os
 import re
 import stat
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote, urlsplit
 
-from pipegraph.errors import DataError
+from pipegraph.errors import DataError, PipegraphWarning
 from pipegraph.paths import broken_link, paths_of
 
 from .side_files import JOURNAL, SETTINGS, refuse_unfinished, unfinished
@@ -241,7 +242,7 @@ def _glob(pattern: str, missing: Missing) -> Iterator[Part]:
 
 
 def _folder(folder: str, missing: Missing) -> Iterator[Part]:
-    from .formats import known_suffixes, refuse_mixed, refuse_unread  # formats import Part
+    from .formats import known_suffixes, refuse_mixed, refuse_unread, suffix_of  # formats import Part
 
     suffixes = known_suffixes()
     with os.scandir(folder) as entries:
@@ -264,6 +265,15 @@ def _folder(folder: str, missing: Missing) -> Iterator[Part]:
             + "for a folder of images ops.ListFiles"
         )
     refuse_mixed(folder, [e.name for e in files])
+    deeper = next((e for e in there if e.is_dir() and _has_shards(e, suffixes)), None)
+    if deeper is not None:
+        pattern = os.path.join(folder, "**", f"*{suffix_of(files[0].name)}")
+        warnings.warn(
+            f"parts {folder!r}: only the shards in this folder are read, not those in its subfolders, such as "
+            f"{deeper.name!r}; name both by {pattern!r}, or these alone by {pattern.replace('**' + os.sep, '')!r}",
+            PipegraphWarning,
+            stacklevel=2,
+        )
     for entry in files:
         yield _local(entry.path, entry.stat())
 
@@ -273,6 +283,17 @@ def _suffix_below(folder: str, suffixes: tuple[str, ...]) -> str:
     names = (name for _, _, found in itertools.islice(os.walk(folder), 100) for name in sorted(found))
     shard = next((name for name in names if is_shard_name(name, suffixes)), "").lower()
     return max((suffix for suffix in suffixes if shard.endswith(suffix)), key=len, default="")
+
+
+def _has_shards(folder: os.DirEntry[str], suffixes: tuple[str, ...]) -> bool:
+    """Whether shards lie in a subfolder, which is hidden as a shard is."""
+    if folder.name.startswith((".", "_")):
+        return False
+    try:
+        with os.scandir(folder) as entries:
+            return any(is_shard_name(entry.name, suffixes) and entry.is_file() for entry in entries)
+    except OSError:
+        return False  # not for us to read
 
 
 def is_shard_name(name: str, suffixes: tuple[str, ...]) -> bool:

@@ -37,7 +37,7 @@ def test_one_broken_shard_is_left_to_the_policy(write_shards: Any, form: str) ->
         whole = [repr(sample) for sample in loader]
     broken = folder / f"part-01.{form}"
     broken.write_bytes(CUTS[form](broken.read_bytes()))
-    loader = loader_of(folder, pg.Skip(5))
+    loader = loader_of(folder, pg.Skip())
     with pytest.warns(PipegraphWarning, match=rf"'part-01\.{form}' is broken"):
         left = list(map(repr, loader))
     loader.close()
@@ -46,6 +46,10 @@ def test_one_broken_shard_is_left_to_the_policy(write_shards: Any, form: str) ->
     assert set(left) <= set(whole)
     with loader_of(folder) as loader, pytest.raises(ShardError, match="part-01"):
         list(loader)
+    for budget in (5, 0.5):  # 15 samples would count as one
+        with loader_of(folder, pg.Skip(budget)) as loader, pytest.raises(ShardError) as caught:
+            list(loader)
+        assert any("nobody knows how many samples are lost" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize("whole", [0, 1, 2])

@@ -14,9 +14,10 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.cli.app import run
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import DataError, GraphError, PipegraphWarning
 from pipegraph.storage import Manifest, build_manifest, pack_shards
 from pipegraph.storage.folders import list_files
+from pipegraph.storage.parts import expand_parts
 
 SAMPLES = 40
 
@@ -415,6 +416,25 @@ def test_a_folder_of_shards_with_others_beside_them_is_not_packed_as_files(
             pack_shards(folder, tmp_path / "again")
     else:
         assert len(pack_shards(folder, tmp_path / "again")) == count(folder)
+
+
+def test_shards_beside_folders_with_more_shards_are_said_with_the_pattern_of_both(
+    write_shards: Any, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    folder = write_shards("tar")
+    alone = count(folder)
+    (folder / "_old").mkdir()
+    (folder / "notes").mkdir()
+    (folder / "_old" / "part-00.tar").write_bytes((folder / "part-00.tar").read_bytes())
+    assert count(folder) == alone and not recwarn.list
+    (folder / "more").mkdir()
+    (folder / "more" / "part-07.tar").write_bytes((folder / "part-00.tar").read_bytes())
+    with pytest.warns(PipegraphWarning, match="not those in its subfolders, such as 'more'") as warned:
+        assert count(folder) == alone
+    (said,) = warned
+    both, these = re.findall(r"by '(.*?)'", str(said.message))
+    assert count(these) == alone < count(folder / "more") + alone == count([these, folder / "more"])
+    assert f"{folder}/more/part-07.tar" in [part.uri for part in expand_parts(both)]
 
 
 @pytest.mark.parametrize("order", [pg.order.LaneOrder(), pg.order.PartOrder()])

@@ -137,7 +137,7 @@ class Failures:
             finally:
                 del error  # its traceback refers to this frame, and so to the worker's
         worker.meter.failed += 1
-        if not isinstance(error, Exception) or self._loses_state(error):
+        if not isinstance(error, Exception) or self._loses_state(error) or self._cannot_count(error):
             return self._give_up(chunk, error)
         return self._judge(worker, chunk, error, row, made)
 
@@ -164,6 +164,18 @@ class Failures:
     def _loses_state(self, error: Exception) -> bool:
         """Whether the operator's state was lost with its process, so that no policy can continue."""
         return isinstance(error, WorkerDiedError | StageTimeoutError) and self.stage.plan.kind.keeps
+
+    def _cannot_count(self, error: Exception) -> bool:
+        """Whether a budget would take an unknown number of lost samples for one."""
+        if self.skip is None or self.skip.budget is None or not getattr(error, "uncounted", False):
+            return False
+        note(
+            error,
+            f"pipegraph: nobody knows how many samples are lost, so that the budget of {self.skip.budget} in "
+            f"on_error={self.given!r} cannot count them: copy the shard again, give ShardSelect the manifest of the "
+            "whole shards, or use pg.Skip() without a budget",
+        )
+        return True
 
     def _give_up(self, chunk: Chunk, error: BaseException) -> Failure:
         error = explain(error, self.name, chunk)

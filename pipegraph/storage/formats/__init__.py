@@ -60,7 +60,7 @@ def refuse_mixed(folder: str, names: Sequence[str]) -> None:
         first[kind] = min(name, first.get(kind, name))
     if len(first) > 1:
         shown = sorted(first.values())
-        pattern = f"{folder.rstrip('/')}/*{_suffix(shown[0])}"
+        pattern = f"{folder.rstrip('/')}/*{suffix_of(shown[0])}"
         raise DataError(
             f"parts {folder!r}: shards of different formats in one folder, such as {' and '.join(map(repr, shown))}: "
             f"name those that are meant by a pattern, such as {pattern!r}, or keep each format in a folder of its own"
@@ -108,7 +108,7 @@ def refuse_unread(folder: str, names: Sequence[str], shards: Sequence[str]) -> N
             if stopped != name
             else f"is packed in a way that is not read here: unpack it{' or remove it' * (whole in shards)}"
         )
-        pattern = f"{folder.rstrip('/')}/*{_suffix(shards[0] if shards else whole)}"
+        pattern = f"{folder.rstrip('/')}/*{suffix_of(shards[0] if shards else whole)}"
         raise DataError(
             f"parts {folder!r}: {name!r} {what}, or name the others by a pattern, such as {pattern!r}"
         )
@@ -119,7 +119,7 @@ def _kind(name: str) -> type:
     return type(getattr(form, "inner", form))
 
 
-def _suffix(name: str) -> str:
+def suffix_of(name: str) -> str:
     """The longest registered suffix of a name; empty where it has none."""
     with _lock:
         return max((s for s in _formats if name.lower().endswith(s)), key=len, default="")
@@ -135,7 +135,7 @@ def slash_note(part: Part) -> str:
 def format_of(part: Part | str) -> Format:
     """The format of a part, by the longest registered suffix of its name."""
     name = (part if isinstance(part, Part) else Part(part)).name.lower()
-    suffix = _suffix(name)
+    suffix = suffix_of(name)
     if suffix:
         return _formats[suffix]
     if _PACKED_TAR.search(name):
