@@ -82,7 +82,7 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
         self.iterable: Any = iterable
         self.shard = flag(shard, "FromIterable: shard")
         if not self.shard:
-            self.facts |= Fact.ONE_WORLD_SIZE
+            self.facts |= Fact.ONE_WORLD_SIZE | Fact.SPLITS_ITSELF
         if type(iterable) in (list, range, tuple):
             self.facts |= Fact.IN_MEMORY
         self.reads_ahead = type(iterable) in (range, tuple)  # nobody changes these

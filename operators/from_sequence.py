@@ -177,7 +177,7 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
         self.group = ITEMS_AT_ONCE if self._several else 1
         self.draws = sampler is not None
         if sampler is not None:
-            self.facts |= Fact.ONE_WORLD_SIZE
+            self.facts |= Fact.ONE_WORLD_SIZE | Fact.SPLITS_ITSELF
         self.lacks = () if self.draws else (Resumable, Sampled)
         self.reads_ahead = sampler is None and not isinstance(dataset, LOOPS_CHANGE)
         self._drawing = Turn()

@@ -55,7 +55,7 @@ class Rounds(Source, BundleSource, Grouped, Resumable, Sampled, UserData, UserFu
         self.random_access = source.random_access
         self.reads_ahead = source.reads_ahead
         self.gives = source.gives
-        self.facts |= source.facts & (Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.IN_TRAINER)
+        self.facts |= source.facts & (Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.IN_TRAINER | Fact.SPLITS_ITSELF)
         self.lacks = tuple(each for each in Rounds.__bases__[1:] if source.can(each) is None)
         self.group = getattr(source, "group", 1)
         self._began: tuple[int, int] = (0, 0)

@@ -94,6 +94,8 @@ class Fact(Flag):
 
     ONE_WORLD_SIZE = auto()
     """A source that cannot resume an epoch of which a part was consumed at another world size."""
+    SPLITS_ITSELF = auto()
+    """A source whose items the user's own code may split by the process's rank: no other rank can continue its part."""
     IN_MEMORY = auto()
     """A source whose items are all available: none depends on what the consumer does with earlier ones."""
     INHERITS = auto()

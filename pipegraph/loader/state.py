@@ -134,6 +134,13 @@ def restored(
     if all(_is_whole(each) for each in parts.values()):
         # A whole epoch: there is nothing to deal anew.
         return Restored(*found_in, (Resume(stream=(rank, world_size)),), steps, steps)
+    for stage in plan.running:
+        if stage.source is not None and Fact.SPLITS_ITSELF in stage.source.facts:
+            raise StateError(
+                f"the state was saved with world_size={saved}, this loader runs with {world_size}, and what stage "
+                f"{stage.name!r} reads may be split by the process's rank, in code that is not pipegraph's, so that no "
+                f"other rank can continue one's part: resume with {saved}, or from the end of an epoch"
+            )
     missing = [r for r in range(saved) if f"rank{r}" not in parts]
     found = _consumed(parts, saved, first["seed"], plan)
     taken = found if isinstance(found, dict) else {}

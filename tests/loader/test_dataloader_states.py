@@ -632,6 +632,64 @@ def test_a_graphs_state_is_for_the_same_seed_of_a_distributed_sampler() -> None:
         loader.load_state_dict(state)
 
 
+class SplitByRank(data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(int(os.environ["RANK"]), 24, int(os.environ["WORLD_SIZE"])))
+
+
+def become(rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+
+
+def test_a_stream_that_splits_itself_resumes_its_epoch_with_as_many_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    become(1, 2, monkeypatch)
+    loader = pg.DataLoader(SplitByRank(), 2, collate_fn=list)
+    between = loader.state_dict()
+    next(passing := iter(loader))
+    state = loader.state_dict()
+    again = pg.DataLoader(SplitByRank(), 2, collate_fn=list)
+    again.load_state_dict(state)
+    assert flat(again) == flat(passing)
+    become(0, 1, monkeypatch)
+    again = pg.DataLoader(SplitByRank(), 2, collate_fn=list)
+    with pytest.raises(StateError, match="ranks=2 and this loader has ranks=1.*resume with ranks=2"):
+        again.load_state_dict(state)
+    again.load_state_dict(between)
+    assert flat(again) == list(range(24))
+
+
+@pytest.mark.parametrize("kind", ["stream", "sampler"])
+def test_a_graph_whose_source_splits_itself_resumes_its_epoch_with_as_many_ranks(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def graph(rank: int, world_size: int) -> pg.Graph:
+        become(rank, world_size, monkeypatch)
+        made, ops = pg.Graph("split"), pg.operators
+        sampler = data.DistributedSampler(range(24), world_size, rank)  # type: ignore[arg-type]
+        source = (
+            ops.FromIterable(SplitByRank(), shard=False)
+            if kind == "stream"
+            else ops.FromSequence(range(24), sampler=sampler)
+        )
+        made.add(source, name="rows")
+        return made
+
+    states = []
+    for rank in range(2):
+        with graph(rank, 2).loader(equal_steps=False) as loader:
+            next(iter(loader))
+            states.append(loader.state_dict())
+    for given in (states, states[0]):
+        with (
+            graph(0, 1).loader() as loader,
+            pytest.raises(StateError, match="'rows' reads may be split.* with 2"),
+        ):
+            loader.load_state_dict(given)
+
+
 def test_each_rank_has_its_own_part_of_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
     states: dict[str, Any] = {}
     for rank in range(2):

@@ -55,7 +55,7 @@ class _Batches(Source, Interchangeable):
     resume: Sequence[Any]
 
     name = "batches"
-    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.ONE_WORLD_SIZE | Fact.INHERITS
+    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.ONE_WORLD_SIZE | Fact.SPLITS_ITSELF | Fact.INHERITS
     gives = "batch"
     sent_as = "batches"
 

@@ -180,6 +180,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         options = {"batch_size": getattr(sampler, "batch_size", None), "shuffle": shuffle}
         options["num_replicas"] = replicas_of(sampler)
         options["sampler.seed"] = seed_of(sampler)
+        # A stream may split itself among the ranks, each of which has its place.
+        options["ranks"] = resolve(None, None)[1] if self._dataset_kind == _DatasetKind.Iterable else None
         shuffled = shuffle or options["num_replicas"] is not None  # else what was added is simply read too
         # What the sampler shuffles, which need not be the dataset.
         data: list[Any] = [
