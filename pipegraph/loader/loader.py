@@ -203,13 +203,16 @@ class Loader(Closing):
         """The state; ``ended``: as if the pass had run to its end."""
         rank, world_size = self._options.own()
         part = self._progress.part((rank, world_size), ended)
+        # Where any rank's part is enough there is one key for all, which other ranks find in a checkpoint of
+        # torch.distributed.checkpoint, however many had saved it.
+        key = "rank0" if self.plan.one_place else f"rank{rank}"
         return {
             "version": VERSION,
             "seed": self._runs.seed,
             "world_size": world_size,
             "digest": dict(self._digests()),
             "functions": self.plan.functions(),
-            f"rank{rank}": part,
+            key: part,
         }
 
     def _digests(self, anew: bool = False) -> dict[str, str]:

@@ -116,7 +116,7 @@ def restored(
     if any(each["world_size"] != saved or each["seed"] != first["seed"] for each in given):
         raise StateError("the states of the list are of different runs: their world_size or seed differs")
     parts = {
-        key: part
+        f"rank{part['stream'][0]}" if plan.elastic and part["stream"] else key: part
         for each in given
         for key, part in each.items()
         if key.startswith("rank") and isinstance(part, Mapping)

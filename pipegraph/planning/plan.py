@@ -150,6 +150,11 @@ class Plan:
         """Whether a state can be loaded at another world size."""
         return not self.inelastic
 
+    @property
+    def one_place(self) -> bool:
+        """Whether a rank's part of a state, taken at the same step, is every rank's."""
+        return self.elastic and all(stage.spec.skip is None for stage in self.running)
+
     def unknown_counts(self) -> list[str]:
         """Stages that make the number of chunks depend on the data."""
         names = []

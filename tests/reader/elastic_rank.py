@@ -5,6 +5,7 @@ Arguments: the job, the folder of shards, the folder for results, and the steps 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -59,24 +60,17 @@ def through_checkpoints(graph: pg.Graph, out: Path, limit: int, **where: Any) ->
     checkpoint = out / "checkpoint"
     with graph.loader(**where) as loader:
         if checkpoint.exists():
-            # The keys of all the ranks that saved, so that each part is read back.
-            saved = json.loads((out / "world.json").read_text())
-            state: dict[str, Any] = {"loader": {**loader.state_dict()}}
-            mine = next(key for key in state["loader"] if key.startswith("rank"))
-            part = state["loader"].pop(mine)
-            state["loader"] |= {f"rank{rank}": dict(part) for rank in range(saved)}
+            state: dict[str, Any] = {"loader": loader.state_dict()}
             dcp.load(state, checkpoint_id=checkpoint)
             loader.load_state_dict(state["loader"])
         found = keys(loader, limit)
         # Batches of one size: after the last step of an epoch the tail's global batch may be short.
         dcp.save({"loader": loader.state_dict()}, checkpoint_id=checkpoint)
-        if dist.get_rank() == 0:
-            (out / "world.json").write_text(str(dist.get_world_size()))
         return found
 
 
 def stateful(folder: Path, out: Path, limit: int) -> list[list[str]]:
-    """The loader itself as a ``Stateful``: saved and loaded by torch.distributed.checkpoint at one world size."""
+    """The loader itself as a ``Stateful``: saved and loaded by torch.distributed.checkpoint."""
     import torch.distributed.checkpoint as dcp
 
     graph = pg.Graph("stateful", seed=5)
@@ -88,6 +82,19 @@ def stateful(folder: Path, out: Path, limit: int) -> list[list[str]]:
         found = keys(loader, limit)
         dcp.save({"loader": loader}, checkpoint_id=out / "checkpoint")
         return found
+
+
+def sampled(folder: Path, out: Path, limit: int) -> list[list[str]]:
+    """A ``pg.DataLoader`` with a sampler that splits 60 rows: one epoch, or what is left of it, up to ``limit`` steps."""
+    import torch.distributed.checkpoint as dcp
+    from torch.utils.data import DistributedSampler
+
+    loader = pg.DataLoader(range(60), 3, sampler=DistributedSampler(range(60)))  # type: ignore[var-annotated]
+    if (out / "checkpoint").exists():
+        dcp.load({"loader": loader}, checkpoint_id=out / "checkpoint")
+    found = [[str(row) for row in batch.tolist()] for batch in itertools.islice(loader, limit or None)]
+    dcp.save({"loader": loader}, checkpoint_id=out / "checkpoint")
+    return found
 
 
 def mesh(folder: Path, out: Path, limit: int) -> list[list[str]]:
@@ -124,9 +131,14 @@ def main() -> None:
     dist.init_process_group(
         "gloo", **where, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
     )
-    found = {"elastic": elastic, "resized": resized, "mesh": mesh, "unequal": unequal, "stateful": stateful}[
-        job
-    ](folder, out, limit)
+    found = {
+        "sampled": sampled,
+        "elastic": elastic,
+        "resized": resized,
+        "mesh": mesh,
+        "unequal": unequal,
+        "stateful": stateful,
+    }[job](folder, out, limit)
     name = f"{job}-{dist.get_world_size()}-{limit}-{dist.get_rank()}.json"
     (out / name).write_text(json.dumps(found))
     dist.destroy_process_group()

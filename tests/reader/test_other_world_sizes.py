@@ -128,12 +128,11 @@ def test_without_them_it_is_an_error_that_names_the_stages():
 def test_ranks_that_stand_at_different_steps_are_an_error_unless_all_states_are_given():
     make = elastic(SOURCES["strided"], lambda: ops.Batch(3))
     states = [deliver(make, rank, 2, None, 2 + rank)[1] for rank in range(2)]
-    together = {**states[0], **states[1]}
     seen = [
         value for rank in range(2) for chunk in deliver(make, rank, 2, None, 2 + rank)[0] for value in chunk
     ]
     for rank in range(3):
-        got, _ = deliver(make, rank, 3, together, None)
+        got, _ = deliver(make, rank, 3, states, None)
         seen += [value for chunk in got for value in chunk]
     assert sorted(seen) == list(range(N))
     with pytest.raises(pg.errors.StateError, match="missing: ranks 1"):

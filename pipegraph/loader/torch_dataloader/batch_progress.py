@@ -113,15 +113,16 @@ class BatchProgress:
         self.copies[worker] = [self.copies[worker][0] + 1, where]
         self.turn = (worker + 1) % len(self.copies)
 
-    def state(self, rank: int) -> dict[str, Any]:
+    def state(self, rank: int, shared: bool) -> dict[str, Any]:
         """With a fixed set of keys; JSON where the states of the dataset and the sampler are.
 
-        A rank's part is in a tuple, which ``torch.distributed.checkpoint`` stores as one value: of a dict it would keep
-        each entry by itself, and read only those that a new loader has too.
+        What is the same on all ranks (``shared``) has one key for all, which other ranks find in a checkpoint, however
+        many had saved it. A rank's part is in a tuple, which ``torch.distributed.checkpoint`` stores as one value: of a
+        dict it would keep each entry by itself, and read only those that a new loader has too.
         """
-        part = {"batches": self.batches, "beyond": sorted(self.remaining.beyond)}
+        part = {"rank": rank, "batches": self.batches, "beyond": sorted(self.remaining.beyond)}
         part |= {name: copy.copy(getattr(self, name)) for name in KEPT}
-        return {"version": VERSION, "options": dict(self.options), f"rank{rank}": (part,)}
+        return {"version": VERSION, "options": dict(self.options), f"rank{0 if shared else rank}": (part,)}
 
     @staticmethod
     def of(state: Any, fresh: BatchProgress, rank: int) -> BatchProgress:
@@ -156,6 +157,8 @@ class BatchProgress:
         kept = state["options"]
         remaining = Remaining(part["batches"], frozenset(part["beyond"]))
         found = BatchProgress(fresh.options, remaining, **{name: copy.copy(part[name]) for name in KEPT})
+        if part["rank"] != rank:
+            found.base_seed = None  # each rank draws its own
         for name, now in fresh.options.items() if found.begun else ():
             if kept[name] != now:
                 raise StateError(

@@ -194,6 +194,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return BatchProgress(options, copies=[[0, None] for _ in range(copies)])
 
     @property
+    def _same_on_all_ranks(self) -> bool:
+        """Whether a rank's place is every rank's: a sampler splits the samples among them, by the epoch alone."""
+        sampler, alone = self._index_sampler, self.generator is not None or self.workers == "thread"
+        dealt = replicas_of(sampler) is not None and not alone and not self._copies_have_states
+        return dealt and set(random_state(sampler)) == {"epoch"}
+
+    @property
     def _copies_have_states(self) -> bool:
         """Whether each worker's copy of a map-style dataset has a state, and always reads the same."""
         in_turn = self.workers == "process" and self.in_order
@@ -261,7 +268,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """The state; ``ended``: as if the pass had run to its end."""
         rank, _ = resolve(None, None)
         if self._restored is not None:
-            return self._restored.state(rank)
+            return self._restored.state(rank, self._same_on_all_ranks)
         progress = self._progress
         indexed = self._dataset_kind == _DatasetKind.Map
         begun = progress.base_seed is not None
@@ -276,7 +283,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 progress.before["base"] = text_of(self.generator.get_state())
         elif indexed and not progress.order:  # it is drawn with the first batch
             progress = replace(progress, order=random_state(self._index_sampler))
-        return progress.state(rank)
+        return progress.state(rank, self._same_on_all_ranks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next pass delivers exactly what followed the state.
