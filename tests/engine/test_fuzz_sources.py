@@ -74,6 +74,8 @@ LISTS = st.lists(st.integers(0, 999), max_size=12)
 def test_each_pass_delivers_what_its_source_held_when_it_began(kind, epochs, prefetch, placed, size, limit):
     """Each epoch: what the loop puts in, after how many batches it leaves, whether it resumes from a state then."""
     thing = Given(kind)
+    if kind == "sequence":
+        prefetch = 1  # else the next epoch of a dataset that is no list is read ahead
 
     def build():
         graph = pg.Graph("fuzz")
