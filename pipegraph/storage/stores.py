@@ -1,4 +1,4 @@
-"""Object stores through obstore: S3-compatible, GCS, Azure, HTTP and memory.
+"""Object stores through obstore: S3-compatible, GCS, Azure, HTTP and memory; others by their `Store`.
 
 Requests run as tasks of one event loop in one thread per `StoreClient`; callers
 wait in their own threads, and `close` ends every wait.
@@ -12,17 +12,18 @@ import concurrent.futures
 import importlib
 import os
 import re
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Generic, TypeVar, final
 
 from pipegraph import concurrency
 from pipegraph.closing import Closing
-from pipegraph.errors import LoaderClosedError, StoreError, extra_module
+from pipegraph.errors import LoaderClosedError, PipegraphError, ShardError, StoreError, extra_module
 from pipegraph.forks import lock_free_after_fork
 
 from .entries import Sink
+from .other_stores import Store, opener_of
 from .parts import Part
 from .requests import Requests
 from .retries import Backoff, plain
@@ -116,6 +117,8 @@ class StoreClient(Closing):
         store, path = self._store(url)
 
         async def ask() -> ObjectInfo:
+            if isinstance(store, OtherStore):
+                return ObjectInfo(await store.size(url), "")
             async with asyncio.timeout(self._grace):
                 meta = await self._obstore.head_async(store, path)
             return ObjectInfo.of(meta)
@@ -165,6 +168,14 @@ class StoreClient(Closing):
             ]
 
         async def ask() -> list[Part]:
+            if isinstance(store, OtherStore):
+                listed = await store.list(f"{root}/{prefix}")
+                names = [(url, url[len(root) + 1 :]) for url in listed]
+                return [
+                    Part(url)
+                    for url, name in names
+                    if wanted.fullmatch(name) or name.rpartition("/")[2] in beside
+                ]
             found: list[Part] = []
             # Below `prefix` only: the rest of a pattern's folder may be long.
             batches = aiter(self._obstore.list(store, prefix=prefix or None, chunk_size=1000))
@@ -245,11 +256,20 @@ class StoreClient(Closing):
             done: concurrent.futures.Future[bytes] = concurrent.futures.Future()
             done.set_result(b"")
             return Pending(done)
+        if isinstance(store, OtherStore):
+            return Pending(self._start(self._read_other(store, url, offset, nbytes)))
         return Pending(self._start(self._requests.read(store, path, url, offset, nbytes)))
+
+    async def _read_other(self, store: OtherStore, url: str, offset: int, nbytes: int) -> bytes:
+        data = await self._requests.retried(url, nbytes, lambda: store.read(url, offset, nbytes))
+        self._count(nbytes=nbytes)
+        return data
 
     def put(self, url: str, data: bytes) -> None:
         """Write a small object, such as a manifest beside its shards."""
         store, path = self._store(url)
+        if isinstance(store, OtherStore):
+            raise StoreError(f"{safe_url(url)}: such a store is only read; write the file by other means")
         self._versions.forget(url)
 
         async def ask() -> None:
@@ -315,6 +335,14 @@ class StoreClient(Closing):
         return store, key
 
     def _make_store(self, root: str, *, for_listing: bool = False) -> Any:
+        opener = opener_of(root)
+        if opener is not None:
+            try:
+                return OtherStore(opener(root, dict(self._options)))
+            except PipegraphError:  # fsspec is not installed
+                raise
+            except Exception as error:
+                raise plain(error, root, f" (store options given: {sorted(self._options)})") from None
         make = importlib.import_module("obstore.store")
         if root.startswith("memory://"):
             with _memory_lock:  # one per name and process, as files are
@@ -333,6 +361,28 @@ class StoreClient(Closing):
             return make.from_url(root, client_options=client, retry_config={"max_retries": 0}, **options)
         except Exception as error:
             raise plain(error, root, f" (store options given: {sorted(options)})") from None
+
+
+class OtherStore:
+    """A `Store` for the client's event loop: each call in a thread, which a `close` does not wait for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def size(self, url: str) -> int:
+        return await asyncio.to_thread(self._store.size, url)
+
+    async def list(self, url: str) -> Sequence[str]:
+        return await asyncio.to_thread(lambda: [*self._store.list(url)])
+
+    async def read(self, url: str, offset: int, nbytes: int) -> bytes:
+        data = await asyncio.to_thread(self._store.read, url, offset, offset + nbytes)
+        if len(data) != nbytes:
+            raise ShardError(
+                f"{safe_url(url)}: bytes {offset}..{offset + nbytes} asked for, {len(data)} came; it is truncated or "
+                "its index belongs to another object"
+            )
+        return data
 
 
 class Pending(Generic[T]):
