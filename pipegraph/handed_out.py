@@ -5,8 +5,8 @@ These are checks of values of any class: one that behaves unlike its class is no
 
 from __future__ import annotations
 
+import logging
 import mmap
-import warnings
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +18,10 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from pipegraph.errors import GraphError, PipegraphWarning
+from pipegraph.errors import GraphError
 from pipegraph.tree import leaves
+
+log = logging.getLogger("pipegraph")
 
 
 class Results:
@@ -76,11 +78,10 @@ class Results:
         if self.left <= 0:
             return result
         if result is None and item is not None and self.left == self.CHECKED:
-            warnings.warn(
-                f"{self._whose} returned None for its first item, which goes on as None: does it end without a "
-                "return? To drop items, use ops.Filter",
-                PipegraphWarning,
-                stacklevel=2,
+            log.warning(
+                "%s returned None for its first item, which goes on as None: does it end without a return? To drop "
+                "items, use ops.Filter",
+                self._whose,
             )
         try:
             self._compare(result, item)
