@@ -115,8 +115,8 @@ class StageCounts:
         return min(1.0, ns / self.worked_ns)
 
     def rate(self, name: str) -> float:
-        """Per second while passes ran."""
-        return self.passes[name] * 1e9 / self.elapsed_ns
+        """Per second of passes, in which all is asked for that was made before or between them."""
+        return self.life[name] * 1e9 / self.elapsed_ns
 
 
 @documented

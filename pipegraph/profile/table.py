@@ -74,7 +74,7 @@ def render_html(profile: Profile) -> str:
     for name, stage in profile.stages.items():
         if stage.workers:
             rows.append([name, *(each.text(getattr(stage, field)) for field, each, _ in columns)])
-    waited = f"waited {profile.stall_s:.2f} s of {profile.elapsed_s:.1f} s"
+    waited = f"waited {profile.stall_s:.2f} s of {profile.elapsed_s:.2f} s"
     title = f"{profile.graph}: {profile.samples_per_s:,.0f} samples/s, {waited}"
     return html_table(title, rows, [conclude(profile)])
 
@@ -154,8 +154,9 @@ def _why(profile: Profile, stage: StageProfile) -> str:
         used = f"{profile.cores_used:.1f} of {profile.cores:g} are in use"
         if profile.cores_used < SATURATED * profile.cores:
             used = f"this program gets {profile.cores_used:.1f} of {profile.cores:g}, others the rest"
+        lacked = min(stage.coreless, stage.busy - min(stage.busy, stage.running or 0.0))  # beside passes too
         return (
-            f"{busy}, and no core is free: {used}, and its work waits {_share(stage.coreless)} of the time for one; "
+            f"{busy}, and no core is free: {used}, and its work waits {_share(lacked)} of the time for one; "
             "more workers do not help"
         )
     if profile.cause == "shared":
@@ -171,7 +172,7 @@ def _why(profile: Profile, stage: StageProfile) -> str:
 def _headline(profile: Profile) -> str:
     passes = f"{profile.passes} pass" + ("" if profile.passes == 1 else "es")
     head = (
-        f"profile of {shorten(profile.graph, 24)!r}: {passes}, {profile.elapsed_s:.1f} s, "
+        f"profile of {shorten(profile.graph, 24)!r}: {passes}, {profile.elapsed_s:.2f} s, "
         f"{profile.samples_per_s:,.0f} samples/s, waited {profile.stall_s:.2f} s"
     )
     if profile.first_batch_s is not None:

@@ -1,5 +1,6 @@
 """Profiles of real graphs. Planted costs are held by gates and by spinning, never judged by the clock."""
 
+import dataclasses
 import sys
 import threading
 from collections import Counter
@@ -380,3 +381,23 @@ def test_a_stage_says_why_it_has_no_use_of_more_workers_and_what_helps(add, fixe
         stage = loader.profile().stages["at"]
     assert (fixed is None and stage.fixed is None) or fixed in stage.fixed
     assert helps in stage.remedy
+
+
+def test_figures_of_a_profile_agree_with_each_other():
+    graph = pg.Graph("agrees")
+    graph.add(ops.FromSequence(range(200)), name="read").then(lambda x: x, name="same", workers=2).then(
+        ops.Batch(10)
+    )
+    with graph.loader(epochs=3) as loader:
+        for _ in range(3):
+            list(loader)
+    found = loader.profile()
+    for stage in found.stages.values():
+        assert stage.rate * found.elapsed_s == pytest.approx(stage.items)
+    assert found.stages["same"].rate == pytest.approx(found.samples_per_s)
+    assert f", {found.elapsed_s:.2f} s, " in str(found) and f"waited {found.stall_s:.2f} s" in str(found)
+    lacking = dataclasses.replace(found.stages["same"], busy=0.8, running=0.5, coreless=1.0)
+    said = dataclasses.replace(
+        found, bottleneck="same", cause="cores", stages={"same": lacking}, elapsed_s=10.0
+    ).conclusion
+    assert "no core is free" in said and "its work waits 30 % of the time for one" in said
