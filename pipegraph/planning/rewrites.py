@@ -137,11 +137,6 @@ def _plain(*stages: StagePlan) -> bool:
     return all(stage.spec.on_error == "raise" and stage.spec.ordered for stage in stages)
 
 
-def _must_stay_apart(planned: Mapping[str, StagePlan]) -> bool:
-    """Whether a cache skips stages, which needs each stage by itself."""
-    return any(stage.caches for stage in planned.values())
-
-
 def _only_reader(stage: StagePlan, planned: Mapping[str, StagePlan], output: Edge) -> bool:
     """Whether exactly one stage, and not the loader, reads from this one."""
     return len(_readers(stage.name, planned)) == 1 and output.stage != stage.name

@@ -48,11 +48,6 @@ class Horizon:
                 self._waiting.append(waiter)
             waiter.wait(self._activity)
 
-    def allows(self, epoch: int, ahead: bool) -> bool:
-        """Whether :meth:`wait_for` would return at once."""
-        with self._lock:
-            return epoch <= (self._limit if ahead else self._begun)
-
     def raise_to(self, limit: float, begun: float) -> None:
         """Let sources read up to ``limit``, and those that do not read ahead up to ``begun``."""
         with self._lock:
