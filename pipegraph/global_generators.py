@@ -16,6 +16,7 @@ not.
 
 from __future__ import annotations
 
+import _random
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
@@ -54,6 +55,7 @@ _key: Any = torch._C._parse_dispatch_key(KEY)
 _keys: Any = torch._C.DispatchKeySet(_key)
 _include = torch._C._dispatch_tls_set_dispatch_key_included
 _numpys: Any = None  # NumPy's global generator, in a worker's own process
+_PYTHONS: Any = random.seed.__self__  # type: ignore[attr-defined]  # Python's global generator
 _UNDRAWN = 624  # the place in the state of a Mersenne Twister that was just seeded
 
 
@@ -137,7 +139,8 @@ class Draws:
     def _seed_others(self, lineage: Any) -> None:
         """NumPy's and Python's global generators give this sample's numbers now. Only in a worker's own process."""
         seed = key(self._seed, self._epoch, lineage, self._stage, "process")
-        random.seed(seed >> 64)
+        _random.Random.seed(_PYTHONS, seed >> 64 & 0xFFFFFFFF)  # half the time of random.seed
+        _PYTHONS.gauss_next = None
         if isinstance(_numpys._bit_generator, np.random.MT19937):  # else the user's, which nothing seeds
             _numpys.seed(seed & 0xFFFFFFFF)
 
