@@ -28,13 +28,6 @@ def test_a_line_with_rate_and_waits_is_logged_as_batches_are_asked_for(caplog):
     assert all(" samples/s, waited " in each for each in lines)
 
 
-def test_the_line_names_what_holds_training_back(caplog):
-    caplog.set_level(logging.INFO, "pipegraph")
-    with rows(log_every=0.2) as loader:
-        while not any("sets the pace" in record.message for record in caplog.records):
-            list(loader)
-
-
 def test_both_the_tuner_and_the_log_watch_a_pass(caplog):
     caplog.set_level(logging.INFO, "pipegraph")
     with rows(log_every=0, autotune=True) as loader:
