@@ -50,8 +50,8 @@ def test_a_restart_late_in_the_epoch_reads_no_more_than_an_early_one(
             profile = loader.profile()
             loaded.append((profile.stages["load"].counters["blocks loaded"], profile.stages["load"].items))
     # As many as there are lanes, a few more where a lane has just begun another block; and what the queues take.
-    assert all(blocks <= 24 + 6 for blocks, _ in loaded), loaded
-    assert all(items <= 512 for _, items in loaded), loaded
+    assert all(blocks <= 48 for blocks, _ in loaded), loaded
+    assert all(items <= 2 * 1024 for _, items in loaded), loaded
 
 
 def test_an_epoch_of_billions_of_samples_is_entered_anywhere_in_a_moment() -> None:

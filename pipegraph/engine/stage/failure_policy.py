@@ -14,7 +14,7 @@ from pipegraph.engine.stage.budgets import exceeded, is_share
 from pipegraph.engine.stage.failure_notes import explain, log_first
 from pipegraph.engine.stage.stage_context import StageContext
 from pipegraph.engine.stage_worker import Worker
-from pipegraph.errors import BudgetError, StageTimeoutError, WorkerDiedError, described, note
+from pipegraph.errors import BudgetError, ShardError, StageTimeoutError, WorkerDiedError, described, note
 from pipegraph.global_generators import Draws, drawing
 from pipegraph.tree import copy_containers
 
@@ -167,7 +167,11 @@ class Failures:
 
     def _cannot_count(self, error: Exception) -> bool:
         """Whether a budget would take an unknown number of lost samples for one."""
-        if self.skip is None or self.skip.budget is None or not getattr(error, "uncounted", False):
+        if (
+            self.skip is None
+            or self.skip.budget is None
+            or not (isinstance(error, ShardError) and error.uncounted)
+        ):
             return False
         note(
             error,
