@@ -445,7 +445,7 @@ def test_any_draw_is_that_of_a_generator_seeded_for_the_sample(
     try:
         for x in range(36):
             number = key(3, 0, ("items", x), "draw", "process")
-            random.seed(number >> 64)
+            random.seed(number >> 64 & 0xFFFFFFFF)
             np.random.seed(number & 0xFFFFFFFF)
             assert found[x] == draw(x), x
     finally:
