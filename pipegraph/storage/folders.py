@@ -81,8 +81,8 @@ def list_files(
     loose = next((path for path in paths if "/" not in path), None)
     if loose is not None:
         raise DataError(
-            f"folder {root!r}: {loose!r} is in no class folder. Leave it out, as with pattern='*/*', or give "
-            "classes=False: samples without labels"
+            f"folder {root!r}: {loose!r} is in no class folder. Move it away, leave it out with "
+            "pattern='*/*', or give classes=False: samples without labels"
         )
     there = {each.name for each in os.scandir(root) if each.is_dir() and not each.name.startswith(".")}
     names = tuple(sorted(there)) if isinstance(classes, str | bool) else tuple(classes)
@@ -93,7 +93,7 @@ def list_files(
     if empty and not allow_empty:
         raise DataError(
             f"folder {root!r}: no file in the class folder {empty[0]!r}{matching}. If that is meant, give "
-            "allow_empty=True: the folder keeps its number"
+            "allow_empty=True: the folder keeps its number; to pack, name the files and their labels in a text file"
         )
     number = {name: index for index, name in enumerate(names)}
     labels = np.fromiter((number[path.partition("/")[0]] for path in paths), np.int64, len(paths))
