@@ -27,10 +27,9 @@ DOCUMENTS = [
     for name in (
         "README.md",
         "benchmarks/README.md",
-        "docs/devices.md",
+        "docs/memory.md",
         "docs/images.md",
         "docs/reader.md",
-        "docs/scale.md",
         "docs/schedules.md",
     )
 ]
@@ -219,37 +218,9 @@ def markdown(headers: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [headers, aligned, *rows]) + "\n"
 
 
-SHOWN_JOBS = ((1, 3), (64, 192), (2048, 6144), (4096, 10_000), (4096, 16_384))
-"""Trainers and actors of the simulated jobs that the page on scale shows."""
-
-
 def results_of(name: str) -> Any:
     path = sorted(harness.RESULTS.glob(f"????-??-??-{name}.jsonl"))[-1]
     return json.loads(path.read_text().splitlines()[-1])["results"]
-
-
-def jobs() -> str:
-    """The simulated jobs with stages on Ray."""
-    shown = (
-        case for case in results_of("ray_scale")["cases"] if (case["trainers"], case["actors"]) in SHOWN_JOBS
-    )
-    rows = [
-        [
-            f"{case['trainers']:,}",
-            f"{case['actors']:,}",
-            three_digits(case["each"]),
-            f"{case['of_ideal']:.2f}",
-            f"{100 * case['driver_busy']:.1f} %",
-            f"{float(format(case['calls_per_s'], '.3g')):,.0f}",
-            f"{case['queued_mb_each']:.0f}",
-        ]
-        for case in shown
-    ]
-    return markdown(
-        ["trainers", "actors", "per trainer", "steps without waits", "trainer's process busy", "calls/s in all",
-         "MB queued per trainer"],
-        rows,
-    )  # fmt: skip
 
 
 def interpolations() -> str:
@@ -362,7 +333,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "idle": idle,
     "gpu": gpu,
     "gpu_training": gpu_training,
-    "jobs": jobs,
     "schedules": schedules,
     "interpolations": interpolations,
     "hops": lambda: ranking("hop_cost", "A chain of trivial functions", "us", 1e6, "4", " at 4 stages"),

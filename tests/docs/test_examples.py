@@ -112,7 +112,7 @@ def test_the_examples_run_and_print_what_is_shown(document, data, capsys, monkey
 
 @pytest.mark.usefixtures("accelerator")
 def test_the_page_on_devices_runs_where_there_is_an_accelerator():
-    document = ROOT / "docs" / "devices.md"
+    document = ROOT / "docs" / "memory.md"
     exec(compile(examples(document), str(document), "exec"), {"__name__": "__main__"})
 
 
