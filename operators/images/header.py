@@ -1,8 +1,13 @@
-"""What an encoded image is, as Pillow reads it from its header: format, size, orientation; no pixel is decoded."""
+"""What an encoded image is, as Pillow reads it from its header: format, size, orientation; no pixel is decoded.
+
+Pillow needs the interpreter for 25 us per header, a walk over the segments of an ordinary JPEG for 6. The walk leaves
+what is not ordinary, and orientations, to Pillow.
+"""
 
 from __future__ import annotations
 
 import io
+import struct
 from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
@@ -32,6 +37,8 @@ class Header(NamedTuple):
         plain: whether the image is greyscale or colour of 8 bits without palette
             and alpha: what every backend decodes by itself.
         complete: whether the end marker is there; without it Pillow judges the file.
+        rows_at: where the number of rows stands in a JPEG whose rows are decoded one after the other (baseline, one
+            scan); 0 in all others.
     """
 
     format: str
@@ -41,6 +48,7 @@ class Header(NamedTuple):
     mode: str
     plain: bool
     complete: bool = True
+    rows_at: int = 0
 
     @property
     def size(self) -> tuple[int, int]:
@@ -89,8 +97,10 @@ def probe(data: bytes | bytearray | memoryview) -> Header:
         data = _bytes_of(data)
     if not data:
         raise DecodeError("the image is empty: 0 bytes")
-    file = io.BytesIO(data)
     try:
+        if data.startswith(b"\xff\xd8") and (header := _ordinary_jpeg(data)) is not None:
+            return header
+        file = io.BytesIO(data)
         image = opened(file)
         at = file.tell()
         orientation = _orientation(image, data)
@@ -120,6 +130,48 @@ def probe(data: bytes | bytearray | memoryview) -> Header:
             plain = False
     kind = "JPEG" if image.format == "MPO" else str(image.format)
     return Header(kind, image.width, image.height, orientation, image.mode, plain, complete)
+
+
+_segment = struct.Struct(">BBH").unpack_from
+_frame = struct.Struct(">BHHB").unpack_from
+_OTHER_FRAMES = {*range(0xC3, 0xD0)} - {0xC4, 0xC8, 0xCC}
+_TAGS = (b"\x01\x12", b"\x12\x01")
+
+
+def _ordinary_jpeg(data: bytes) -> Header | None:
+    """The header of a JPEG of 8 bits, grey or colour; None for all others."""
+    place, exif, turned, frame, rows_at = 2, b"", False, None, 0
+    try:
+        while True:
+            lead, marker, length = _segment(data, place)
+            body, place = place + 4, place + 2 + length
+            if lead != 0xFF or marker == 0xFF or marker in _OTHER_FRAMES:  # 0xFF: fill bytes between segments
+                return None
+            if marker == 0xDA:
+                break
+            if marker == 0xE1:
+                turned = turned or data.find(b"Orientation", body, place) >= 0
+                if data.startswith(b"Exif\0\0", body):
+                    exif += data[body + 6 : place]  # several segments are one block
+            elif 0xC0 <= marker <= 0xC2:
+                frame = _frame(data, body)
+                rows_at = body + 1 if marker < 0xC2 else 0
+        scan_channels = data[body]
+    except (struct.error, IndexError):
+        return None
+    if frame is None:
+        return None
+    bits, height, width, channels = frame
+    if bits != 8 or channels not in (1, 3) or not height or not width:
+        return None
+    check_size(width, height)
+    complete = data.rfind(b"\xff\xd9", place) >= 0  # no other marker of pixels looks like this one
+    if scan_channels != channels:
+        rows_at = 0
+    turned = turned or any(tag in exif for tag in _TAGS)
+    orientation = _orientation(opened(io.BytesIO(data)), data) if turned else 1
+    mode = "L" if channels == 1 else "RGB"
+    return Header("JPEG", width, height, orientation, mode, True, complete, rows_at)
 
 
 def _orientation(image: Any, data: bytes) -> int:

@@ -20,22 +20,6 @@ from pipegraph.operators.images.header import Header
 from pipegraph.operators.images.opencv import part_of
 
 _MARGIN_ROWS = 16
-_segment = struct.Struct(">BBH").unpack_from
-
-
-def rows_at(data: Buffer) -> int:
-    """Where a JPEG of one scan whose rows are decoded one after the other (baseline) states their number; else 0."""
-    place, rows, channels = 2, 0, 0
-    while place + 10 <= len(data):
-        lead, marker, length = _segment(data, place)
-        if lead != 0xFF or marker == 0xFF:  # garbage or fill bytes between segments
-            return 0
-        if marker == 0xDA:
-            return rows if data[place + 4] == channels else 0
-        if marker in (0xC0, 0xC1):
-            rows, channels = place + 5, data[place + 9]
-        place += 2 + length
-    return 0
 
 
 class SimplejpegRegions:
@@ -54,12 +38,12 @@ class SimplejpegRegions:
     ) -> ImageHWC | None:
         height = header.height
         last = region.top + region.height + _MARGIN_ROWS
-        if last < height and (place := rows_at(data)):
+        if header.rows_at and last < height:
             height = last
             copy = self._encoded.take(len(data))[: len(data)]
             copy[:] = np.frombuffer(data, np.uint8)
             data = copy.data
-            struct.pack_into(">H", data, place, height)
+            struct.pack_into(">H", data, header.rows_at, height)
         rows, columns = -(-height // factor), -(-header.width // factor)
         try:
             whole = self._decode_jpeg(

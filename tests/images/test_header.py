@@ -13,7 +13,6 @@ from PIL import Image
 
 from pipegraph.errors import DecodeError
 from pipegraph.operators.images.header import MAX_PIXELS, probe
-from pipegraph.operators.images.simplejpeg import rows_at
 
 
 def orientation_by_pillow(data: bytes) -> int:
@@ -73,9 +72,9 @@ def test_a_thumbnails_end_marker_does_not_count(encode, make_scene):
 
 def test_only_rows_of_baseline_jpegs_can_be_left_out(odd_files):
     baseline = odd_files["sampling-420.jpg"]
-    at = rows_at(baseline)
+    at = probe(baseline).rows_at
     assert struct.unpack_from(">H", baseline, at) == (93,)
-    assert rows_at(odd_files["progressive.jpg"]) == 0
+    assert probe(odd_files["progressive.jpg"]).rows_at == 0
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ def test_what_is_not_an_image_is_refused_saying_why(data, message):
 
 def test_a_header_that_announces_a_bomb_is_refused(odd_files):
     data = bytearray(odd_files["sampling-420.jpg"])
-    struct.pack_into(">HH", data, rows_at(data), 65535, 65535)
+    struct.pack_into(">HH", data, probe(data).rows_at, 65535, 65535)
     with pytest.raises(DecodeError, match="4294836225 pixels"):
         probe(data)
     ihdr = b"IHDR" + struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
