@@ -7,7 +7,9 @@ All threads of a process share these generators, the training loop's included. S
   out-of-tree code, included in these threads only. It has kernels for the operators that take a generator, and falls
   through for all others: code that does not draw pays nothing, and the training thread is not affected.
 * In a worker's process, where nothing else draws, NumPy's and Python's generators are seeded alike for each sample. In
-  threads that is impossible.
+  threads that is impossible. Seeding takes longer than many a function; so once ``UNDRAWN`` rows in a row have drawn
+  nothing, only the first row of a bundle is seeded, the states are watched, and a row that draws after all is done
+  again with its own seed: the worker ends the call before it, and the trainer calls again from there.
 
 Torch's generators are seeded at a sample's first draw. Torch's functions of seeds and states (``torch.manual_seed``,
 ``torch.random.fork_rng``) mean the current sample's generator too, in these threads only; those of a device's module do
@@ -17,6 +19,7 @@ not.
 from __future__ import annotations
 
 import _random
+import ctypes
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
@@ -56,19 +59,29 @@ _keys: Any = torch._C.DispatchKeySet(_key)
 _include = torch._C._dispatch_tls_set_dispatch_key_included
 _numpys: Any = None  # NumPy's global generator, in a worker's own process
 _PYTHONS: Any = random.seed.__self__  # type: ignore[attr-defined]  # Python's global generator
-_UNDRAWN = 624  # the place in the state of a Mersenne Twister that was just seeded
+_states: tuple[Any, Any, Any] | None = (
+    None  # of both as 32-bit words, and NumPy's bit generator, which owns its own
+)
+_watched: tuple[Draws, Any] | None = None  # whose rows are not seeded, and the marks before them
+
+UNDRAWN = 1000
+"""Rows without a draw after which rows are watched: a function that draws for one row in a hundred is seeded always."""
 
 
 class DrawnForSeveral(Exception):
     """Random numbers were drawn in a call for several samples: read them one by one, so that each draws its own."""
 
 
+class DrewUnseededError(Exception):
+    """A row that was not seeded has drawn, and must be done again."""
+
+
 class Draws:
     """The generators of one operator copy, keyed by the current sample. Made in ``open``; used by one worker."""
 
     __slots__ = (
-        "_begun", "_epoch", "_first", "_generators", "_given", "_lineages", "_made", "_row", "_seed",
-        "_stage", "drew",
+        "_begun", "_epoch", "_first", "_generators", "_given", "_lineages", "_made", "_marks", "_row", "_seed",
+        "_stage", "_undrawn", "drew",
     )  # fmt: skip
 
     def __init__(self, seed: int = 0, stage: str = "") -> None:
@@ -82,6 +95,8 @@ class Draws:
         self._begun: set[torch.device] = set()
         self._given: int | None = None  # the seed that the user's code has set for the rest of the sample
         self.drew = False  # numbers that no seed of the user's gave
+        self._marks: Any = None
+        self._undrawn = 0  # rows since the last that drew from NumPy's or Python's generator
 
     def one(self, epoch: int, lineage: Any) -> None:
         """Make this the current sample of the calling thread (or task)."""
@@ -111,9 +126,23 @@ class Draws:
         return rest if _numpys is None else self._seeding_others(rest, start)
 
     def _seeding_others(self, items: Iterable[T], start: int) -> Iterator[T]:
+        global _watched
+        _watched = None
         for row, item in enumerate(items, start):
-            self._seed_others(self._lineages[row])
-            yield item
+            if _watched is None:
+                self._seed_others(self._lineages[row])
+                marks = _marks()
+                yield item
+                self._undrawn = self._undrawn + 1 if _marks() == marks else 0
+                if self._undrawn >= UNDRAWN:
+                    _watched = self, marks
+            else:
+                yield item
+                if _marks() != marks:
+                    assert self._made is not None
+                    del self._made[row - self._first :]
+                    raise DrewUnseededError
+        _watched = None
 
     def several(self) -> None:
         """Work on several samples in one call: a draw in it raises :class:`DrawnForSeveral`, or is found by
@@ -124,13 +153,11 @@ class Draws:
         _current.set(self)
         if _numpys is not None:
             self._seed_others(None)
+            self._marks = _marks()
 
     def drew_for_several(self) -> bool:
         """Whether the call drew from NumPy's or Python's generator."""
-        if _numpys is None:
-            return False
-        numpys: dict[str, Any] = _numpys.get_state(legacy=False)["state"]
-        return bool(random.getstate()[1][-1] != _UNDRAWN or numpys.get("pos", _UNDRAWN) != _UNDRAWN)
+        return _numpys is not None and _marks() != self._marks
 
     def over(self) -> None:
         """The rows are done: drop the references to them."""
@@ -252,8 +279,31 @@ def enter_worker(seed: int, stage: str) -> None:
 
 def own_process() -> None:
     """Declare this process a worker's: NumPy's and Python's generators then give each sample's own numbers."""
-    global _numpys
+    global _numpys, _states
     _numpys = np.random.rand.__self__  # type: ignore[attr-defined]
+    bits, words = _numpys._bit_generator, ctypes.c_uint32 * 625
+    python = words.from_address(id(_PYTHONS) + object.__basicsize__)  # its place, and 624 words
+    if isinstance(bits, np.random.MT19937) and [*python[1:], python[0]] == list(random.getstate()[1]):
+        numpy = words.from_address(bits.ctypes.state_address)  # 624 words, and its place
+        _states = memoryview(python).cast("B").cast("I"), memoryview(numpy).cast("B").cast("I"), bits
+
+
+def _marks() -> Any:
+    """What is another once somebody has drawn from NumPy's or Python's generator, or has seeded it."""
+    if _states is None or _numpys._bit_generator is not _states[2]:
+        return random.getstate(), repr(_numpys.get_state(legacy=False))
+    python, numpy, _ = _states
+    return python[0], python[1], numpy[624], numpy[0]
+
+
+def drew_unseeded() -> bool:
+    """Whether the call that has just failed drew in a row that was not seeded: the row is to be done again."""
+    global _watched
+    watched, _watched = _watched, None
+    if watched is None or _marks() == watched[1]:
+        return False
+    watched[0]._undrawn = 0
+    return True
 
 
 def install() -> None:

@@ -23,7 +23,7 @@ from pipegraph.contracts import Context, Drawn, Fact, Regroup
 from pipegraph.engine.remote.contract import NOTHING as NOTHING
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.stage.bundle_size import LONG_NS
-from pipegraph.global_generators import Draws, drawing
+from pipegraph.global_generators import Draws, drawing, drew_unseeded
 from pipegraph.parameters import chunks_of
 from pipegraph.tree import buffers
 
@@ -149,7 +149,7 @@ class ProcessWorker:
             return None, Carried(error)
 
     def work(self, bundle: Bundle, start: int, stop: int) -> tuple[Any, Carried | None]:
-        """Do rows of a bundle: ``(results, the error that ended it)``."""
+        """Do rows of a bundle: ``(results, the error that ended it)``; a row without either is asked for again."""
         rows = bundle if stop == len(bundle.lineages) else bundle.part(0, stop)
         return self._do(start, lambda made: self._operator.work_into(made, rows, start))
 
@@ -165,7 +165,7 @@ class ProcessWorker:
         try:
             work(made)
         except BaseException as error:
-            return list(made), Carried(error)
+            return list(made), None if drew_unseeded() else Carried(error)
         return self._packed(made), None
 
     def _read(self, made: list[Any], places: list[Any]) -> None:
