@@ -60,8 +60,9 @@ class ListFiles(OrderedSource):
         order: decides which file is at which position.
         shuffle: whether the files are shuffled in each epoch; by default they are not.
         allow_empty: whether a class folder may have no files.
-        table: a CSV file with a header, or its rows as mappings: only the files that it names are samples, and its
-            other columns are their fields. Columns of whole numbers become int, of other numbers float.
+        table: a CSV file with a header, a table of pyarrow, pandas or polars, or rows as mappings: only the files
+            that it names are samples, and its other columns are their fields. In a CSV file columns of whole numbers
+            become int, of other numbers float.
         on: the table's column with the path of a file below `root`, with or without its extension.
 
     Raises:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pipegraph.errors import DataError, shown
 from pipegraph.storage.folders import FileList
 
-Table = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
-"""A CSV file with a header, or its rows as mappings, such as ``frame.to_dict("records")``."""
+Table = Any
+"""A CSV file with a header, a table of pyarrow, pandas or polars, or rows as mappings."""
 
 
 def with_table(files: FileList, table: Table, on: str) -> FileList:
@@ -23,10 +23,11 @@ def with_table(files: FileList, table: Table, on: str) -> FileList:
     Raises:
         DataError: there is no such column, or a row names no file, several, or one that another row named.
     """
-    rows = _read(table) if isinstance(table, str | os.PathLike) else list(table)
+    is_csv = isinstance(table, str | os.PathLike)
+    rows = _read(table) if is_csv else _rows(table)
     if not rows or on not in rows[0]:
         found = ", ".join(map(repr, rows[0])) if rows else "no rows"
-        raise DataError(f"ListFiles: table={shown(table)} has no column on={on!r}; there are {found}")
+        raise DataError(f"ListFiles: the table has no column on={on!r}; there are {found}")
     by_name: dict[str, list[int]] = {}
     for index, path in enumerate(files.paths):
         for name in {path, os.path.splitext(path)[0]}:
@@ -41,7 +42,9 @@ def with_table(files: FileList, table: Table, on: str) -> FileList:
                 f"ListFiles: row {number} of the table names {name!r}, folder {files.root!r}: {why}"
             )
         places[here[0]] = None
-    columns = {name: _typed([row[name] for row in rows]) for name in rows[0] if name != on}
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name != on}
+    if is_csv:
+        columns = {name: _typed(values) for name, values in columns.items()}
     return FileList(files.root, tuple(files.paths[place] for place in places), columns=columns)
 
 
@@ -60,11 +63,18 @@ def _read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _typed(values: list[Any]) -> list[Any]:
-    """Texts as numbers where all of them are."""
-    for kind in (int, float):
+def _rows(table: Any) -> list[Mapping[str, Any]]:
+    for each in ("to_dicts", "to_pylist"):  # of polars, of pyarrow
+        if hasattr(table, each):
+            return list(getattr(table, each)())
+    return list(table.to_dict("records") if hasattr(table, "iloc") else table)
+
+
+def _typed(values: list[str]) -> list[Any]:
+    """Texts as numbers where all of them are; int() takes 1_000 too."""
+    for kind in (int, float) if not any("_" in value for value in values) else ():
         try:
-            return [kind(value) if isinstance(value, str) else value for value in values]
+            return [kind(value) for value in values]
         except ValueError:
             continue
     return values

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pandas
+import pyarrow
 import pytest
 
 import pipegraph as pg
@@ -82,7 +84,11 @@ def test_a_table_names_the_files_and_their_fields(tmp_path):
         ("a.jpg", 1, 1.0, "2y"),
     ]
     rows = [{"file": "c.jpg", "label": 7}]
-    assert [each["label"] for each in samples(root, table=rows, on="file")] == [7]
+    frames = [pandas.DataFrame(rows), pyarrow.Table.from_pylist(rows)]
+    for each in (rows, *frames):
+        assert [found["label"] for found in samples(root, table=each, on="file")] == [7]
+    table.write_text("file,site\na,1_23\nc,12_3\n")  # int() takes both for 123
+    assert [each["site"] for each in samples(root, table=table, on="file")] == ["1_23", "12_3"]
 
 
 @pytest.mark.parametrize(

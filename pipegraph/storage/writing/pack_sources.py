@@ -20,7 +20,7 @@ from pipegraph.storage.beside import refuse_missing
 from pipegraph.storage.folders import is_beside, list_files
 from pipegraph.storage.formats import format_of, is_unread, known_suffixes
 from pipegraph.storage.formats.folder_columns import FolderColumns
-from pipegraph.storage.formats.tar import split_key
+from pipegraph.storage.formats.tar import split_key, whole_number
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.local import LocalParts, PartFile
 from pipegraph.storage.manifest import Manifest
@@ -138,12 +138,10 @@ class FilesSource(PackSource):
                 if not name.strip():
                     continue
                 names.append(os.path.normpath(name))
-                try:
-                    labels.append(int(label) if tab else None)
-                except ValueError:
-                    raise DataError(
-                        f"{path}, line {number}: a label is a whole number, got {label!r}"
-                    ) from None
+                whole = whole_number(label.encode(errors="surrogateescape")) if tab else None
+                if tab and whole is None:
+                    raise DataError(f"{path}, line {number}: a label is a whole number, got {label!r}")
+                labels.append(whole)
         if not names:
             raise DataError(f"{path}: a list of files, one per line, but it names none")
         if len({label is None for label in labels}) > 1:
