@@ -245,17 +245,6 @@ def test_a_resource_that_no_node_has_is_refused():
         next(iter(loader))
 
 
-def test_neighbouring_stages_share_their_actors():
-    graph = pipeline(lambda x: {"x": x, "first": os.getpid()})
-    graph["work"].then(lambda s: {**s, "second": os.getpid()}, name="more", workers=2, backend="ray")
-    assert "more: its work is done in the actors of 'work'" in str(graph.plan())
-    with graph.loader() as loader:
-        found = list(loader)
-        assert [sample["x"] for sample in found] == list(range(20))
-        assert all(sample["first"] == sample["second"] for sample in found)
-        assert loader.profile().stages["more"].items == 20
-
-
 def test_actors_that_decode_batches_read_the_files(tmp_path):
     cv2 = pytest.importorskip("cv2")
     for number in range(10):

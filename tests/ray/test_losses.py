@@ -127,7 +127,7 @@ def test_actors_that_end_with_their_nodes_as_they_start_are_no_reason_to_give_up
         raise Died(ends.pop(0), -1, "")
 
     monkeypatch.setattr(ActorHost, "_start", start)
-    host = ActorHost({}, [Context("work")], (), None, None)
+    host = ActorHost({}, Context("work"), (), None, None)
     with pytest.raises(Died, match="its worker process has died., each time that it was started"):
         host.start()
     assert not ends

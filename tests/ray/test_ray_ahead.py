@@ -173,7 +173,7 @@ def host_of(monkeypatch):
         monkeypatch.setattr(
             actor_host.ray, "remote", lambda **_: lambda kind: SimpleNamespace(remote=lambda key: next(there))
         )
-        host = ActorHost({}, [Context("work")], (), timeout_s, SimpleNamespace(alive=True))
+        host = ActorHost({}, Context("work"), (), timeout_s, SimpleNamespace(alive=True))
         host.ahead = lambda: queue.pop(0) if queue else None
         made.append(host)
         host.start()
@@ -190,9 +190,9 @@ FIRST, SECOND = ("work", ["a"], 0, 1), ("work", ["b"], 0, 1)
 def test_an_answer_on_its_way_is_waited_for_while_the_next_call_is_overdue(host_of):
     def then_it_comes(actor):
         actor.give(1, "first")
-        return 2, 0, 9.0, 0, "in hang"
+        return 2, 0, 9.0, "in hang"
 
-    actor = Answers([(2, 0, 9.0, 0, "in hang"), then_it_comes, (2, 3, 9.0, 0, "in hang")])
+    actor = Answers([(2, 0, 9.0, "in hang"), then_it_comes, (2, 3, 9.0, "in hang")])
     host = host_of(actor, following=[SECOND])
     assert host.call(*FIRST) == "first"
     assert len(actor.calls) == 2
@@ -205,14 +205,14 @@ def test_an_answer_on_its_way_is_waited_for_while_the_next_call_is_overdue(host_
 def test_a_call_that_has_not_begun_is_not_overdue(host_of):
     def then_it_comes(actor):
         actor.give(1, "first")
-        return 1, -1, 9.0, 0, ""
+        return 1, -1, 9.0, ""
 
-    actor = Answers([(0, -1, 9.0, 0, ""), then_it_comes])
+    actor = Answers([(0, -1, 9.0, ""), then_it_comes])
     assert host_of(actor).call(*FIRST) == "first"
 
 
 def test_a_call_behind_one_that_hangs_is_not_blamed(host_of):
-    actor = Answers([(2, 0, 9.0, 0, "in hang")])
+    actor = Answers([(2, 0, 9.0, "in hang")])
     host = host_of(actor, following=[SECOND])
     calls = iter(["first"])
 
