@@ -49,7 +49,7 @@ NOT_WITHOUT_GIL = ("first example", "demo")
 
 SHOWN = ("torch", "numpy", "pyarrow", "obstore", "opencv-python-headless", "Pillow")
 TESTS = (
-    "tests/engine/test_runtime.py",
+    "tests/engine/test_crew.py",
     "tests/engine/test_resume.py",
     "tests/engine/test_failures.py",
     "tests/engine/test_randomness.py",

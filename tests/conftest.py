@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import programs as programs_of_tests
 import pytest
 
+from pipegraph.engine.crew import Crew
 from pipegraph.engine.process import zygote
-from pipegraph.engine.runtime import Runtime
 from pipegraph.storage import formats
 from pipegraph.testing import no_leaks as no_leaks
 
@@ -26,7 +26,7 @@ for name in [each for each in os.environ if each.lower().endswith("_proxy")]:
 
 # Where many tests share the machine, a thread may stand for longer than a close waits for it: its warning would be an
 # error of a test that says nothing of it.
-Runtime.close.__defaults__ = (30.0,)
+Crew.close.__defaults__ = (30.0,)
 
 pytest_plugins = ["object_store", "accelerators"]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import Any
 
 from pipegraph import concurrency
@@ -13,15 +14,33 @@ from pipegraph.engine.meter import Meter
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.tracing import Tracer
-from pipegraph.planning.plan import Plan, StagePlan
+from pipegraph.planning.plan import Plan
 from pipegraph.stopping import Stopping
 
 
-class LoaderContext(ABC):
+@dataclass(eq=False, repr=False)
+class WorkerTime:
+    """The number of a stage's workers that take part, and their total time in it."""
+
+    workers: int
+    since_ns: int
+    total_ns: int = 0
+
+    def until(self, now_ns: int) -> int:
+        """Worker-nanoseconds until now."""
+        return self.total_ns + self.workers * (now_ns - self.since_ns)
+
+    def change(self, workers: int) -> None:
+        """Set the number of workers."""
+        now = perf_counter_ns()
+        self.total_ns, self.since_ns, self.workers = self.until(now), now, workers
+
+
+class LoaderContext:
     """See the module docstring.
 
     Attributes:
-        workers: by stage, the current workers.
+        workers: by stage, from the request for their thread until their operator is closed.
         meters: by stage, those of all its workers so far; kept after ``close``.
         readers: by random-access source, the copy that gives its positions.
         grown: by stage, the capacity of queues that had to grow.
@@ -40,6 +59,7 @@ class LoaderContext(ABC):
         self.tracer = Tracer()
         self.workers: dict[str, list[Worker]] = {}
         self.meters: dict[str, list[Meter]] = {}
+        self._times: dict[str, WorkerTime] = {}  # of tuned stages
         self.readers: dict[str, Source] = {}
         self.grown: dict[str, int] = {}
         self.capacities: dict[str, int] = {}
@@ -54,21 +74,17 @@ class LoaderContext(ABC):
 
             self._device = current_device()
 
-    @abstractmethod
-    def make_operator(self, stage: StagePlan, index: int) -> Any:
-        """The operator of one worker: a copy, or a proxy for one in another process."""
+    # -- workers -------------------------------------------------------------------------------
 
-    @abstractmethod
-    def open_operator(self, stage: str, worker: Worker) -> None:
-        """Open a worker's operator, in its own thread."""
+    def taking_part(self, stage: str) -> int:
+        """How many workers of a stage take part now."""
+        return self._times[stage].workers if stage in self._times else self.plan.stages[stage].workers
 
-    @abstractmethod
-    def close_operators(self, stage: str, opened: Worker | Source) -> None:
-        """Close a worker's operators, or a source, once each; errors become warnings at the end."""
+    def worked_ns(self, stage: str, now_ns: int) -> int:
+        """A counter of worker-nanoseconds; only its growth has a meaning."""
+        return self._times[stage].until(now_ns) if stage in self._times else self.taking_part(stage) * now_ns
 
-    @abstractmethod
-    def serve(self, stage: StagePlan, worker: Worker, seen: int) -> None:
-        """Work in every run after number ``seen``, until this is closed or the worker is to leave."""
+    # -- queues --------------------------------------------------------------------------------
 
     def capacity(self, stage: str) -> int:
         """Capacity of a stage's queues: planned or set since, and grown by Parks' rule."""

@@ -16,7 +16,6 @@ from pipegraph import concurrency
 from pipegraph.durations import Durations
 from pipegraph.engine.loader_context import LoaderContext
 from pipegraph.engine.run import Run
-from pipegraph.engine.staffing import Staffing
 from pipegraph.machine import cores, scheduled
 from pipegraph.totals import COUNTERS, Totals, growth
 
@@ -46,11 +45,10 @@ def _queues_of(run: Run) -> dict[Edge, QueueLook]:
 
 
 class PassTotals:
-    """The totals of one runtime. Thread-safe."""
+    """The totals of one crew. Thread-safe."""
 
-    def __init__(self, loader: LoaderContext, staffing: Staffing) -> None:
+    def __init__(self, loader: LoaderContext) -> None:
         self._loader = loader
-        self._staffing = staffing
         self._lock = concurrency.Lock()
         self._total: Totals = Counter()
         self._interval: Interval | None = None
@@ -113,7 +111,7 @@ class PassTotals:
                 passes=passes,
                 durations=durations,
                 counters={name: dict(found) for name, found in list(loader.counters.items())},
-                workers={name: self._staffing.workers(name) for name in loader.meters},
+                workers={name: loader.taking_part(name) for name in loader.meters},
                 grown=dict(loader.grown),
                 queues=self._queues,
                 cores=cores(),
@@ -131,7 +129,7 @@ class PassTotals:
         found["process", ""] = process_time_ns()
         for stage in list(self._loader.meters):
             found["busy_ns", stage] += found["in_work_ns", stage]  # a hanging stage is busy
-            found["worked", stage] = self._staffing.worked_ns(stage, now_ns)
+            found["worked", stage] = self._loader.worked_ns(stage, now_ns)
         for name, running in run.stages.items():
             since, drawn = running.draws_since_ns, running.drawing_ns
             found["drawing", name] = drawn + (max(0, now_ns - since) if since else 0)
@@ -159,7 +157,7 @@ class PassTotals:
         process_bytes = 0
         for name, workers in loader.workers.items():
             if loader.plan.stages[name].backend.measurable:
-                for pid in [worker.operator.pid for worker in workers]:
+                for pid in [worker.operator.pid for worker in workers if worker.ready]:
                     ran, waited = (pid and scheduled(pid)) or (0, 0)
                     found["child_ns", name] += ran
                     found["coreless_ns", name] += waited

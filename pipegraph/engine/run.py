@@ -1,6 +1,6 @@
 """One run: channels, memory account and stages for consecutive epochs, and the way out of a stall.
 
-The behaviour contract is at the head of ``runtime``, which starts and ends runs.
+The behaviour contract is at the head of ``crew``, which starts and ends runs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Run:
         return self.stages[source].restart.step
 
     def positions_of(self, source: str, steps: range, epoch: int) -> Iterable[int]:
-        """The positions of a source's steps, to be asked once; none once the runtime is closed."""
+        """The positions of a source's steps, to be asked once; none once the crew is closed."""
         noted = self.stages[source].read_positions.take(epoch, steps)
         if len(noted) == len(steps):
             return noted

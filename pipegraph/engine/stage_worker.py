@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pipegraph import concurrency
 from pipegraph.engine.meter import Meter
+
+if TYPE_CHECKING:
+    from pipegraph.engine.run import Run
 
 
 @dataclass(eq=False, repr=False)
 class Worker:
-    """A worker of a stage: its opened copy of the operator and its counters.
+    """A worker of a stage.
 
     Attributes:
         meter: its counters.
+        ticket: of the item that it has taken.
+        ready: whether it takes part: its operator is open, and it has not begun to leave.
+        late: whether it joined after the loader had started.
+        leaves: whether it ends after its current unit of work.
+        thread: None for that of an inline stage.
+        run: the run that its thread is in.
+        initial: the state with which a stateful operator starts each epoch.
     """
 
     index: int
     operator: Any
     meter: Meter = field(default_factory=Meter)
     ticket: int = 0
-    opened: bool = False
+    ready: bool = False
+    late: bool = False
     leaves: bool = False
-    """Whether the worker ends after its current unit of work."""
+    thread: concurrency.Thread | None = None
+    run: Run | None = None
     initial: Any = None
-    """The state with which a stateful operator starts each epoch."""

@@ -14,9 +14,9 @@ from pipegraph import concurrency
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.crew import Crew
 from pipegraph.engine.pass_totals import Interval
 from pipegraph.engine.run import Run
-from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.errors import LoaderClosedError, PipegraphWarning, as_raised
 from pipegraph.loader.place import RowsInDelivery
@@ -69,15 +69,15 @@ class Pass:
         loader: object,
         turn: concurrency.RLock,
         runs: Runs,
-        runtime: Runtime,
+        crew: Crew,
         run: Run,
         interval: Interval,
         whole: bool,
         observers: Sequence[Callable[[int], None]],
     ) -> None:
         self._loader = loader  # keeps the loader alive: its finalizer ends the threads
-        self._runtime = runtime
-        self.own = (runtime.rank, runtime.world_size)
+        self._crew = crew
+        self.own = (crew.rank, crew.world_size)
         self._run = run
         self._interval = interval
         self._progress = progress = runs.progress
@@ -270,7 +270,7 @@ class Pass:
 
     def _finish(self) -> NoReturn:
         self._move(PassState.FINISHED)
-        self._runtime.pass_totals.end()
+        self._crew.pass_totals.end()
         self._progress.pass_finished(self._place)
         raise StopIteration
 
@@ -289,12 +289,12 @@ class Pass:
 
     def _take_over(self) -> None:
         """This part of the epoch is delivered: continue with the next one taken over from another rank."""
-        place, runtime = self._progress.following(self._place, self.own), self._runtime
-        runtime.pass_totals.end()
-        runtime.end_run()  # its workers may still write into the ledger
-        runtime.ledger.begin()
-        run = self._run = runtime.start_run(self.epoch, self.epoch, place.resume())
-        self._interval = runtime.pass_totals.begin(run)
+        place, crew = self._progress.following(self._place, self.own), self._crew
+        crew.pass_totals.end()
+        crew.end_run()  # its workers may still write into the ledger
+        crew.ledger.begin()
+        run = self._run = crew.start_run(self.epoch, self.epoch, place.resume())
+        self._interval = crew.pass_totals.begin(run)
         self._progress.enter(place, run)
         self._place = place
         self._get, self._release = run.terminal.get, run.account.release
@@ -315,7 +315,7 @@ class Pass:
     def _fail(self, why: str, failed: bool = False) -> None:
         self._progress.broken(failed)
         self._run.cancel()
-        self._runtime.pass_totals.end()
+        self._crew.pass_totals.end()
         self.end(why)  # last: if this is interrupted, it is done again
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

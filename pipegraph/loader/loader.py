@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from pipegraph import concurrency, forks
 from pipegraph.chunk import Chunk
 from pipegraph.closing import Closing
-from pipegraph.engine.runtime import Runtime
+from pipegraph.engine.crew import Crew
 from pipegraph.engine.tracing import Events, Tracer
 from pipegraph.errors import GraphError, NeverStops, PipegraphWarning
 from pipegraph.graph import Graph, Node
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 class Observer(Protocol):
     """Watches the passes of a loader, in the training loop's thread. Refers to the loader weakly at most."""
 
-    def begins(self, loader: Any, staffing: Any) -> None:
+    def begins(self, loader: Any, crew: Any) -> None:
         """A pass begins, with these workers."""
 
     def asked(self, items: int) -> None:
@@ -78,7 +78,7 @@ class Loader(Closing):
 
             self._observers.append(LogLines(options.log_every))
         self._turn = concurrency.RLock()  # who begins a pass or takes the next chunk
-        self._left_behind: Runtime | None = None  # of the process that forked this one
+        self._left_behind: Crew | None = None  # of the process that forked this one
         forks.notify(self)
 
     # -- passes --------------------------------------------------------------------------------
@@ -143,30 +143,30 @@ class Loader(Closing):
             self._warn_of_dropping(place, 4)
             if old is not None:
                 old.end("a new pass over the loader has begun")
-            runtime = runs.start(self)
-            runtime.pass_totals.end()  # before the run may be cancelled, which ends its waits
-            run = runs.run_from(place, runtime)
+            crew = runs.start(self)
+            crew.pass_totals.end()  # before the run may be cancelled, which ends its waits
+            run = runs.run_from(place, crew)
             # Known before a signal handler may ask for it, and behind the start, in which sources look for their data
             # so that a close ends the search.
             with suppress(Exception):  # the caller gets the error
                 self._digests(anew=True)  # a state names the length that the data has now
                 if not progress.started_ns and self._options.equal_steps is None:
-                    warn_of_unequal(self.plan, place, runtime.world_size, runs.seed)
+                    warn_of_unequal(self.plan, place, crew.world_size, runs.seed)
             runs.compare_data(place)
-            interval = runtime.pass_totals.begin(run)
+            interval = crew.pass_totals.begin(run)
             progress.pass_begins(place, run)
             if not progress.started_ns:
                 progress.started_ns = started
             for observer in self._observers:
-                observer.begins(self, runtime.staffing)
+                observer.begins(self, crew)
             observers = [observer.asked for observer in self._observers]
-            current = Pass(self, self._turn, runs, runtime, run, interval, whole, observers)
+            current = Pass(self, self._turn, runs, crew, run, interval, whole, observers)
             self._pass = weakref.ref(current)
             return current
 
     @property
-    def _runtime(self) -> Runtime | None:
-        return self._runs.runtime
+    def _crew(self) -> Crew | None:
+        return self._runs.crew
 
     @property
     def _tracer(self) -> Tracer:
@@ -268,15 +268,15 @@ class Loader(Closing):
 
     def _measure(self) -> Measured:
         """All that was counted so far, for profiles and the tuner."""
-        runtime, progress = self._runtime, self._progress
-        if runtime is None:
+        crew, progress = self._crew, self._progress
+        if crew is None:
             from pipegraph.measured import Measured
 
             return Measured()
         first_ns = progress.first_batch_ns
         first_s = (first_ns - progress.started_ns) / 1e9 if first_ns else None
         waits = progress.waits.durations()
-        return runtime.pass_totals.measure(*progress.totals, waits, first_s, progress.in_pass())
+        return crew.pass_totals.measure(*progress.totals, waits, first_s, progress.in_pass())
 
     def _trace(self, on: bool) -> tuple[Events, dict[int | None, str]]:
         """Trace from now on, or no more; returns the events since then and the names of the workers' threads.
@@ -289,11 +289,11 @@ class Loader(Closing):
         self._tracer.on = False
         events = self._tracer.take()
         self._tracer.on = on
-        return events, {} if self._runtime is None else self._runtime.threads.names()
+        return events, {} if self._crew is None else self._crew.threads.names()
 
     def _show_ranges(self, on: bool) -> None:
         """Stages are ranges in torch.profiler from now on, or no more."""
-        if on and self._runtime is not None:
+        if on and self._crew is not None:
             raise GraphError(
                 "record: ranges=True begins before the loader's first pass: its workers are open already"
             )
@@ -359,20 +359,20 @@ class Loader(Closing):
     def _forked(self) -> None:
         """In a child that the process has forked: a thread that held one of our locks is not here to release it.
 
-        A loader that has started stays with its threads in the parent. Nothing of its runtime is touched here, nor
+        A loader that has started stays with its threads in the parent. Nothing of its crew is touched here, nor
         freed; its profile is the parent's to give.
         """
         runs = self._runs
         self._turn = concurrency.RLock()
         runs.ledger.forked()
-        if runs.runtime is None:
+        if runs.crew is None:
             return
         runs.closed = runs.closed or "this loader runs in the process that forked this one"
         running = self._running()
         if running is not None:
             running.end("its threads stayed in the process that forked this one")
             running.turn = self._turn
-        self._left_behind, runs.runtime = runs.runtime, None
+        self._left_behind, runs.crew = runs.crew, None
         runs.detach()
 
     def __reduce__(self) -> Any:

@@ -1,4 +1,4 @@
-"""The runtime of a loader, which its first pass starts, and its runs, which a pass continues or replaces."""
+"""The crew of a loader, which its first pass starts, and its runs, which a pass continues or replaces."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pipegraph import concurrency
 from pipegraph.capabilities import functions_of
 from pipegraph.engine.activity import Cancelled
+from pipegraph.engine.crew import Crew
 from pipegraph.engine.run import Run
-from pipegraph.engine.runtime import Runtime
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.tracing import Tracer
 from pipegraph.errors import LoaderClosedError, PipegraphWarning
@@ -48,19 +48,19 @@ class Runs:
         self.progress = Progress(plan, self.ledger)
         self.group: Any = None
         self.same_data: SameData | None = None
-        self.runtime: Runtime | None = None
+        self.crew: Crew | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
 
-    def start(self, loader: object) -> Runtime:
-        """The runtime, made if there is none; it ends when the loader is garbage-collected.
+    def start(self, loader: object) -> Crew:
+        """The crew, made if there is none; it ends when the loader is garbage-collected.
 
         Raises:
             LoaderClosedError: the loader was closed meanwhile.
         """
-        if self.runtime is not None and self.runtime.half_started and not self.closed:  # interrupted before
-            self.runtime.close()
-            self.runtime = None
-        if self.runtime is None:
+        if self.crew is not None and self.crew.half_started and not self.closed:  # interrupted before
+            self.crew.close()
+            self.crew = None
+        if self.crew is None:
             options = self.options
             rank, world_size = options.own()
             if options.equal_steps is None:
@@ -79,19 +79,19 @@ class Runs:
                 asked = options.rank, options.world_size, options.mesh
                 self.same_data = same_data(self.plan, rank, world_size, asked, waits)
             limit = options.memory_limit or max(1, available_memory() // 2)
-            runtime = Runtime(self.plan, limit, self.seed, rank, world_size)
-            runtime.ledger = self.ledger
-            runtime.tracer = self.tracer
-            self.runtime = runtime
-            # Holds the runtime, never the loader: dropping the last reference to the loader ends its threads.
-            self._finalizer = weakref.finalize(loader, _finalize, runtime)
-        # Looked at once the runtime is there: a close() before that has not seen it, one from now on will.
+            crew = Crew(self.plan, limit, self.seed, rank, world_size)
+            crew.ledger = self.ledger
+            crew.tracer = self.tracer
+            self.crew = crew
+            # Holds the crew, never the loader: dropping the last reference to the loader ends its threads.
+            self._finalizer = weakref.finalize(loader, _finalize, crew)
+        # Looked at once the crew is there: a close() before that has not seen it, one from now on will.
         self.refuse_closed()
-        return self.runtime
+        return self.crew
 
-    def run_from(self, place: Place, runtime: Runtime) -> Run:
+    def run_from(self, place: Place, crew: Crew) -> Run:
         """The run there is, where it continues with this place by itself; else another."""
-        epoch, run = place.epoch, runtime.run
+        epoch, run = place.epoch, crew.run
         epochs = self.options.epochs
         horizon = inf if epochs is None else max(epoch, epochs - 1)
         progress = self.progress
@@ -101,7 +101,7 @@ class Runs:
             return run
         delivered = progress.idle or not progress.untouched
         try:
-            runtime.end_run()  # its workers may still write into the ledger
+            crew.end_run()  # its workers may still write into the ledger
             progress.broken(failed=False)
             progress.rest_at(place)  # first: a state of the pass before needs what the ledger now forgets
             self.ledger.begin(delivered)
@@ -110,7 +110,7 @@ class Runs:
             elif place.nothing:
                 horizon = epoch - 1  # nothing is read
             progress.read_from(place)
-            return runtime.start_run(epoch, horizon, place.resume())
+            return crew.start_run(epoch, horizon, place.resume())
         except Cancelled:
             self.close()
             self.refuse_closed()
@@ -118,8 +118,8 @@ class Runs:
         except BaseException as error:
             if isinstance(error, Exception):
                 self.close()
-            elif runtime.half_started:  # Ctrl-C: the next pass starts another
-                runtime.close()
+            elif crew.half_started:  # Ctrl-C: the next pass starts another
+                crew.close()
             raise
 
     def compare_data(self, place: Place) -> None:
@@ -133,13 +133,13 @@ class Runs:
             raise
 
     def rest(self, seed: int | None) -> None:
-        """End the run, and the runtime too if its workers were opened with another seed."""
-        if self.runtime is not None and self.seed != seed:
-            self.runtime.close()
-            self.runtime = None
+        """End the run, and the crew too if its workers were opened with another seed."""
+        if self.crew is not None and self.seed != seed:
+            self.crew.close()
+            self.crew = None
         self.seed = seed
-        if self.runtime is not None:
-            self.runtime.end_run()  # its workers may still write into the ledger
+        if self.crew is not None:
+            self.crew.end_run()  # its workers may still write into the ledger
 
     def refuse_closed(self) -> None:
         if self.closed:
@@ -148,13 +148,13 @@ class Runs:
     def close(self) -> None:
         """End all threads; what was measured stays."""
         self.closed = self.closed or "this loader is closed"
-        if self.runtime is not None:
-            self.runtime.pass_totals.end()
-            self.runtime.close()
+        if self.crew is not None:
+            self.crew.pass_totals.end()
+            self.crew.close()
             self.detach()
 
     def detach(self) -> None:
-        """Leave the runtime to itself when the loader goes."""
+        """Leave the crew to itself when the loader goes."""
         if self._finalizer is not None:
             self._finalizer.detach()
 
@@ -174,15 +174,15 @@ def warn_of_unsaved(plan: Plan) -> None:
                 )
 
 
-def _finalize(runtime: Runtime) -> None:
+def _finalize(crew: Crew) -> None:
     """End the threads of a loader that was collected, or whose interpreter exits."""
     if concurrency.current_thread() is concurrency.main_thread():
-        runtime.close()
+        crew.close()
     elif not sys.is_finalizing():
         # The garbage collector may run in any thread, even in a worker of ours that holds one of our locks.
-        concurrency.start_new_thread(_close_elsewhere, (runtime,))
+        concurrency.start_new_thread(_close_elsewhere, (crew,))
 
 
-def _close_elsewhere(runtime: Runtime) -> None:
+def _close_elsewhere(crew: Crew) -> None:
     # From a thread made by ``threading``: joining in any other would leave a dummy thread object there.
-    concurrency.Thread(target=runtime.close, name="pipegraph-closer", daemon=True).start()
+    concurrency.Thread(target=crew.close, name="pipegraph-closer", daemon=True).start()

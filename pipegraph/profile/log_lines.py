@@ -22,7 +22,7 @@ class LogLines:
         self._last: Profile | None = None
         self._due = 0.0
 
-    def begins(self, loader: Watched, staffing: object) -> None:
+    def begins(self, loader: Watched, crew: object) -> None:
         """A pass begins. Rates continue, for only the time in passes counts."""
         if self._last is None:
             self._loader = weakref.proxy(loader)

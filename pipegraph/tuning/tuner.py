@@ -34,7 +34,7 @@ logger = logging.getLogger("pipegraph")
 
 
 class Resizable(Protocol):
-    """The running stages; ``Staffing`` documents the methods."""
+    """The running stages; ``Crew`` documents the methods."""
 
     def settled(self) -> bool: ...
     def refused(self) -> Mapping[str, BaseException]: ...
@@ -52,7 +52,7 @@ class Tuner:
         self._search = Search(sizes)
         self._current = sizes
         self._loader: Any = None
-        self._staffing: Resizable | None = None
+        self._crew: Resizable | None = None
         self._before: Profile | None = None
         self._due = self._settles_at = 0.0
         self._began = 0.0
@@ -65,11 +65,11 @@ class Tuner:
         """What was decided so far. Thread-safe."""
         return self._search.tuning
 
-    def begins(self, loader: Watched, staffing: Resizable) -> None:
+    def begins(self, loader: Watched, crew: Resizable) -> None:
         """A pass begins. The window continues, for only the time in passes counts."""
         self._loader = weakref.proxy(loader)
-        if staffing is not self._staffing:
-            self._staffing = staffing
+        if crew is not self._crew:
+            self._crew = crew
             self._apply(self._current, force=True)
         self._settles_at = max(self._settles_at, perf_counter() + SETTLE_S)
 
@@ -85,13 +85,13 @@ class Tuner:
             logger.exception("autotune: stopped by an error of its own; sizes stay as they are")
 
     def _look(self, now: float, items: int) -> None:
-        loader, staffing = self._loader, self._staffing
-        assert staffing is not None
+        loader, crew = self._loader, self._crew
+        assert crew is not None
         if self._before is None:
             # Queues that were filled with other sizes, or workers that are still to come, tell of neither.
-            for name, error in staffing.refused().items():
+            for name, error in crew.refused().items():
                 self._refused[name] = f"{type(error).__name__}: {error}"
-            if now >= self._settles_at and items and (staffing.settled() or self._refused):
+            if now >= self._settles_at and items and (crew.settled() or self._refused):
                 self._before = loader.profile()
                 self._due = now + WINDOW_S
                 self._began, self._least = now, items + WINDOW_ITEMS
@@ -109,15 +109,15 @@ class Tuner:
         A step only raises or only lowers, and the next waits until everybody has come and gone: together they never
         exceed what was allowed.
         """
-        staffing = self._staffing
-        assert staffing is not None
+        crew = self._crew
+        assert crew is not None
         for name, size in sizes.items():
             if force or size.capacity != self._current[name].capacity:
-                staffing.set_capacity(name, size.capacity)
+                crew.set_capacity(name, size.capacity)
             if "workers" in self._tuned[name].tuned and (
                 force or size.workers != self._current[name].workers
             ):
-                staffing.resize(name, size.workers)
+                crew.resize(name, size.workers)
         if sizes != self._current:
             self._settles_at = perf_counter() + SETTLE_S
             self._due = self._settles_at

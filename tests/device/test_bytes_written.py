@@ -97,7 +97,7 @@ def test_1000_batches_take_no_more_slabs_than_can_be_in_use_at_once():
         for step, _ in enumerate(loader):
             if step == 1_000:
                 break
-            wait_until(loader._runtime.run.terminal, lambda stats: stats.putters_waiting == 1)
+            wait_until(loader._crew.run.terminal, lambda stats: stats.putters_waiting == 1)
         found = {name: stage.counters for name, stage in loader.profile().stages.items()}
     # Two in the queue, one opened by each worker, one on its way into the queue and one out of it, three that copies
     # under way read, and one for jitter.

@@ -40,8 +40,8 @@ def expected(label: torch.Tensor) -> torch.Tensor:
 
 
 def slabs_made(loader: pg.Loader, stage: str) -> int:
-    assert loader._runtime is not None
-    return loader._runtime.counters[stage].get("slabs_made", 0)
+    assert loader._crew is not None
+    return loader._crew.counters[stage].get("slabs_made", 0)
 
 
 @pytest.fixture

@@ -300,7 +300,7 @@ def test_a_queue_never_holds_more_rows_than_its_capacity_and_memory_is_given_bac
     with graph.loader() as loader:
         passing = iter(loader)
         next(passing)
-        run = loader._runtime.run
+        run = loader._crew.run
         channel = run.channels["batch", 0]
         wait_until(channel, lambda stats: stats.putters_waiting == 1)
         assert channel.stats().depth <= 8
@@ -315,7 +315,7 @@ def test_rows_larger_than_their_share_of_the_limit_do_not_travel_together(long_b
     with graph.loader(memory_limit="2MB") as loader:
         assert len(list(loader)) == 10
         assert (
-            loader._runtime.run.account.peak <= 3_200_000
+            loader._crew.run.account.peak <= 3_200_000
         )  # with what is being worked on: an open batch, a row, a batch
 
 

@@ -114,9 +114,7 @@ def test_a_close_from_another_thread_leaves_the_generator_to_whoever_drives_it(n
         try:
             yield 0
             inside.set()
-            assert loader._runtime.stopping.wait(
-                30
-            )  # the consumer's thread is in here while the loader closes
+            assert loader._crew.stopping.wait(30)  # the consumer's thread is in here while the loader closes
             closer.join(30)
             assert opened.open == 1
             yield 1

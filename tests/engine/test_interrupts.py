@@ -9,7 +9,7 @@ from lines import before_lines
 
 import pipegraph as pg
 from pipegraph import global_generators, operators as ops
-from pipegraph.engine import runtime
+from pipegraph.engine import crew
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -80,7 +80,7 @@ class Stuck(logging.Handler):
 
 @pytest.fixture
 def nothing_hangs(monkeypatch):
-    monkeypatch.setattr(runtime, "GRACE_S", 60.0)  # on a busy machine a worker's thread may stand for seconds
+    monkeypatch.setattr(crew, "GRACE_S", 60.0)  # on a busy machine a worker's thread may stand for seconds
     log, handler = logging.getLogger("pipegraph"), Stuck()
     log.addHandler(handler)
     yield

@@ -101,7 +101,7 @@ def test_a_state_costs_the_same_however_many_failures_lie_ahead_of_it():
     with make(work, 3010, on_error=pg.Skip()).loader() as loader:
         items = iter(loader)
         next(items)
-        wait_until(loader._runtime.run.terminal, lambda stats: stats.puts >= 4)
+        wait_until(loader._crew.run.terminal, lambda stats: stats.puts >= 4)
         assert len(passed) >= 3000  # far ahead of what was delivered
         assert steps_of(loader.state_dict) < 1000
         assert loader.state_dict()["rank0"]["ledger"][1] == []

@@ -43,7 +43,7 @@ def whole(graph, limit, epochs=1):
         for _ in range(epochs):
             for _ in loader:
                 pass
-        run = loader._runtime.run
+        run = loader._crew.run
         wait_until_empty(run)
         return run.account.peak
 
@@ -58,7 +58,7 @@ def test_what_waits_in_queues_stays_within_the_limit_and_what_is_worked_on_comes
     with graph.loader(memory_limit=30 * KB) as loader:
         passing = iter(loader)
         next(passing)
-        run = loader._runtime.run
+        run = loader._crew.run
         wait_until(run.terminal, lambda stats: stats.putters_waiting == workers)
         wait_until(run.channels["copy", 0], lambda stats: stats.putters_waiting == workers)
         queued = sum(channel.stats().nbytes for channel in run.channels.values())
@@ -155,7 +155,7 @@ def test_queues_hold_at_most_their_capacity_while_the_consumer_is_slow():
     with graph.loader() as loader:
         items = iter(loader)
         next(items)
-        run = loader._runtime.run
+        run = loader._crew.run
         (source_queue,), (terminal,) = run.stages["source"].outboxes[0], run.stages["map"].outboxes[0]
         wait_until(terminal, lambda s: s.depth > 4 or s.putters_waiting == 3)  # no worker can take more now
         wait_until(source_queue, lambda s: s.depth > 5 or s.putters_waiting == 1)
@@ -217,7 +217,7 @@ def test_states_of_iterators_count_and_stay_within_a_part_of_the_limit(batch):
         items = iter(loader)
         for _ in range(100):
             next(items)
-        run = loader._runtime.run
+        run = loader._crew.run
         found = sum(len(s["held"]) for _, step, s, _ in run.snapshots["fromiterable"]._taken if step)
         assert 50 * KB <= found <= 1000 * KB // 8
         assert run.account.peak >= 50 * KB

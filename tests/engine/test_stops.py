@@ -169,7 +169,7 @@ def test_user_code_that_does_not_return_is_named_with_its_stack_and_abandoned():
     iter(loader)
     assert inside.wait(20)
     (stuck,) = [t for t in threading.enumerate() if "stubborn" in t.name]
-    runtime = loader._runtime
+    runtime = loader._crew
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         runtime.close(0.01)  # on a loaded machine the source's worker may take longer, too
@@ -253,8 +253,8 @@ def python(programs):
 def test_ctrl_c_reaches_the_training_loop_and_everything_ends(waits, python):
     code, out, err = python(
         f"""
-        import pipegraph.engine.runtime
-        pipegraph.engine.runtime.Runtime.close.__defaults__ = (0.2,)
+        import pipegraph.engine.crew
+        pipegraph.engine.crew.Crew.close.__defaults__ = (0.2,)
         warnings.simplefilter("ignore", pg.errors.StuckWorker)
         work = {waits}
         with graph(work).loader(epochs=None) as loader:
@@ -315,8 +315,8 @@ def test_the_interpreter_exits_with_a_loader_that_nobody_closed(python):
 def test_the_interpreters_exit_does_not_wait_for_stuck_user_code(python):
     code, out, err = python(
         """
-        import pipegraph.engine.runtime
-        pipegraph.engine.runtime.Runtime.close.__defaults__ = (0.2,)
+        import pipegraph.engine.crew
+        pipegraph.engine.crew.Crew.close.__defaults__ = (0.2,)
         warnings.simplefilter("default")
         inside = threading.Event()
 

@@ -8,8 +8,8 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.engine import runtime
-from pipegraph.engine.worker_threads import WorkerThreads
+from pipegraph.engine import crew
+from pipegraph.engine.threads import Threads
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -93,25 +93,25 @@ def test_a_close_that_was_interrupted_is_finished_by_the_next():
     graph.add(ops.FromIterable(range(3))).then(Slow(), workers=2).then(Slow(), backend="inline")
     loader = graph.loader()
     list(loader)
-    joined = WorkerThreads._joined
+    joined = Threads._joined
 
     def interrupted(self, thread, deadline):
-        WorkerThreads._joined = joined
+        Threads._joined = joined
         raise KeyboardInterrupt
 
-    WorkerThreads._joined = interrupted
+    Threads._joined = interrupted
     try:
         with pytest.raises(KeyboardInterrupt):
             loader.close()
     finally:
-        WorkerThreads._joined = joined
+        Threads._joined = joined
     loader.close()
     assert len(closed) == 3
 
 
 def test_a_close_that_is_interrupted_while_a_worker_runs_leaves_that_worker_to_the_next(monkeypatch):
     waits, returns = threading.Event(), threading.Event()
-    joined = WorkerThreads._joined
+    joined = Threads._joined
 
     def joining(self, thread, deadline):
         waits.set()
@@ -124,7 +124,7 @@ def test_a_close_that_is_interrupted_while_a_worker_runs_leaves_that_worker_to_t
             returns.wait()
         return x
 
-    monkeypatch.setattr(WorkerThreads, "_joined", joining)
+    monkeypatch.setattr(Threads, "_joined", joining)
     graph = pg.Graph("g")
     graph.add(ops.FromIterable(range(3))).then(work)
     loader = graph.loader()
@@ -140,7 +140,7 @@ def test_a_close_that_is_interrupted_while_a_worker_runs_leaves_that_worker_to_t
 
 
 def test_a_pass_that_waits_for_a_function_of_the_one_before_says_so(caplog, monkeypatch):
-    monkeypatch.setattr(runtime, "GRACE_S", 0.0)
+    monkeypatch.setattr(crew, "GRACE_S", 0.0)
     inside = threading.Event()
 
     class Resume(threading.Event):

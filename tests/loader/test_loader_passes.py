@@ -618,7 +618,7 @@ def test_a_run_that_ended_early_leaves_no_restored_position_behind(batched, betw
                 passing = iter(loader)
             assert list(passing) == list(range(1000))
         else:
-            loader._runtime.end_run()
+            loader._crew.end_run()
             assert list(loader) == list(range(301, 1000))
         assert list(loader) == list(range(1000))
 

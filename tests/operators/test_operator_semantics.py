@@ -268,7 +268,7 @@ def test_branches_that_meet_at_different_rates_let_the_smallest_full_queue_grow(
     graph.add(ops.Zip(), batches, source.then(lambda x: x, name="direct", capacity=2))
     with graph.loader() as loader:
         assert [single for _, single in loader] == [0, 1, 2]
-        grown = loader._runtime.grown
+        grown = loader._crew.grown
         assert set(grown) == {"direct"}  # the one that the fan-in leaves waiting
         assert 200 < grown["direct"] <= 300
 
@@ -313,7 +313,7 @@ def test_an_output_that_nobody_reads_is_dropped_and_counted():
     route[1].then(lambda x: x, name="one")
     with graph.loader() as loader:
         assert list(loader) == [1, 4, 7]
-        assert sum(meter.dropped for meter in loader._runtime.meters["route"]) == 6
+        assert sum(meter.dropped for meter in loader._crew.meters["route"]) == 6
 
 
 def test_a_branch_of_a_route_may_be_read_alone_beside_its_merge():
@@ -373,9 +373,9 @@ def test_in_completion_order_a_stage_runs_only_a_window_ahead_of_its_oldest_item
         items = iter(loader)
         early = [next(items) for _ in range(4 * (2 + 3) - 1)]
         assert sorted(early) == list(range(1, 20))
-        channel = next(iter(loader._runtime.run.channels.values()))
+        channel = next(iter(loader._crew.run.channels.values()))
         wait_until(channel, lambda s: s.getters_waiting == 1)  # the other worker waits for the window
-        assert loader._runtime.run.terminal.stats().depth == 0
+        assert loader._crew.run.terminal.stats().depth == 0
         gate.release_all()
         assert sorted([*early, *items]) == list(range(1000))
 

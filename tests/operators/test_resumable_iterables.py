@@ -364,12 +364,12 @@ def test_epochs_cut_short_draw_from_a_generator_alike_everywhere(way: str, repla
 
 def end_its_process(loader: Any) -> None:
     """Between two passes."""
-    loader._runtime.end_run()
+    loader._crew.end_run()
     kill_its_process(loader)
 
 
 def kill_its_process(loader: Any) -> None:
-    [worker] = loader._runtime.workers["numbers"]
+    [worker] = loader._crew.workers["numbers"]
     ended = os.pidfd_open(worker.operator.pid)
     os.kill(worker.operator.pid, signal.SIGKILL)
     select.select([ended], [], [])

@@ -26,7 +26,7 @@ def delivered(graph, **options):
 
 
 def hosts(loader):
-    return [worker.operator._host for worker in loader._runtime.workers["work"]]
+    return [worker.operator._host for worker in loader._crew.workers["work"]]
 
 
 @pytest.fixture

@@ -282,7 +282,7 @@ def test_memory_that_runs_out_in_a_process_is_the_samples_error():
 
 
 def workers_of(loader):
-    return [worker.operator._host.pid for worker in loader._runtime.workers["work"]]
+    return [worker.operator._host.pid for worker in loader._crew.workers["work"]]
 
 
 def test_processes_that_are_killed_at_any_moment_lose_nothing():

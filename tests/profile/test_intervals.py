@@ -53,7 +53,7 @@ def test_percentiles_and_channels_are_in_the_profile():
     never = threading.Event()
 
     def work(x):
-        wait_until(loader._runtime.run.terminal, lambda stats: stats.getters_waiting == 1)
+        wait_until(loader._crew.run.terminal, lambda stats: stats.getters_waiting == 1)
         never.wait(0.004)  # from here on the consumer waits, too
         return x
 

@@ -310,7 +310,7 @@ def test_a_run_of_no_length_blames_nobody():
     graph.add(ops.FromIterable([1]))
     with graph.loader() as loader:
         list(loader)
-        totals = loader._runtime.pass_totals
+        totals = loader._crew.pass_totals
         totals._total["elapsed", ""] = 1000
         assert loader.profile().bottleneck == "consumer" and "too briefly" in loader.profile().conclusion
 

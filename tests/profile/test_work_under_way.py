@@ -55,7 +55,7 @@ def until(channel, condition):
 
 def until_each_waits(loader, **gets):
     """Wait until each stage, in order, and then the training loop, has taken so many items and waits for more."""
-    run = loader._runtime.run
+    run = loader._crew.run
     for name, taken in gets.items():
         channel = run.terminal if name == "training" else run.channels[name, 0]
         until(channel, lambda stats, taken=taken: stats.gets == taken and stats.getters_waiting == 1)
@@ -96,7 +96,7 @@ def test_a_worker_that_waits_to_skip_its_sample_does_not_work_meanwhile(clock):
     with graph.loader() as loader:
         running = Pass(loader)
         assert entered.acquire(timeout=60) and entered.acquire(timeout=60)
-        until(loader._runtime.threads.run.channels["", 0], lambda stats: stats.putters_waiting == 1)
+        until(loader._crew.run.channels["", 0], lambda stats: stats.putters_waiting == 1)
         clock.moves(10)
         under_way = loader.profile().stages["parse"]
         gate.set()

@@ -85,7 +85,7 @@ def test_a_shutdown_ends_a_consumer_that_waits_for_an_item(connect, tmp_path):
         passing = iter(loader)
         consumer = threading.Thread(target=consume)
         consumer.start()
-        wait_until(loader._runtime.run.terminal, lambda stats: stats.getters_waiting == 1)
+        wait_until(loader._crew.run.terminal, lambda stats: stats.getters_waiting == 1)
         ray.shutdown()
         consumer.join()
         assert found

@@ -81,7 +81,7 @@ def with_kills(cluster, kills, items):
             if number in moments:  # the stages work on meanwhile
                 states.append((len(found), json.dumps(loader.state_dict())))
                 replace_node(cluster, nodes)
-        deaths = sum(worker.operator._host.deaths for worker in loader._runtime.workers["work"])
+        deaths = sum(worker.operator._host.deaths for worker in loader._crew.workers["work"])
     return tuple(found), states, deaths
 
 

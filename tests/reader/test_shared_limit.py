@@ -25,7 +25,7 @@ def looked_at(loader: pg.Loader) -> tuple[int, BlockReader, list[int]]:
     """What chunks may take, the reader, and the bytes of both together at every batch of a pass."""
     together: list[int] = []
     for _ in loader:
-        runtime = loader._runtime
+        runtime = loader._crew
         assert runtime is not None
         assert runtime.run is not None
         reading = runtime._shared["load", "reading"]

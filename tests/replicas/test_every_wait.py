@@ -142,7 +142,7 @@ def copied_batches() -> None:
 
         def next_is_copied(weight: torch.Tensor) -> None:
             goes.release()
-            wait_until(loader._runtime.run.terminal, lambda stats: stats.depth > 0)
+            wait_until(loader._crew.run.terminal, lambda stats: stats.depth > 0)
 
         # The last that the backward makes: the inputs are not needed any more.
         executor.module.weight.register_post_accumulate_grad_hook(next_is_copied)

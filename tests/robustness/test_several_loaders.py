@@ -73,8 +73,8 @@ def test_loaders_tell_a_sampler_of_their_epochs_and_draw_in_turn() -> None:
         assert list(one) == list(range(10))
         assert list(other) == list(range(30, 40))
         for loader in (one, other):  # their workers' copies wait for the same turn
-            assert loader._runtime is not None
-            assert loader._runtime.readers["fromsequence"]._drawing is source._drawing  # type: ignore[attr-defined]
+            assert loader._crew is not None
+            assert loader._crew.readers["fromsequence"]._drawing is source._drawing  # type: ignore[attr-defined]
     assert held == [("set_epoch", True), ("draw", True)] * 2
 
 
@@ -90,9 +90,9 @@ def test_an_endless_sampler_is_drawn_from_without_keeping_the_draws() -> None:
     with graph.loader() as loader:
         for _ in itertools.islice(loader, 300):
             pass
-        assert loader._runtime is not None
-        sources = [w.operator for w in loader._runtime.workers["fromsequence"]]
-        for source in [*sources, *loader._runtime.readers.values()]:
+        assert loader._crew is not None
+        sources = [w.operator for w in loader._crew.workers["fromsequence"]]
+        for source in [*sources, *loader._crew.readers.values()]:
             held = [value for value in vars(source).values() if isinstance(value, dict | list)]
             assert all(value is NUMBERS or not value for value in held)
 

@@ -128,7 +128,7 @@ def test_a_forked_child_waits_for_no_lock_that_a_thread_of_the_parent_holds(ask:
     with graph.loader() as loader:
         passing = iter(loader)
         head = [next(passing) for _ in range(10)]
-        run = loader._runtime.run  # type: ignore[union-attr]
+        run = loader._crew.run  # type: ignore[union-attr]
         # No worker holds one of the locks and wants another: that thread would take them in another order.
         wait_until(run.terminal, lambda stats: stats.putters_waiting == 2)  # type: ignore[union-attr]
         locks = list({id(lock): lock for lock in locks_of(loader, set())}.values())

@@ -141,8 +141,8 @@ class Watch:
 
     tuning = Tuning()
 
-    def begins(self, loader, staffing):
-        self.staffing = staffing
+    def begins(self, loader, crew):
+        self.crew = crew
 
     def asked(self, items):
         pass
@@ -166,7 +166,7 @@ def test_workers_that_join_in_the_middle_of_a_pass_take_their_share():
     with loader:
         items = iter(loader)
         assert gate.wait_until_waiting(1) == [0]
-        watch.staffing.resize("gate", 4)
+        watch.crew.resize("gate", 4)
         assert gate.wait_until_waiting(4) == [0, 1, 2, 3]
         gate.release_position(3, 2, 1)
         gate.wait_until_waiting(4)
@@ -183,13 +183,13 @@ def test_a_worker_that_is_to_leave_finishes_its_item_and_closes_its_operator():
     loader, watch = watched(graph)
     with loader:
         items = iter(loader)
-        watch.staffing.resize("ways", 3)
+        watch.crew.resize("ways", 3)
         ways.wait_for("open", 3)
-        watch.staffing.resize("gate", 3)
+        watch.crew.resize("gate", 3)
         gate.wait_until_waiting(3)
-        watch.staffing.resize("gate", 1)
-        watch.staffing.resize("ways", 1)
-        assert watch.staffing.count("gate") == 3  # nobody has left: each has an item in work
+        watch.crew.resize("gate", 1)
+        watch.crew.resize("ways", 1)
+        assert watch.crew.count("gate") == 3  # nobody has left: each has an item in work
         gate.release_all()
         assert list(range(40)) == list(items)
         ways.wait_for("open", 1)
@@ -204,14 +204,14 @@ def test_a_worker_that_cannot_be_opened_is_said_and_the_pass_continues():
     loader, watch = watched(graph)
     with loader:
         items = iter(loader)
-        watch.staffing.resize("ways", 2)
-        runtime = loader._runtime
-        assert runtime.threads.wait_until(lambda: watch.staffing._refused, 30)
+        watch.crew.resize("ways", 2)
+        runtime = loader._crew
+        assert runtime.threads.wait_until(lambda: watch.crew._refused, 30)
         assert list(range(40)) == list(items)
-        refused = watch.staffing.refused()
+        refused = watch.crew.refused()
         assert "no more of these" in str(refused["ways"])
-        assert watch.staffing.count("ways") == 1
-        assert watch.staffing.settled()
+        assert watch.crew.count("ways") == 1
+        assert watch.crew.settled()
 
 
 @pytest.mark.parametrize("how", ["close", "break"])
@@ -265,12 +265,12 @@ def test_a_worker_that_waits_for_an_item_leaves_at_once():
     loader, watch = watched(graph)
     with loader:
         items = iter(loader)
-        watch.staffing.resize("ways", 4)
+        watch.crew.resize("ways", 4)
         ways.wait_for("open", 4)
-        wait_until(loader._runtime.run.channels["ways", 0], lambda stats: stats.getters_waiting == 4)
-        watch.staffing.resize("ways", 1)
+        wait_until(loader._crew.run.channels["ways", 0], lambda stats: stats.getters_waiting == 4)
+        watch.crew.resize("ways", 1)
         ways.wait_for("open", 1)
-        assert watch.staffing.workers("ways") == 1
+        assert watch.crew.taking_part("ways") == 1
         gate.release_all()
         assert list(range(40)) == list(items)
 
@@ -286,12 +286,12 @@ def test_a_leaving_worker_that_drives_an_inline_stage_does_not_end_it():
         items = iter(loader)
         hold.release_position(0)
         gate.wait_until_waiting(1)  # the first worker has an item
-        watch.staffing.resize("gate", 2)
-        into_even = loader._runtime.run.channels["even", 0]
+        watch.crew.resize("gate", 2)
+        into_even = loader._crew.run.channels["even", 0]
         wait_until(
             into_even, lambda stats: stats.gets == 1 and stats.getters_waiting == 1
         )  # the second drives
-        watch.staffing.resize("gate", 1)
+        watch.crew.resize("gate", 1)
         hold.release_position(1)  # it is dropped: the driver looks for another, and finds none
         wait_until(into_even, lambda stats: stats.gets == 2 and stats.getters_waiting == 1)
         hold.release_all()
@@ -304,7 +304,7 @@ def test_a_worker_that_joins_while_a_stall_is_looked_into_ends_the_stall():
     loader, _ = watched(graph)
     with loader:
         iter(loader)
-        run = loader._runtime.run
+        run = loader._crew.run
         run.activity = Activity()  # of a run in which everybody waits
         look = run._grow_or_explain
 

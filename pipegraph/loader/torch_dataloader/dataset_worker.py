@@ -131,9 +131,9 @@ class WorkerProcess:
     @staticmethod
     def all_of(loader: Loader) -> list[WorkerProcess]:
         """Those of a running pipeline."""
-        runtime = loader._runtime
-        assert runtime is not None
-        operators = [worker.operator for workers in runtime.workers.values() for worker in workers]
+        crew = loader._crew
+        assert crew is not None
+        operators = [worker.operator for workers in crew.workers.values() for worker in workers]
         return [WorkerProcess(pid) for each in operators if (pid := getattr(each, "pid", None)) is not None]
 
     def is_alive(self) -> bool:

@@ -25,21 +25,21 @@ class RandomSizes:
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
         self._stages: list[Any] = []
-        self._staffing: Any = None
+        self._crew: Any = None
 
-    def begins(self, loader: Any, staffing: Resizable) -> None:
+    def begins(self, loader: Any, crew: Resizable) -> None:
         """A pass begins."""
         self._stages = [stage for stage in loader.plan.running if stage.tuned]
-        self._staffing = staffing
+        self._crew = crew
 
     def asked(self, items: int) -> None:
         """Before a chunk is taken."""
-        staffing, draw, stages = self._staffing, self._random, self._stages
+        crew, draw, stages = self._crew, self._random, self._stages
         if stages:
             stage = draw.choice(stages)
             if "workers" in stage.tuned:
-                staffing.resize(stage.name, draw.randint(1, MAX_WORKERS))
-            staffing.set_capacity(stage.name, draw.randint(1, 2 * stage.capacity))
+                crew.resize(stage.name, draw.randint(1, MAX_WORKERS))
+            crew.set_capacity(stage.name, draw.randint(1, 2 * stage.capacity))
 
 
 def resized_loader(graph: Graph, output: Any = None, seed: int = 0, **options: Any) -> Loader:

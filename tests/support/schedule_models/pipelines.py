@@ -483,12 +483,12 @@ class Sizes:
 
     def __init__(self, draw: Any) -> None:
         self._draw = draw
-        self._staffing: Any = None
+        self._crew: Any = None
 
-    def begins(self, loader: Any, staffing: Any) -> None:
-        self._staffing = staffing
+    def begins(self, loader: Any, crew: Any) -> None:
+        self._crew = crew
 
     def asked(self, items: int) -> None:
         stage = self._draw.choice(["map", "last"])
-        self._staffing.resize(stage, self._draw.randrange(1, 4))
-        self._staffing.set_capacity(stage, self._draw.randrange(1, 4))
+        self._crew.resize(stage, self._draw.randrange(1, 4))
+        self._crew.set_capacity(stage, self._draw.randrange(1, 4))

@@ -13,7 +13,7 @@ from typing import Any
 from scheduler.lines import with_points
 from scheduler.model import Model
 
-from pipegraph.engine import activity, channel, contents, reorder, worker_threads
+from pipegraph.engine import activity, channel, contents, crew, reorder
 from pipegraph.engine.stage import epoch_limit, sender
 from pipegraph.reader import block_reader
 from schedule_models.pipelines import Completion, ThreeStages
@@ -98,9 +98,9 @@ FAULTS = (
     ),
     Fault(
         "a flag is read before the lock is taken",
-        worker_threads.WorkerThreads._await_next,
-        "        self.wait_until(lambda: self.run_number != seen or self.closed",
-        "        closed = self.closed\n        self.wait_until(lambda: self.run_number != seen or closed",
+        crew.Crew._await_run,
+        "        self.threads.wait_until(lambda: worker.run is not None or self._ended(worker))",
+        "        ended = self._ended(worker)\n        self.threads.wait_until(lambda: worker.run is not None or ended)",
         ThreeStages,
     ),
     Fault(

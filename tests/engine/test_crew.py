@@ -1,4 +1,4 @@
-"""runtime.py: close() may meet the start of a pass, whatever that is doing."""
+"""crew.py: close() may meet the start of a pass, whatever that is doing."""
 
 import threading
 from contextlib import suppress
@@ -89,7 +89,7 @@ def test_close_from_another_thread_while_a_pass_starts_ends_everything(where):
     beginning = outcome(lambda: iter(loader))
     assert slow.entered.wait(30)
     closing = outcome(loader.close)
-    assert loader._runtime.stopping.wait(30)
+    assert loader._crew.stopping.wait(30)
     slow.go.set()
     error = beginning()
     assert isinstance(error, LoaderClosedError) and "this loader is closed" in str(error)
@@ -114,7 +114,7 @@ def test_a_start_that_does_not_return_is_named_and_closes_what_it_has_opened_lat
     beginning = outcome(lambda: iter(loader))
     assert slow.entered.wait(30)
     with pytest.warns(StuckWorker, match="the thread that starts the pipeline did not return within 0 s"):
-        loader._runtime.close(0)
+        loader._crew.close(0)
     slow.go.set()
     assert isinstance(beginning(), LoaderClosedError)
     assert len(slow.closed) == len(slow.opened) == 1
