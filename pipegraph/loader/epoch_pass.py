@@ -5,12 +5,10 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from enum import Enum
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pipegraph import concurrency
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.engine.activity import Cancelled
@@ -21,30 +19,14 @@ from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.errors import LoaderClosedError, PipegraphWarning, as_raised
 from pipegraph.loader.place import RowsInDelivery
 from pipegraph.loader.position import Progress
-from pipegraph.loader.runs import Runs
 
 if TYPE_CHECKING:
     from pipegraph.loader.equal_steps import Agreement
+    from pipegraph.loader.loader import Loader
 
 
-class PassState(Enum):
-    """What becomes of a pass."""
-
-    BEGINS = "it has not begun"
-    """Stays so if it was interrupted there."""
-    RUNS = "it runs"
-    FINISHED = "all was delivered"
-    ENDED = "it was ended"
-    """Before all was delivered: by a failure, a close, another pass or a ``break``."""
-
-
-NEXT: dict[PassState, set[PassState]] = {
-    PassState.BEGINS: {PassState.RUNS},
-    PassState.RUNS: {PassState.FINISHED, PassState.ENDED},
-    PassState.FINISHED: set(),
-    PassState.ENDED: set(),
-}
-"""Which states may follow. Several threads may end a pass: the reason of the first one counts."""
+FINISHED = "all was delivered"
+"""Why a pass is over that has not been ended."""
 
 ENDLESS = sys.maxsize
 """As a number of steps: nothing ends the pass before its data does."""
@@ -54,42 +36,30 @@ class Pass:
     """The iterator over one epoch: delivers and counts its chunks, until the end, a failure, or :meth:`end`.
 
     Attributes:
-        state: changes as :data:`NEXT` says.
+        why_over: why it delivers nothing more; "" while it runs. Several threads may end it: the first one's counts.
         own: rank and world size.
         turn: the loader's lock. Several threads may share a pass: each chunk goes to one of them.
 
     A pass ends at once when its last reference goes, so nothing that it refers to may refer back to it.
     """
 
-    state = PassState.BEGINS
-    _why = PassState.BEGINS.value
+    why_over = "it has not begun"
 
-    def __init__(
-        self,
-        loader: object,
-        turn: concurrency.RLock,
-        runs: Runs,
-        crew: Crew,
-        run: Run,
-        interval: Interval,
-        whole: bool,
-        observers: Sequence[Callable[[int], None]],
-    ) -> None:
+    def __init__(self, loader: Loader, crew: Crew, run: Run, interval: Interval, whole: bool) -> None:
         self._loader = loader  # keeps the loader alive: its finalizer ends the threads
         self._crew = crew
         self.own = (crew.rank, crew.world_size)
         self._run = run
         self._interval = interval
-        self._progress = progress = runs.progress
+        self._progress = progress = loader._progress
         self._place = progress.place
-        self.turn = turn
+        self.turn = loader._turn
         self.epoch = self._place.epoch
         self._get = run.terminal.get
         self._release = run.account.release
         self._whole = whole
-        self._observers = (
-            observers  # called before a chunk is taken, with the number of those delivered so far
-        )
+        # Called before a chunk is taken, with the number of those delivered so far.
+        self._observers = [observer.asked for observer in loader._observers]
         self._counted = progress.counted or self._place.delivered is not None
         self._agreement: Agreement | None = None
         # Steps of the epoch: before this pass, and those that are delivered without asking.
@@ -98,19 +68,15 @@ class Pass:
         self._quick: deque[Any] = deque()  # its rows before the last, if only their number matters
         self._rows: RowsInDelivery | None = None  # counts these
         self._plain = not whole and not self._counted
-        if runs.group is not None:
+        if loader._group is not None:
             from pipegraph.loader.equal_steps import Agreement, minimum_over
 
-            self._agreement = Agreement(minimum_over(runs.group))
-        self._move(PassState.RUNS)  # last: a pass interrupted before this has not begun
+            self._agreement = Agreement(minimum_over(loader._group))
+        self.why_over = ""  # last: a pass interrupted before this has not begun
 
     @property
     def over(self) -> bool:
-        return self.state is not PassState.RUNS
-
-    def _move(self, state: PassState, why: str = "") -> None:
-        if state in NEXT[self.state]:
-            self._why, self.state = why or state.value, state
+        return bool(self.why_over)
 
     def __iter__(self) -> Pass:
         return self
@@ -123,7 +89,7 @@ class Pass:
             except IndexError:
                 pass  # another thread has had the last one
         with self.turn:
-            if self.state is not PassState.RUNS:
+            if self.why_over:
                 self._refuse()
             try:
                 progress = self._progress
@@ -205,16 +171,16 @@ class Pass:
 
     def end(self, why: str) -> None:
         """End the pass: it delivers nothing more, not even rows that it has taken."""
-        self._move(PassState.ENDED, why)
+        self.why_over = self.why_over or why
         self._quick = deque()
         rows, self._rows = self._rows, None
         if rows is not None:
             rows.close()
 
     def _refuse(self) -> None:
-        if self.state is PassState.FINISHED:
+        if self.why_over is FINISHED:
             raise StopIteration
-        raise LoaderClosedError(f"this pass (epoch {self.epoch}) is over: {self._why}")
+        raise LoaderClosedError(f"this pass (epoch {self.epoch}) is over: {self.why_over}")
 
     def sure(self) -> tuple[int, bool]:
         """How many chunks this rank is sure of now; see :mod:`pipegraph.loader.equal_steps`."""
@@ -269,7 +235,7 @@ class Pass:
         )
 
     def _finish(self) -> NoReturn:
-        self._move(PassState.FINISHED)
+        self.why_over = self.why_over or FINISHED
         self._crew.pass_totals.end()
         self._progress.pass_finished(self._place)
         raise StopIteration

@@ -12,31 +12,39 @@ One ``for`` is one pass over one epoch. Call the loader's methods in one thread,
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from pipegraph import concurrency, forks
 from pipegraph.chunk import Chunk
 from pipegraph.closing import Closing
+from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.crew import Crew
+from pipegraph.engine.run import Run
+from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.tracing import Events, Tracer
-from pipegraph.errors import GraphError, NeverStops, PipegraphWarning
+from pipegraph.errors import GraphError, LoaderClosedError, NeverStops, PipegraphWarning
 from pipegraph.graph import Graph, Node
 from pipegraph.integers import integer
 from pipegraph.loader.delivered import VERSION
 from pipegraph.loader.epoch_pass import Pass
-from pipegraph.loader.lengths import length_of, warn_of_unequal
+from pipegraph.loader.lengths import check_counts_known, length_of, warn_of_unequal
 from pipegraph.loader.options import LoaderOptions as LoaderOptions
 from pipegraph.loader.place import Place
-from pipegraph.loader.runs import Runs, warn_of_unsaved
+from pipegraph.loader.position import Progress, warn_of_unsaved
+from pipegraph.loader.ranks import agree_on_seed
+from pipegraph.machine import available_memory
 from pipegraph.planning.tunable import tune_all, why_not_tuned
 
 if TYPE_CHECKING:
+    from pipegraph.loader.same_data import SameData
     from pipegraph.measured import Measured
     from pipegraph.profile import Profile
     from pipegraph.profile.headspace import Headspace
@@ -62,9 +70,15 @@ class Loader(Closing):
         self._graph = graph
         self._output = output
         self._options = options
-        self._runs = Runs(self.plan, options, graph.seed)
-        self._progress = self._runs.progress
-        self._ledger = self._runs.ledger
+        self._seed = graph.seed
+        self._closed = ""  # why there are no more passes
+        self._tracer = Tracer()
+        self._ledger = Ledger()
+        self._progress = Progress(self.plan, self._ledger)
+        self._crew: Crew | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._group: Any = None  # for the agreement on equal steps
+        self._same_data: SameData | None = None  # the comparison with other ranks, where there are any
         self._pass: weakref.ref[Pass] | None = None
         self._digest: dict[str, str] | None = None
         self._tuner: Tuner | None = None
@@ -134,8 +148,8 @@ class Loader(Closing):
         return self._begin(whole=True)
 
     def _begin(self, whole: bool) -> Pass:
-        runs, progress = self._runs, self._progress
-        runs.refuse_closed()
+        progress = self._progress
+        self._refuse_closed()
         started = perf_counter_ns()
         with self._turn, NeverStops("the start of a pass"):
             old = self._running()
@@ -143,34 +157,97 @@ class Loader(Closing):
             self._warn_of_dropping(place, 4)
             if old is not None:
                 old.end("a new pass over the loader has begun")
-            crew = runs.start(self)
+            crew = self._start()
             crew.pass_totals.end()  # before the run may be cancelled, which ends its waits
-            run = runs.run_from(place, crew)
+            run = self._run_from(place, crew)
             # Known before a signal handler may ask for it, and behind the start, in which sources look for their data
             # so that a close ends the search.
             with suppress(Exception):  # the caller gets the error
                 self._digests(anew=True)  # a state names the length that the data has now
                 if not progress.started_ns and self._options.equal_steps is None:
-                    warn_of_unequal(self.plan, place, crew.world_size, runs.seed)
-            runs.compare_data(place)
+                    warn_of_unequal(self.plan, place, crew.world_size, self._seed)
+            if self._same_data is not None:
+                try:
+                    self._same_data.compare(self._seed, place.words)
+                except Exception:  # after Ctrl-C the next pass compares
+                    self._end()
+                    raise
             interval = crew.pass_totals.begin(run)
             progress.pass_begins(place, run)
             if not progress.started_ns:
                 progress.started_ns = started
             for observer in self._observers:
                 observer.begins(self, crew)
-            observers = [observer.asked for observer in self._observers]
-            current = Pass(self, self._turn, runs, crew, run, interval, whole, observers)
+            current = Pass(self, crew, run, interval, whole)
             self._pass = weakref.ref(current)
             return current
 
-    @property
-    def _crew(self) -> Crew | None:
-        return self._runs.crew
+    def _start(self) -> Crew:
+        """The crew, made if there is none; it ends when the loader is garbage-collected.
 
-    @property
-    def _tracer(self) -> Tracer:
-        return self._runs.tracer
+        Raises:
+            LoaderClosedError: the loader was closed meanwhile.
+        """
+        if self._crew is not None and self._crew.half_started and not self._closed:  # interrupted before
+            self._crew.close()
+            self._crew = None
+        if self._crew is None:
+            options = self._options
+            rank, world_size = options.own()
+            if options.equal_steps is None:
+                check_counts_known(self.plan, world_size)
+            if world_size > 1 and options.equal_steps and self._group is None:
+                from pipegraph.loader.equal_steps import own_group
+
+                self._group = own_group(world_size)
+            waits = self._group is not None or self._seed is None
+            self._seed = agree_on_seed(self._seed, rank, world_size)
+            # One that was interrupted is that of the other ranks.
+            if self._same_data is None and world_size > 1:
+                from pipegraph.loader.same_data import same_data
+
+                asked = options.rank, options.world_size, options.mesh
+                self._same_data = same_data(self.plan, rank, world_size, asked, waits)
+            limit = options.memory_limit or max(1, available_memory() // 2)
+            crew = Crew(self.plan, limit, self._seed, rank, world_size)
+            crew.ledger, crew.tracer = self._ledger, self._tracer
+            self._crew = crew
+            # Holds the crew, never the loader: dropping the last reference to the loader ends its threads.
+            self._finalizer = weakref.finalize(self, _finalize, crew)
+        # Looked at once the crew is there: a close() before that has not seen it, one from now on will.
+        self._refuse_closed()
+        return self._crew
+
+    def _run_from(self, place: Place, crew: Crew) -> Run:
+        """The run there is, where it continues with this place by itself; else another."""
+        epoch, run, progress = place.epoch, crew.run, self._progress
+        horizon = inf if self._options.epochs is None else max(epoch, self._options.epochs - 1)
+        if run is not None and not run.over and progress.continues_to(place):
+            progress.broken(failed=False)  # until the pass has begun: an interrupted one does not continue
+            run.horizon.raise_to(horizon if place.start.stream is None else epoch, epoch)
+            return run
+        delivered = progress.idle or not progress.untouched
+        try:
+            crew.end_run()  # its workers may still write into the ledger
+            progress.broken(failed=False)
+            progress.rest_at(place)  # first: a state of the pass before needs what the ledger now forgets
+            self._ledger.begin(delivered)
+            if place.start.stream is not None:
+                horizon = epoch
+            elif place.nothing:
+                horizon = epoch - 1  # nothing is read
+            progress.read_from(place)
+            return crew.start_run(epoch, horizon, place.resume())
+        except Cancelled:
+            self._end()
+            self._refuse_closed()
+            raise
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._end()
+            elif crew.half_started:  # Ctrl-C: the next pass starts another
+                crew.close()
+            raise
 
     # -- length --------------------------------------------------------------------------------
 
@@ -184,7 +261,7 @@ class Loader(Closing):
             TypeError: the number depends on the data (a filter, a flat map, a source without a length ...).
         """
         place = self._progress.place if self._running() is not None else self._progress.next_place()
-        return length_of(self.plan, place, self._options, self._ledger, self._runs.seed)
+        return length_of(self.plan, place, self._options, self._ledger, self._seed)
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -208,7 +285,7 @@ class Loader(Closing):
         key = "rank0" if self.plan.one_place else f"rank{rank}"
         return {
             "version": VERSION,
-            "seed": self._runs.seed,
+            "seed": self._seed,
             "world_size": world_size,
             "digest": dict(self._digests()),
             "functions": self.plan.functions(),
@@ -239,15 +316,20 @@ class Loader(Closing):
         """
         from pipegraph.loader.state import read_state
 
-        self._runs.refuse_closed()
+        self._refuse_closed()
         rank, world_size = self._options.own()
         equal = self._options.equal_steps is not False
         found = read_state(state, allow, self.plan, rank, world_size, equal)
         running = self._running()
         if running is not None:
             running.end("a state was loaded")
-        self._runs.rest(found.seed)
-        self._runs.ledger.load(found.epoch, found.ledger)
+        if self._crew is not None:
+            self._crew.end_run()  # its workers may still write into the ledger
+            if self._seed != found.seed:  # with which they were opened
+                self._crew.close()
+                self._crew = None
+        self._seed = found.seed
+        self._ledger.load(found.epoch, found.ledger)
         self._progress.broken(failed=False)
         self._progress.rest_at(Place.restored_to(found, (rank, world_size)))
 
@@ -339,8 +421,7 @@ class Loader(Closing):
         from pipegraph.profile.headspace import measure_headspace
 
         options = replace(self._options, epochs=None, equal_steps=False, autotune=False, log_every=None)
-        with Loader(self._graph, self._output, options) as other:
-            return measure_headspace(_endless(other), other.close, step, batches, steps)
+        return measure_headspace(Loader(self._graph, self._output, options), step, batches, steps)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -350,11 +431,24 @@ class Loader(Closing):
         Do not call it in a signal handler, because it waits for locks that a pass holds for moments. Raise an exception
         there instead, such as ``SystemExit``; the ``with`` around the loop then closes the loader.
         """
-        self._runs.closed = self._runs.closed or "this loader is closed"
+        self._closed = self._closed or "this loader is closed"
         running = self._running()
         if running is not None:
             running.end("the loader was closed")
-        self._runs.close()
+        self._end()
+
+    def _end(self) -> None:
+        """End all threads; what was measured stays."""
+        self._closed = self._closed or "this loader is closed"
+        if self._crew is not None:
+            self._crew.pass_totals.end()
+            self._crew.close()
+        if self._finalizer is not None:
+            self._finalizer.detach()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise LoaderClosedError(f"{self._closed}; make another with graph.loader(...)")
 
     def _forked(self) -> None:
         """In a child that the process has forked: a thread that held one of our locks is not here to release it.
@@ -362,18 +456,17 @@ class Loader(Closing):
         A loader that has started stays with its threads in the parent. Nothing of its crew is touched here, nor
         freed; its profile is the parent's to give.
         """
-        runs = self._runs
         self._turn = concurrency.RLock()
-        runs.ledger.forked()
-        if runs.crew is None:
+        self._ledger.forked()
+        if self._crew is None:
             return
-        runs.closed = runs.closed or "this loader runs in the process that forked this one"
+        self._closed = self._closed or "this loader runs in the process that forked this one"
         running = self._running()
         if running is not None:
             running.end("its threads stayed in the process that forked this one")
             running.turn = self._turn
-        self._left_behind, runs.crew = runs.crew, None
-        runs.detach()
+        self._left_behind, self._crew = self._crew, None
+        self._end()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -382,13 +475,19 @@ class Loader(Closing):
         )
 
     def __repr__(self) -> str:
-        state = "closed" if self._runs.closed else "running" if self._running() is not None else "waiting"
+        state = "closed" if self._closed else "running" if self._running() is not None else "waiting"
         return f"<Loader {self._graph.name}: {state}, epoch {self.epoch}, {self._progress.items} delivered>"
 
 
-def _endless(loader: Loader) -> Iterator[Any]:
-    while True:
-        delivered = loader._progress.items
-        yield from loader
-        if loader._progress.items == delivered:
-            return
+def _finalize(crew: Crew) -> None:
+    """End the threads of a loader that was collected, or whose interpreter exits."""
+    if concurrency.current_thread() is concurrency.main_thread():
+        crew.close()
+    elif not sys.is_finalizing():
+        # The garbage collector may run in any thread, even in a worker of ours that holds one of our locks.
+        concurrency.start_new_thread(_close_elsewhere, (crew,))
+
+
+def _close_elsewhere(crew: Crew) -> None:
+    # From a thread made by ``threading``: joining in any other would leave a dummy thread object there.
+    concurrency.Thread(target=crew.close, name="pipegraph-closer", daemon=True).start()

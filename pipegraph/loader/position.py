@@ -7,20 +7,23 @@ one assignment to ``Progress.place``), and each chunk then changes a single refe
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pipegraph.capabilities import Resumable
+from pipegraph.capabilities import Resumable, functions_of
 from pipegraph.chunk import Chunk, Lineage
 from pipegraph.durations import Stopwatch
 from pipegraph.engine.run import Run
 from pipegraph.engine.stage.kept import encode_state
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.restore import restarts
+from pipegraph.errors import PipegraphWarning
 from pipegraph.loader import delivered as record
 from pipegraph.loader.place import Place
+from pipegraph.nested_samplers import keeps_state
 from pipegraph.planning.plan import Plan
 
 
@@ -251,3 +254,18 @@ class Progress:
 def _restart_of(progress: weakref.ref[Progress], source: str) -> tuple[int, int] | None:
     found = progress()
     return None if found is None else found.restart_of(source)
+
+
+def warn_of_unsaved(plan: Plan) -> None:
+    """Functions of stages have no state that is saved."""
+    for stage in plan.running:
+        for function in () if stage.source is not None else functions_of(stage.operator):
+            if keeps_state(function):
+                kind = type(function).__qualname__
+                warnings.warn(
+                    f"stage {stage.name!r}: a {kind} has state_dict() and load_state_dict(), and the loader's state "
+                    "does not hold it: the state of a function is not saved. If what it returns depends on it, make "
+                    f"{kind} a pg.Operator with these methods; the stage then resumes from them",
+                    PipegraphWarning,
+                    stacklevel=5,
+                )

@@ -39,32 +39,38 @@ class Headspace:
         )
 
 
-def measure_headspace(
-    batches: Iterator[Any], end: Callable[[], None], step: Callable[[Any], Any], keep: int, steps: int
-) -> Headspace:
-    """Time ``step`` on fresh batches, then, with the loader ended, on kept ones.
+def measure_headspace(loader: Any, step: Callable[[Any], Any], keep: int, steps: int) -> Headspace:
+    """Time ``step`` on fresh batches of a loader, then, with it closed, on kept ones.
 
     Args:
-        batches: fresh ones.
-        end: ends what makes them, so that replaying has the machine for itself.
         keep: batches to replay, after as many steps that are not timed.
     """
     if not callable(step):
         raise GraphError(f"headspace: step must be a function of one batch, got {shown(step)}")
     keep, steps = integer(keep, "headspace: batches"), integer(steps, "headspace: steps")
-    kept = list(islice(batches, keep))
-    if not kept:
-        raise DataError("headspace: the loader delivered nothing")
-    for batch in kept:
-        step(batch)
-    fed, count = _timed(islice(batches, steps), step)
-    if not count:
-        raise DataError(
-            f"headspace: the loader delivered no more than {len(kept)} batches: give fewer batches="
-        )
-    end()
+    with loader:
+        batches = _endless(loader)
+        kept = list(islice(batches, keep))
+        if not kept:
+            raise DataError("headspace: the loader delivered nothing")
+        for batch in kept:
+            step(batch)
+        fed, count = _timed(islice(batches, steps), step)
+        if not count:
+            raise DataError(
+                f"headspace: the loader delivered no more than {len(kept)} batches: give fewer batches="
+            )
     replayed, _ = _timed(islice(chain.from_iterable(cycle([kept])), count), step)
     return Headspace(fed / count, replayed / count, count)
+
+
+def _endless(loader: Any) -> Iterator[Any]:
+    more = True
+    while more:
+        more = False
+        for batch in loader:
+            more = True
+            yield batch
 
 
 def _timed(batches: Iterator[Any], step: Callable[[Any], Any]) -> tuple[float, int]:
