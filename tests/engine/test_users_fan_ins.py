@@ -182,6 +182,16 @@ def test_below_completion_order_its_positions_need_not_grow(join):
         assert sorted([*got, *passing]) == [*range(6), *range(10, 16)]
 
 
+@pytest.mark.parametrize("wrong", [0, -1, 2, 0.5])
+def test_an_input_that_has_ended_or_is_none_is_the_stages_error_and_no_stall(wrong):
+    class Stays(InTurn):
+        def next_input(self):
+            return wrong if 0 in self.ended else super().next_input()
+
+    with plain(Stays)().loader() as loader, pytest.raises(GraphError, match=rf"stage 'join': .*got {wrong}"):
+        list(loader)
+
+
 class NoCursors(InTurn):
     cursors = pg.FanIn.cursors
 

@@ -19,6 +19,7 @@ from pipegraph.engine.stage.restore import ways_in
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
+from pipegraph.errors import GraphError, shown
 from pipegraph.planning.kind import Reached, Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 
@@ -90,10 +91,12 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
         if resumed:
             positions = list(operator.cursors(stage.restart.cursor, count))
         last = cursor_at(positions)
-        ended: set[int] = set()
+        unended = set(range(count))
         held: list[Any] = []
         index = operator.next_input()
         while index is not None:
+            if index not in unended:
+                raise _no_input(stage.name, index, unended)
             item, out = inboxes[index].get(), None
             if item.__class__ is Chunk:
                 if tracked:
@@ -108,7 +111,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
                     after = cursor_at(positions)
                     out.before, out.after, last = last, after, after
             elif isinstance(item, EndOfEpoch):
-                ended.add(index)
+                unended.discard(index)
                 operator.end_input(index)
             else:
                 put(item)
@@ -119,7 +122,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
             yield
         for buffers in held:
             account.release(buffers)
-        left = [index for index in range(count) if index not in ended]
+        left = sorted(unended)
         own = _own(stage, left)
         at_once = [
             index for index in left if any(each in own and _draws(each) for each in _sources(stage, index))
@@ -135,6 +138,14 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
         yield
         # Not earlier: an input may wait for an item that comes long after this epoch's end, or never.
         _to_the_end(inboxes, left, account)
+
+
+def _no_input(stage: str, index: Any, unended: Iterable[int]) -> GraphError:
+    """The error for a fan-in that would wait for what never comes."""
+    return GraphError(
+        f"stage {stage!r}: next_input() must return the number of an input that has not ended (now one of "
+        f"{sorted(unended)}), or None for the end of the epoch, got {shown(index)}"
+    )
 
 
 def _to_the_end(inboxes: Sequence[RowIntake], left: Iterable[int], account: Account) -> None:
