@@ -6,7 +6,7 @@ import copy
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, final
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from pipegraph.columns import Columns
     from pipegraph.operators.shards import ShardSelect
     from pipegraph.reader.block_reader import BlockReader
-    from pipegraph.storage import NodeCache, ShardFile
-    from pipegraph.storage.formats import Format
+    from pipegraph.storage import NodeCache
     from pipegraph.storage.label_table import Table
 
 
@@ -404,54 +403,33 @@ class LoadParts(_Reads):
 
     def __init__(self, select: ShardSelect, cache: NodeCache | None, preload: bool, choice: Choice) -> None:
         super().__init__(cache, preload, choice)
+        from pipegraph.order import PartOrder
+
+        assert isinstance(select.order, PartOrder)
         self._select, self._order = select, select.order
 
     def config(self) -> dict[str, Any]:
         return {**self._order.config(), **self.choice.config()}
 
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
-        from pipegraph.order import PartOrder
-
         given: ShardPart = chunk.data
         reader = self._reader(given.feed)
-        assert self._reading is not None
-        form = self._reading.choice.form(given.part)
         entry = reader.acquire(given.number, chunk.epoch, chunk.before)
         try:
-            file = entry.file
-            assert file is not None
-            samples: Iterable[tuple[int, Any]]
-            if isinstance(self._order, PartOrder) and self._order.shuffle:
-                samples = self._permuted(form, file, given.number, chunk.epoch)
-            else:
-                samples = enumerate(form.samples(file))
-            for index, sample in samples:
+            for index, sample in self._samples(entry.value, given.number, chunk.epoch):
                 child = chunk.child(index, sample)
                 if "key" in sample:
                     child.keys = (sample["key"],)
                 yield child
         finally:
             reader.release(entry)
-            self._reading.release(given.number)
 
-    def _permuted(self, form: Format, file: ShardFile, part: int, epoch: int) -> Iterator[tuple[int, Any]]:
-        """The part's samples by a permutation keyed by seed, epoch and part."""
-        from pipegraph.order import PartOrder
-
-        assert isinstance(self._order, PartOrder)
-        blocks = list(form.index(file))
-        starts = np.concatenate([[0], np.cumsum([block.samples for block in blocks])])
-        readers: dict[int, Any] = {}
-        held, reading = 0, self._reading
-        assert reading is not None
-        places = self._order.within(part, int(starts[-1]), self._context.seed, epoch)
-        for place in places.tolist():
-            number = int(np.searchsorted(starts, place, side="right")) - 1
-            if number not in readers:
-                bounded = form.within(lambda nbytes: reading.hold(part, held + nbytes))  # noqa: B023 (called here)
-                readers[number] = bounded.read(file, blocks[number])
-                held += form.held_nbytes(readers[number], blocks[number])
-                reading.hold(part, held)
-            sample = readers[number][place - int(starts[number])]
+    def _samples(self, found: Any, part: int, epoch: int) -> Iterator[tuple[int, Any]]:
+        """Samples with their places: of a stream as they come, else permuted by seed, epoch and part."""
+        if callable(found):
+            yield from enumerate(found())
+            return
+        for place in self._order.within(part, len(found), self._context.seed, epoch).tolist():
+            sample = found[place]
             if sample is not None:
                 yield place, sample

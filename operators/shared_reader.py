@@ -92,10 +92,9 @@ class Reading:
     """The block reader of a stage, shared by its workers: made at the first sample, closed by the last worker."""
 
     def __init__(self, cache: NodeCache | None, ahead: bool, choice: Choice, context: Context) -> None:
-        self._cache, self._ahead, self.choice, self._context = cache, ahead, choice, context
+        self._cache, self._ahead, self._choice, self._context = cache, ahead, choice, context
         self._lock = concurrency.Lock()
         self._users = 0
-        self._decoded: dict[int, int] = {}  # bytes of decoded blocks by part
         self._cancelled = False
         self.reader: BlockReader | None = None
 
@@ -126,47 +125,22 @@ class Reading:
 
     def _make(self, feed: ShardFeed) -> BlockReader:
         from pipegraph.order import PartOrder
+        from pipegraph.reader.block_bytes import Bytes
         from pipegraph.reader.block_reader import BlockReader
         from pipegraph.reader.block_sources import ManifestSource, PartSource
-        from pipegraph.reader.fetcher import Fetcher
 
         select, context = feed.select, self._context
-        memory = memory_of(context)
-        fetcher = Fetcher(
-            select.store, select.is_remote(), self._cache, blocks_nbytes(select, memory), context.count
-        )
+        memory = blocks_nbytes(select, memory_of(context))
+        found = Bytes(select.store, select.is_remote(), self._cache, memory, context.count)
+        parts = select.part_list() if select.whole_parts else select.manifest().parts
+        choice = self._choice.of(parts)
         source: ManifestSource | PartSource
         if select.whole_parts:
             assert isinstance(select.order, PartOrder)
-            whole = select.order.shuffle or self._cache is not None
-            self.choice = self.choice.of(select.part_list())
-            source = PartSource(select.part_list(), whole, fetcher, self.choice)
+            source = PartSource(parts, not select.order.shuffle, found, choice)
         else:
-            manifest = select.manifest()
-            self.choice = self.choice.of(manifest.parts)
-            source = ManifestSource(manifest, select.order, feed.world_size, fetcher, self.choice)
+            source = ManifestSource(select.manifest(), select.order, feed.world_size, found, choice)
         return BlockReader(source, self._ahead, context.count)
-
-    def hold(self, part: int, nbytes: int) -> None:
-        """Record how many bytes of decoded blocks a part that is read out of order holds."""
-        limit = share_of(memory_of(self._context))
-        with self._lock:
-            self._decoded[part] = nbytes
-            total = sum(self._decoded.values())
-            if self.reader is not None:  # parts read ahead make room; those in use cannot
-                total += self.reader.leave_room(total)
-        if total > limit:
-            raise MemoryLimitError(
-                f"stage {self._context.stage!r}: parts take {total} bytes of memory while they are read out of order, "
-                f"more than the {limit} that they may ({SHARE:.0%} of memory_limit): raise memory_limit, use fewer "
-                "workers, PartOrder(shuffle=False), which reads parts as streams, or a manifest="
-            )
-
-    def release(self, part: int) -> None:
-        """The end of a part."""
-        with self._lock:
-            if self._decoded.pop(part, None) is not None and self.reader is not None:
-                self.reader.leave_room(sum(self._decoded.values()))
 
     def cancel(self, cancelled: bool) -> None:
         """End the waits of workers, or allow them again."""

@@ -156,20 +156,6 @@ class BlockReader:
         with self._lock:
             self._unpin(entry)
 
-    def leave_room(self, nbytes: int) -> int:
-        """Let others take ``nbytes`` of the budget, where blocks lie in memory; returns what those in use take."""
-        with self._lock:
-            if not self._source.in_memory:
-                return 0
-            self._source.beside = nbytes
-            self._table.make_room(0, self._steps)
-            self._replan()
-            used = sum(
-                entry.nbytes for entry in self._table if entry.pins and entry.state is BlockState.READY
-            )
-        self._sweep()
-        return used
-
     def _unpin(self, entry: BlockEntry) -> None:
         entry.pins -= 1
         if self._growing:
@@ -240,6 +226,8 @@ class BlockReader:
     def _await(self, entry: BlockEntry) -> None:
         entry.awaited = True
         entry.first = min(entry.first, self._steps.tick)
+        if self._growing:
+            self._arrived.notify_all()
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -283,7 +271,9 @@ class BlockReader:
             while not self._table.grow(entry, nbytes, self._steps):
                 if self._closed:
                     raise LoaderClosedError("the pipeline was closed while a block was read")
-                if nbytes > self._source.budget():
+                # A whole part may stay in use until the one that is waited for has left the stage.
+                others = self._table.used_nbytes() if self._source.whole and entry.awaited else 0
+                if nbytes > self._source.budget() - others:
                     raise self._source.too_large(entry.number)
                 if self._table.loading[0] is not entry:
                     raise _GaveWayError

@@ -1,23 +1,21 @@
-"""Where blocks come from: the blocks of a manifest, or whole parts; from place, memory or the node cache."""
+"""Where blocks come from: the blocks of a manifest, or whole parts."""
 
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Final
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, final
 
 from pipegraph.errors import GraphError, MemoryLimitError, ShardError
 from pipegraph.order import LaneOrder, Order
 from pipegraph.order.lane_plan import largest_lanes
+from pipegraph.reader.block_bytes import Bytes
 from pipegraph.reader.columns_filter import Choice, SameFields
-from pipegraph.reader.fetcher import Fetcher
 from pipegraph.reader.schedule import SHARE
 from pipegraph.storage import Manifest, Part, ShardFile
-from pipegraph.storage.formats import Block, Format, format_of
-from pipegraph.storage.local import LocalParts
-from pipegraph.storage.object_file import open_part
-from pipegraph.storage.open_blocks import open_block
+from pipegraph.storage.formats import Block, BlockSamples, Format, format_of
 
 _log = logging.getLogger("pipegraph")
 
@@ -26,37 +24,51 @@ MANY_REPEATS: Final = 16
 
 ALL: Final = Choice()
 
+Room = Callable[[int], None]
 
-class BlockSource(ABC):
+
+def is_decoded(part: Part) -> bool:
+    """Whether blocks of a part are held in memory in a decoded form, wherever their bytes lie."""
+    return not format_of(part).in_place
+
+
+class BlockSource:
     """Blocks by number.
 
     Attributes:
         fetched: whether blocks are fetched (from a store, through a cache, decoded into memory), not read in place.
         stride: steps after which to look again at what there is room for; so many first ones of a run are its cold
             start.
-        beside: bytes of the budget that others take.
+        whole: whether a use of a block lasts until all of its samples have left the stage: its end is not waited for.
     """
 
     fetched: bool
     stride: int
-    beside = 0
-    _fetcher: Fetcher
+    whole = False
 
-    @abstractmethod
+    def __init__(self, parts: Sequence[Part], found: Bytes, choice: Choice) -> None:
+        self._parts, self._bytes, self._choice = parts, found, choice
+        self._fields = SameFields(parts, choice, found.store)
+        self._decoded = any(map(is_decoded, parts))
+        self.fetched = found.fetched or self._decoded
+        self._sizes: dict[
+            int, int
+        ] = {}  # of blocks that were open, where they hold something else than assumed
+        self._growth = 1.0  # by how much blocks have grown at most when they were decoded
+
     def held_nbytes(self, number: int) -> int:
         """What a block counts of the budget; an estimate until it is open."""
+        known = self._sizes.get(number)
+        if known is not None:
+            return known
+        return int(self._growth * self._nbytes(number)) if self.fetched else 0
 
     def budget(self) -> int:
         """Bytes that all blocks together should not exceed."""
-        return max(1, self._fetcher.budget() - self.beside)
+        # What is decoded lies in memory, also where the bytes it was made from lie in the cache.
+        return self._bytes.memory if self._decoded else self._bytes.budget()
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether the blocks take memory, not only place in the node cache."""
-        return self._fetcher.in_memory
-
-    @abstractmethod
-    def open(self, number: int, room: Callable[[int], None]) -> tuple[ShardFile | None, Any]:
+    def open(self, number: int, room: Room) -> tuple[ShardFile | None, Any]:
         """A block's file, if that is still needed, and what is read from it.
 
         Waits until the block is local; `interrupt` ends the wait.
@@ -67,6 +79,45 @@ class BlockSource(ABC):
         Raises:
             LoaderClosedError: `interrupt` was called.
         """
+        place, part, block, crc32c = self._find(number)
+        form = self._choice.form(part)
+        file = self._bytes.open(part, block, crc32c)
+        try:
+            self._fields.check(place, file)
+            # Without a cache a remote block's encoded bytes are held beside what is made of them.
+            encoded = block.nbytes if self._bytes.fetched and self._bytes.in_memory else 0
+            samples = self._read(form, file, block, lambda nbytes: room(encoded + nbytes))
+            held = form.held_nbytes(samples, block)
+            if not form.in_place:
+                held += encoded if form.needs_file else 0
+                self._growth = max(self._growth, held / max(1, block.nbytes))
+            elif self._bytes.fetched:
+                held = block.nbytes
+            if held != self.held_nbytes(number):
+                self._sizes[number] = held
+        except BaseException as error:
+            file.close()
+            if isinstance(error, ShardError):
+                # What lies behind the last whole block of a broken part is such a block of one; see `build_manifest`.
+                is_rest = block.samples == 1 and block.offset + block.nbytes == part.size
+                error.uncounted = is_rest and crc32c is None
+            raise
+        if form.needs_file:
+            return file, samples
+        file.close()
+        return None, samples
+
+    def _nbytes(self, number: int) -> int:
+        """A block's bytes in its part."""
+        raise NotImplementedError
+
+    def _find(self, number: int) -> tuple[int, Part, Block, int | None]:
+        """Which part of them all a block lies in, the part, the block, and its checksum if that is known."""
+        raise NotImplementedError
+
+    def _read(self, form: Format, file: ShardFile, block: Block, room: Room) -> Any:
+        """The samples of a block."""
+        raise NotImplementedError
 
     def too_large(self, number: int) -> MemoryLimitError:
         """The error for a block that does not fit the budget even alone."""
@@ -76,108 +127,57 @@ class BlockSource(ABC):
             "fewer columns with Load(columns=...)"
         )
 
-    @abstractmethod
     def name(self, number: int) -> str:
         """A block's name for people."""
+        raise NotImplementedError
 
-    def follow(self, epoch: int) -> None:  # noqa: B027
+    def follow(self, epoch: int) -> None:
         """Training has come to this epoch."""
 
     def interrupt(self) -> None:
         """End every `open` that waits, and those to come."""
-        self._fetcher.interrupt()
+        self._bytes.close()
 
     def close(self) -> None:
         """Release everything: all files are closed afterwards."""
-        self._fetcher.close()
+        self._bytes.close()
 
 
-def is_decoded(part: Part) -> bool:
-    """Whether blocks of a part are held in memory in a decoded form, wherever their bytes lie."""
-    return not format_of(part).in_place
-
-
+@final
 class ManifestSource(BlockSource):
     """The blocks of a manifest; what is read from one is the sequence of its samples."""
 
     stride = 256
 
     def __init__(
-        self,
-        manifest: Manifest,
-        order: Order,
-        world_size: int,
-        fetcher: Fetcher,
-        choice: Choice = ALL,
+        self, manifest: Manifest, order: Order, world_size: int, found: Bytes, choice: Choice = ALL
     ) -> None:
-        self._manifest, self._order, self._fetcher, self._choice = manifest, order, fetcher, choice
-        self._world_size = world_size
-        self._local = LocalParts()
-        self._decoded = any(map(is_decoded, manifest.parts))
-        self.fetched = fetcher.in_use or self._decoded
-        self._fields = SameFields(manifest.parts, choice, fetcher.store)
-        self._sizes: dict[int, int] = {}  # of blocks that were open, what they held in memory
-        self._growth = 1.0  # by how much blocks have grown at most when they were decoded
+        super().__init__(manifest.parts, found, choice)
+        self._manifest, self._order, self._world_size = manifest, order, world_size
         # What this epoch has decoded so far. Several threads count: a lost one only moves the message.
         self._epoch, self._loaded, self._repeats, self._has_said = -1, set[int](), 0, False
 
-    def held_nbytes(self, number: int) -> int:
-        known = self._sizes.get(number)
-        if known is not None:
-            return known
-        if not self._fetcher.in_use and not is_decoded(self._manifest.parts[self._manifest.block(number)[0]]):
-            return 0  # only the places of its samples are held
-        return int(self._growth * int(self._manifest.block_nbytes[number]))
+    def _nbytes(self, number: int) -> int:
+        return int(self._manifest.block_nbytes[number])
 
-    def budget(self) -> int:
-        # What is decoded lies in memory, also where the bytes it was made from lie in the cache.
-        return self._fetcher.memory if self._decoded else self._fetcher.budget()
+    def _find(self, number: int) -> tuple[int, Part, Block, int | None]:
+        part, block = self._manifest.block(number)
+        return part, self._parts[part], block, self._manifest.block_checksum(number)
 
-    def open(self, number: int, room: Callable[[int], None]) -> tuple[ShardFile | None, Any]:
-        part_number, block = self._manifest.block(number)
-        part = self._manifest.parts[part_number]
-        form = self._choice.form(part)
-        file = open_block(
-            part,
-            block,
-            crc32c=self._manifest.block_checksum(number),
-            store=self._fetcher.store,
-            cache=self._fetcher.cache,
-            local=self._local,
-        )
-        try:
-            self._fields.check(part_number, file)
-            # Without a cache a remote block's encoded bytes are held beside what is made of them.
-            encoded = block.nbytes if self._fetcher.in_use and self._fetcher.in_memory else 0
-            if not form.in_place:
-                form = form.within(lambda nbytes: room(encoded + nbytes))
-            samples: Any = form.read(file, block)
-            if len(samples) != block.samples:
-                raise ShardError(
-                    f"{self.name(number)}: {type(form).__name__}.read gives {len(samples)} samples, the manifest says "
-                    f"{block.samples}: the part has changed or is broken; index the parts again"
-                )
-            self._note_size(number, form, samples, encoded if form.needs_file else 0, block)
-        except BaseException as error:
-            file.close()
-            if isinstance(error, ShardError):
-                # What lies behind the last whole block of a broken part is such a block of one; see `build_manifest`.
-                is_rest = block.samples == 1 and block.offset + block.nbytes == part.size
-                error.uncounted = is_rest and self._manifest.block_checksum(number) is None
-            raise
-        if form.needs_file:
-            return file, samples
-        file.close()
-        return None, samples
-
-    def _note_size(self, number: int, form: Format, samples: Any, beside: int, block: Block) -> None:
-        held = form.held_nbytes(samples, block)
-        if not form.in_place:
-            self._growth = max(self._growth, (beside + held) / max(1, block.nbytes))
-            self._sizes[number] = beside + held
+    def open(self, number: int, room: Room) -> tuple[ShardFile | None, Any]:
+        found = super().open(number, room)
+        if self._decoded:
             self._note_repeat(number)
-        elif not self._fetcher.in_use:
-            self._sizes[number] = held
+        return found
+
+    def _read(self, form: Format, file: ShardFile, block: Block, room: Room) -> Any:
+        samples = form.within(room).read(file, block)
+        if len(samples) != block.samples:
+            raise ShardError(
+                f"{file.name}: {type(form).__name__}.read gives {len(samples)} samples at byte {block.offset}, the "
+                f"manifest says {block.samples}: the part has changed or is broken; index the parts again"
+            )
+        return samples
 
     def _note_repeat(self, number: int) -> None:
         """Log, once, that blocks are decoded again and again for want of memory, and what helps."""
@@ -188,18 +188,16 @@ class ManifestSource(BlockSource):
         if self._repeats < max(MANY_REPEATS, self._manifest.blocks) or self._has_said:
             return
         self._has_said = True
-        remedy, order = "LaneOrder()", self._order
+        remedy, order, memory = "LaneOrder()", self._order, self._bytes.memory
         if isinstance(order, LaneOrder):
-            largest = max(list(self._sizes.values()))
-            fits = largest_lanes(
-                self._manifest.blocks, self._world_size, largest, self._fetcher.memory, order.window
-            )
+            largest = max(map(self.held_nbytes, list(self._loaded)))
+            fits = largest_lanes(self._manifest.blocks, self._world_size, largest, memory, order.window)
             remedy = f"LaneOrder(lanes={fits})" if fits else "smaller row groups or parts"
         _log.warning(
             "%s and others are decoded again and again: the blocks that samples are read from in turn take more memory "
             "than the %d bytes that blocks may take (%.0f%% of memory_limit). Use %s or a larger memory_limit",
             self.name(number),
-            self._fetcher.memory,
+            memory,
             100 * SHARE,
             remedy,
         )
@@ -210,54 +208,87 @@ class ManifestSource(BlockSource):
 
     def name(self, number: int) -> str:
         part, _ = self._manifest.block(number)
-        return f"{self._manifest.parts[part].name}, block {number - int(self._manifest.first_block[part])}"
+        return f"{self._parts[part].name}, block {number - int(self._manifest.first_block[part])}"
 
 
+@final
 class PartSource(BlockSource):
-    """Whole parts, by their place in the list of parts; only their files are used."""
+    """Whole parts, by their place in the list of parts.
+
+    What is read from one is the sequence of its samples; of a stream, a function that gives an iterator over them.
+    """
 
     stride = 1
+    whole = True
 
-    def __init__(self, parts: list[Part], whole: bool, fetcher: Fetcher, choice: Choice = ALL) -> None:
-        self._fields = SameFields(parts, choice, fetcher.store)
-        self._parts, self._fetcher, self._whole = parts, fetcher, whole
-        self._local = LocalParts()
-        self.fetched = fetcher.in_use and whole
-        self._sizes: dict[int, int] = {}  # of parts whose size was asked for
+    def __init__(self, parts: Sequence[Part], stream: bool, found: Bytes, choice: Choice = ALL) -> None:
+        super().__init__(parts, found, choice)
+        self._stream, self._decoded = stream, self._decoded and not stream
+        self.fetched = self.fetched and (found.cache is not None or not stream)
 
-    def held_nbytes(self, number: int) -> int:
-        if not self.fetched:
-            return 0
-        size = self._parts[number].size or self._sizes.get(number)
-        # As large as the largest one known, until it is asked for.
+    def _nbytes(self, number: int) -> int:
+        # As large as the largest one known, until the store is asked for it.
+        size = self._parts[number].size
         return size if size is not None else max(list(self._sizes.values()), default=0)
 
-    def open(self, number: int, room: Callable[[int], None]) -> tuple[ShardFile | None, Any]:
-        file = self._open(number)
+    def _find(self, number: int) -> tuple[int, Part, Block, int | None]:
+        part, budget = self._bytes.identified(self._parts[number]), self._bytes.budget()
+        assert part.size is not None
+        if self._bytes.fetched and self._bytes.cache is None and part.size > budget:
+            raise GraphError(
+                f"part {part.name!r} has {part.size} bytes, more than this rank may hold in memory "
+                f"({budget}): give Load(cache=pg.NodeCache(...)), use PartOrder(shuffle=False), which "
+                "reads parts as streams, or a manifest, with which parts are read in blocks"
+            )
+        return number, part, Block(0, part.size, 0, 0), None
+
+    def open(self, number: int, room: Room) -> tuple[ShardFile | None, Any]:
+        if not self._stream:
+            return super().open(number, room)
+        part = self._parts[number]
+        if self.fetched:
+            _, part, block, _ = self._find(number)
+            file = self._bytes.open(part, block)
+        else:
+            file = self._bytes.stream(part)
         try:
             self._fields.check(number, file)
         except BaseException:
             file.close()
             raise
-        return file, None
+        return file, partial(self._choice.form(part).samples, file)
 
-    def _open(self, number: int) -> ShardFile:
-        part, store = self._parts[number], self._fetcher.store
-        if not self.fetched:
-            return self._local.open(part) if part.is_local else open_part(part, store)
-        if part.size is None:
-            assert store is not None
-            part = store.identify(part)
-            self._sizes[number] = part.size or 0
-        assert part.size is not None
-        if self._fetcher.handle is None and part.size > self._fetcher.budget():
-            raise GraphError(
-                f"part {part.name!r} has {part.size} bytes, more than this rank may hold in memory "
-                f"({self._fetcher.budget()}): give Load(cache=pg.NodeCache(...)), use PartOrder(shuffle=False), which "
-                "reads parts as streams, or a manifest, with which parts are read in blocks"
-            )
-        block = Block(0, part.size, 0, 0)
-        return open_block(part, block, store=store, cache=self._fetcher.cache, local=self._local)
+    def _read(self, form: Format, file: ShardFile, block: Block, room: Room) -> Any:
+        return _WholePart(form, file, room)
+
+    def too_large(self, number: int) -> MemoryLimitError:
+        return MemoryLimitError(
+            f"{self.name(number)} takes, with the parts that other workers read, more than {self.budget()} bytes of "
+            f"memory while it is read out of order, all that parts may take ({SHARE:.0%} of memory_limit): raise "
+            "memory_limit, use fewer workers, PartOrder(shuffle=False), which reads parts as streams, or a manifest="
+        )
 
     def name(self, number: int) -> str:
         return self._parts[number].name
+
+
+class _WholePart(BlockSamples[Any]):
+    """The samples of all blocks of a part."""
+
+    def __init__(self, form: Format, file: ShardFile, room: Room) -> None:
+        self.nbytes = 0
+        self._blocks: list[Sequence[Any]] = []
+        self._ends: list[int] = []
+        for block in form.index(file):
+            before = self.nbytes
+            rows = form.within(lambda nbytes: room(before + nbytes)).read(file, block)  # noqa: B023  called here
+            self.nbytes += form.held_nbytes(rows, block)
+            self._blocks.append(rows)
+            self._ends.append(len(self) + len(rows))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def sample(self, index: int) -> Any:
+        number = bisect_right(self._ends, index)
+        return self._blocks[number][index - self._ends[number]]

@@ -113,9 +113,12 @@ class BlockTable:
 
         Alone any block may try.
         """
-        read = [e for e in self._entries.values() if e.state is BlockState.READY and e.pins]
-        taken = sum(e.nbytes for e in (*self.loading, *read))
+        taken = self.used_nbytes() + sum(each.nbytes for each in self.loading)
         return not self.loading or taken + entry.nbytes <= self._source.budget()
+
+    def used_nbytes(self) -> int:
+        """Of the loaded blocks that are in use."""
+        return sum(e.nbytes for e in self._entries.values() if e.state is BlockState.READY and e.pins)
 
     def begin(self, entry: BlockEntry, schedule: ReadSchedule) -> None:
         """Its loading begins."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
+from collections.abc import Callable
 from typing import Final, final
 
 from pipegraph import concurrency
@@ -45,18 +46,24 @@ class NodeCache(Closing):
     Args:
         folder: on a local disk; made if missing. Other users' files in it are left alone.
         limit: bytes, or a size such as ``"500 GB"``, for everything in the folder together.
+        on_count: called with a name of ``CacheStats`` and how much is added to it, by any thread.
 
     Raises:
         GraphError: ``limit`` is no size.
         DataError: the folder cannot be made or written to.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], limit: int | str) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        limit: int | str,
+        on_count: Callable[[str, int], None] = lambda name, more: None,
+    ) -> None:
         self.folder = os.path.abspath(path_of(folder, "NodeCache: folder"))
         self.limit = parse_bytes(limit, "NodeCache(limit=...)")
         self._waits = LockWaits()
         self._lock = concurrency.Lock()
-        self._counts = Counter[str]()
+        self._counts, self._on_count = Counter[str](), on_count
         self._verified: set[tuple[str, int]] = set()
         self._closed = False
         try:
@@ -133,18 +140,15 @@ class NodeCache(Closing):
             ChecksumError: the bytes never matched; the last ones lie in ``quarantine/``.
             LoaderClosedError: `close` was called.
         """
-        missed = False
         while True:
             if file := self.open(what):
-                if not missed:
-                    self._count(hits=1)
+                self._count(hits=1)
                 return file
-            if not missed:
-                self._count(misses=1)
-            missed = True
             fd = self._own_partial(what)
             if fd is not None:
-                return self._fill(what, fd, download)
+                file = self._fill(what, fd, download)
+                self._count(misses=1)
+                return file
 
     def put(self, what: Cacheable, data: bytes) -> None:
         """Store given bytes. Raises as `fetch` does."""
@@ -262,3 +266,5 @@ class NodeCache(Closing):
     def _count(self, **more: int) -> None:
         with self._lock:
             self._counts.update(more)
+        for name, count in more.items():
+            self._on_count(name, count)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
-from typing import Protocol
 
 from pipegraph.errors import ChecksumError, ShardError, StoreError
 from pipegraph.storage.formats.shard_format import Block
@@ -13,18 +11,11 @@ from pipegraph.storage.formats.shard_format import Block
 from .arrival import MemoryArrival
 from .entries import Cacheable, Download, Sink
 from .local import LocalParts, PartFile, Reopenable
-from .node_cache import DOWNLOADS
+from .node_cache import DOWNLOADS, NodeCache
 from .object_file import identify, open_part
 from .parts import Part
 from .shard_files import LocalFile, OverlayFile, ShardFile
 from .stores import StoreClient, safe_url
-
-
-class BlockCache(Protocol):
-    """The cache through which blocks are fetched: a `NodeCache`, or a wrapper of one."""
-
-    def fetch(self, what: Cacheable, download: Download) -> LocalFile:
-        """As `NodeCache.fetch`."""
 
 
 def cacheable(part: Part, block: Block, crc32c: int | None = None) -> Cacheable:
@@ -40,14 +31,16 @@ def open_block(
     *,
     crc32c: int | None = None,
     store: StoreClient | None = None,
-    cache: BlockCache | None = None,
+    cache: NodeCache | None = None,
     local: LocalParts | None = None,
+    no_room: Callable[[OSError], None] = lambda error: None,
 ) -> ShardFile:
     """Open a part for ``format.read(file, block)``, whose bytes are local when this returns. Blocks for the download.
 
     A local part is read in place unless there is a cache (then it is taken to lie on slow storage); its checksum is
     computed once for as long as the file is the same. Anything else is fetched whole: into the cache, or, without one
-    or where that has no room, into memory. Reads outside the block, such as Parquet's footer, go to the part itself.
+    or where that has no room (``no_room`` is told), into memory. Reads outside the block, such as Parquet's footer, go
+    to the part itself.
 
     Raises:
         ChecksumError: the bytes never matched `crc32c`.
@@ -73,7 +66,16 @@ def open_block(
 
         if cache is None:
             return OverlayFile(base, block.offset, _into_memory(what, bring))
-        fetch = partial(_through, cache, what, bring)
+
+        def fetch() -> ShardFile:
+            try:
+                return cache.fetch(what, bring)
+            except StoreError:
+                raise
+            except OSError as error:  # no room, or the folder is gone
+                no_room(error)
+                return _into_memory(what, bring)
+
         entry = fetch()
         inner = CachedEntry(entry, fetch, local) if isinstance(entry, LocalFile) else entry
         return OverlayFile(base, block.offset, inner)
@@ -100,16 +102,6 @@ class CachedEntry(Reopenable[ShardFile]):
 
     def _open_again(self) -> ShardFile:
         return self._fetch()
-
-
-def _through(cache: BlockCache, what: Cacheable, download: Download) -> ShardFile:
-    """An entry of the cache; its bytes in memory where the cache has no room, or cannot be used any more."""
-    try:
-        return cache.fetch(what, download)
-    except StoreError:
-        raise
-    except OSError:
-        return _into_memory(what, download)
 
 
 def _into_memory(what: Cacheable, download: Download) -> MemoryArrival:

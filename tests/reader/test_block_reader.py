@@ -12,9 +12,9 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import MemoryLimitError, ShardError
+from pipegraph.reader.block_bytes import Bytes
 from pipegraph.reader.block_reader import BlockReader
 from pipegraph.reader.block_sources import BlockSource, ManifestSource
-from pipegraph.reader.fetcher import Fetcher
 from pipegraph.reader.schedule import RankSteps, Uses
 from pipegraph.storage import ShardFile
 from pipegraph.storage.shard_files import BytesFile
@@ -24,7 +24,7 @@ from pipegraph.testing import Resources
 class Blocks(BlockSource):
     """Blocks of 10 bytes that load when the test says so."""
 
-    fetched, stride, in_memory = True, 4, True
+    fetched, stride = True, 4
 
     def __init__(self, budget: int = 1000, gated: bool = False) -> None:
         self.opened: list[int] = []
@@ -40,7 +40,7 @@ class Blocks(BlockSource):
         return 0 if self.unknown_until_open and number not in self.opened else 10
 
     def budget(self) -> int:
-        return self._budget - self.beside
+        return self._budget
 
     def open(self, number: int, room: Any) -> tuple[ShardFile, Any]:
         with self.changed:
@@ -453,44 +453,19 @@ def test_a_cache_smaller_than_the_data_serves_its_share_of_it(
     select = ops.ShardSelect(f"{url}/*", order=order, manifest=manifest)
     counted: Counter[str] = Counter()
     cache = pg.NodeCache(tmp_path / "cache", int(manifest.block_nbytes.sum()) // 2)
-    fetcher = Fetcher({}, True, cache, 10**9, lambda name, n: counted.update({name: n}))
-    source = ManifestSource(select.manifest(), order, 1, fetcher)
+    found = Bytes({}, True, cache, 10**9, lambda name, n: counted.update({name: n}))
+    source = ManifestSource(select.manifest(), order, 1, found)
     for epoch in range(4):
         indices = order.indices(manifest, 0, epoch)
         uses = Uses.of(np.searchsorted(np.cumsum(manifest.block_samples), indices, side="right"), 0)
         for number in uses.numbers.tolist():
-            found = source.open(number, lambda nbytes: None)[0]
-            assert found is not None
-            found.close()
+            file = source.open(number, lambda nbytes: None)[0]
+            assert file is not None
+            file.close()
     source.close()
     assert cache.usage() <= cache.limit
     assert counted["cache misses"] <= manifest.blocks // 2
     assert counted["cache hits"] >= 100  # of three epochs' 204 blocks
-
-
-def test_blocks_read_ahead_make_room_for_what_others_hold_and_those_in_use_stay(make_reader: Any) -> None:
-    source = Blocks(budget=30)
-    reader = make_reader(source)
-    reader.dealt(deal([0, 1, 2]))
-    source.wait_until_opened(0, 1, 2)
-    used = reader.acquire(0, 0, 0)
-    for number in (1, 2):
-        reader.release(reader.acquire(number, 0, number))
-    assert reader.leave_room(15) == 10
-    source.wait_until_closed(1, 2)
-    assert sorted(source.closed) == [1, 2]
-    reader.release(used)
-    assert reader.leave_room(0) == 0
-
-
-def test_blocks_on_disk_take_no_room_from_others(make_reader: Any) -> None:
-    source = Blocks(budget=30)
-    source.in_memory = False
-    reader = make_reader(source)
-    reader.dealt(deal([0, 1]))
-    reader.acquire(0, 0, 0)
-    assert reader.leave_room(25) == 0
-    assert not source.closed
 
 
 def test_closing_drops_blocks_under_the_lock_since_a_worker_may_be_about_to_use_one(

@@ -16,7 +16,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import ChecksumError, LoaderClosedError, StoreError
 from pipegraph.once import Once
-from pipegraph.reader import fetcher
+from pipegraph.reader import block_bytes
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest
 from pipegraph.storage.retries import Backoff
@@ -31,7 +31,7 @@ def quick_stores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Store clients that ask again sooner than those of real runs, and give up only what stalls on purpose."""
     grace_s = 3 if "stall" in request.node.name else 60
     monkeypatch.setattr(
-        fetcher,
+        block_bytes,
         "StoreClient",
         lambda options, on_count: StoreClient(options, on_count=on_count, retry=QUICK, grace_s=grace_s),
     )
@@ -149,7 +149,7 @@ def test_a_server_that_is_gone_for_good_is_an_error(
 ) -> None:
     short = Backoff(deadline_s=0.5, first_s=0.01, max_s=0.05, min_rate=1e9)
     monkeypatch.setattr(
-        fetcher,
+        block_bytes,
         "StoreClient",
         lambda options, on_count: StoreClient(options, on_count=on_count, retry=short, grace_s=0.3),
     )
@@ -181,7 +181,7 @@ def test_a_server_that_restarts_is_waited_for(
 def test_closing_while_every_request_hangs_leaves_nothing(
     bucket: Bucket, proxy: Any, s3_options: Any, tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetcher, "StoreClient", StoreClient)  # that of real runs would wait for minutes
+    monkeypatch.setattr(block_bytes, "StoreClient", StoreClient)  # that of real runs would wait for minutes
     asked = threading.Event()
 
     def late(method: str, path: str) -> str:

@@ -17,7 +17,7 @@ from .arrays import NpyFormat
 from .lines import JsonLinesFormat, PackedJsonLinesFormat
 from .mds import MdsFormat
 from .parquet import ParquetFormat
-from .shard_format import Block as Block, Format as Format, Sample as Sample
+from .shard_format import Block as Block, BlockSamples as BlockSamples, Format as Format, Sample as Sample
 from .tar import TarFormat
 from .unpacking import PackedFormat
 
