@@ -25,8 +25,9 @@ from pipegraph.operators.images.decoder import Interpolation, Scratch, check_int
 from pipegraph.operators.images.header import probe
 from pipegraph.operators.images.image_batch import FIELDS, ImageBatch, ImagePart, find_encoded, with_pixels
 from pipegraph.operators.images.normalize_tables import bits_of, row_filler
-from pipegraph.operators.load import Load, no_path, read_file
+from pipegraph.operators.load import Load, no_path
 from pipegraph.operators.normalize import Normalize
+from pipegraph.storage.read_file import read_file
 
 _pixels = Scratch()
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import errno
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -17,7 +15,7 @@ from pipegraph.bundle import DROPPED, Bundle
 from pipegraph.capabilities import BundleMap, Fuses, Planned, ReadsStorage
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Fact, Operator, Source
-from pipegraph.errors import DataError, GraphError, shown
+from pipegraph.errors import GraphError, shown
 from pipegraph.integers import flag
 from pipegraph.once import Once
 from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
@@ -31,9 +29,10 @@ from pipegraph.operators.shared_reader import (
     holds_blocks,
 )
 from pipegraph.order import Order, StridedOrder
-from pipegraph.paths import PATHS, TO_READ, path_of
+from pipegraph.paths import path_of
 from pipegraph.reader.columns_filter import Choice, chosen_columns
 from pipegraph.storage.folders import Classes, FileList, list_files
+from pipegraph.storage.read_file import read_file
 
 if TYPE_CHECKING:
     from pipegraph.columns import Columns
@@ -350,30 +349,6 @@ def _shards(source: Operator | Source) -> ShardSelect | None:
     from pipegraph.operators.shards import ShardSelect
 
     return source if isinstance(source, ShardSelect) else None
-
-
-def read_file(path: Any) -> bytes:
-    """All of a regular file; in four system calls, during each of which another thread may take the interpreter."""
-    if not isinstance(path, PATHS):  # a number is an open file of another's
-        raise DataError(f"Load: a sample's 'path' must be a path, got {shown(path)}")
-    file = os.open(path, TO_READ)
-    try:
-        status = os.fstat(file)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-        # Before it is read: of a pipe there is what was written so far, and a device may have no end.
-        if not stat.S_ISREG(status.st_mode):
-            raise DataError(f"Load: {os.fspath(path)!r} is no regular file (a pipe or a device)")
-        content = os.read(file, status.st_size + 1)
-        # A file that grows, one of /proc, and one larger than the system reads at once.
-        if len(content) != status.st_size:
-            parts = [content]
-            while parts[-1]:
-                parts.append(os.read(file, 1 << 20))
-            content = b"".join(parts)
-    finally:
-        os.close(file)
-    return content
 
 
 def no_path(sample: Any) -> GraphError:

@@ -332,5 +332,5 @@ def _listed(url: str, store: StoreClient, missing: Missing) -> list[Part]:
         uris = {part.uri for part in listed}
         for folder in dict.fromkeys(part.uri.rpartition("/")[0] for part in found):
             if f"{folder}/{JOURNAL}" in uris and f"{folder}/{SETTINGS}" not in uris:
-                raise unfinished(folder, "the call that began it, and upload all of it")
+                raise unfinished(folder, ", and upload all of it")
     return found

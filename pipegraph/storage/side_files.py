@@ -5,12 +5,8 @@ Their names begin with ``_``: pyarrow, pandas and Hugging Face's datasets skip s
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
-import shlex
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from pipegraph.errors import DataError
 
@@ -30,44 +26,14 @@ def unfinished_pack(folder: str) -> str | None:
 
 
 def refuse_unfinished(folder: str) -> None:
-    """Raises DataError for the folder of a pack that has not ended, with the call that continues it."""
-    path = unfinished_pack(folder)
-    if path is not None:
-        raise unfinished(folder, continuation(folder, path))
+    """Raises DataError for the folder of a pack that has not ended."""
+    if unfinished_pack(folder) is not None:
+        raise unfinished(folder, "")
 
 
-def unfinished(folder: str, continuation: str) -> DataError:
+def unfinished(folder: str, more: str) -> DataError:
     """The refusal of a folder whose pack has not ended."""
     return DataError(
         f"{folder!r}: the pack into this folder has not ended, it is still running or was stopped, so that shards are "
-        f"missing; wait for it, or continue it with {continuation}"
+        f"missing; wait for it, or make the call that began it again{more}: it writes the rest"
     )
-
-
-def _first_record(path: str) -> Mapping[str, Any]:
-    """Of a journal; empty where a process was stopped before, or while, it wrote it, and where it has just ended."""
-    try:
-        with open(path, "rb") as lines:
-            record = json.loads(next((line for line in itertools.islice(lines, 100) if line.strip()), b"{}"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def continuation(folder: str, journal: str) -> str:
-    """The call that continues the pack into a folder, by its journal."""
-    record = _first_record(journal)
-    settings = record.get("settings")
-    if not isinstance(settings, dict):
-        return "the call that began it"
-    format, size, shuffle = (settings.get(name) for name in ("format", "size", "shuffle"))
-    if settings.get("source") is None:
-        return f"the same samples through pg.ShardWriter({folder!r}, format={format!r}, size={size})"
-    given = record.get("given")
-    if given is None:
-        more = "" if shuffle is None else f", shuffle={shuffle}"
-        return f"pack_shards(the same source, {folder!r}, format={format!r}, size={size}{more})"
-    words = ["pipegraph", "pack", given, folder, "--format", str(format), "--size", str(size)]
-    if shuffle is not None:
-        words += ["--shuffle", "--seed", str(shuffle)]
-    return f"`{shlex.join(words)}`"

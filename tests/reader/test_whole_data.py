@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +59,11 @@ def unfinished(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-NOT_ENDED = "out': the pack into this folder has not ended, .* continue it with `pipegraph pack "
+NOT_ENDED = "out': the pack into this folder has not ended, .* make the call that began it again"
 
 
-def test_every_reader_refuses_an_unfinished_pack_and_names_the_command_that_continues_it(
-    unfinished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_every_reader_refuses_an_unfinished_pack(
+    unfinished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part_order = pg.order.PartOrder()
     monkeypatch.chdir(unfinished)
@@ -84,10 +83,7 @@ def test_every_reader_refuses_an_unfinished_pack_and_names_the_command_that_cont
             read()
     assert re.search(NOT_ENDED, str(refused.value))
     assert run(["index", str(unfinished)]) == 2
-    command = re.search("`(pipegraph pack .*?)`", capsys.readouterr().err)
-    assert command is not None
-    monkeypatch.chdir(tmp_path)
-    assert run(shlex.split(command[1])[1:]) == 0
+    pack_shards(tmp_path / "my photos", unfinished, size="10 kB", workers=1, shuffle=7)
     assert count(unfinished) == SAMPLES
 
 
@@ -100,9 +96,7 @@ def test_an_unfinished_writer_is_refused_and_an_unfinished_index_is_not(tmp_path
         for number in range(9):
             writer.write({"n": number, "x": bytes(600)})
         raise Stopped
-    with pytest.raises(
-        DataError, match=r"the same samples through pg\.ShardWriter\('.*out', format='tar', size=1000\)"
-    ):
+    with pytest.raises(DataError, match="has not ended"):
         count(tmp_path / "out")
     with pg.ShardWriter(tmp_path / "out", size="1 kB") as writer:
         for number in range(writer.written, 9):
@@ -114,7 +108,9 @@ def test_an_unfinished_writer_is_refused_and_an_unfinished_index_is_not(tmp_path
 def test_an_unfinished_pack_in_a_store_is_refused(unfinished: Path, upload: Any) -> None:
     url = upload(unfinished)
     for named in (f"{url}/", f"{url}/*.tar"):
-        with pytest.raises(DataError, match="has not ended.*the call that began it, and upload all of it"):
+        with pytest.raises(
+            DataError, match="has not ended.*the call that began it again, and upload all of it"
+        ):
             count(named, order=pg.order.PartOrder())
     assert 0 < count(f"{url}/*.tar", order=pg.order.PartOrder(), missing="skip") < SAMPLES
 
@@ -397,12 +393,9 @@ def test_a_folder_of_files_with_a_folder_that_may_not_be_listed_is_refused(close
         list_files(closed)
 
 
-def test_a_pack_names_a_broken_link_and_a_file_that_is_not_there(linked: Path, tmp_path: Path) -> None:
+def test_a_pack_names_a_broken_link(linked: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"s-1\.jsonl', which is a link to 'gone/s-1\.jsonl': No such file"):
         pack_shards(linked, tmp_path / "out")
-    (tmp_path / "list.txt").write_text("d/s-0.jsonl\nd/s-9.jsonl\n")
-    with pytest.raises(DataError, match=r"d/s-9\.jsonl': No such file.*leave it out of the folder or list"):
-        pack_shards(tmp_path / "list.txt", tmp_path / "out")
 
 
 @pytest.mark.parametrize("beside", ["s-1.tar.bz2", "s-1.tar.partial", "README", "s-0.tar.md5"])

@@ -17,9 +17,9 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, GraphError, PipegraphWarning, StateError
-from pipegraph.operators.load import read_file
 from pipegraph.storage import build_manifest
 from pipegraph.storage.object_file import open_part
+from pipegraph.storage.read_file import read_file
 
 ORDERS = [pg.order.LaneOrder(shuffle=False), pg.order.PartOrder(shuffle=False)]
 

@@ -191,7 +191,7 @@ def test_a_file_whose_fields_differ_is_named(tmp_path: Path) -> None:
     for name in ("a.jpg", "b.jpg", "c.jpg", "c.jpg.jpg"):
         (tmp_path / "files" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "files" / name).write_bytes(b"x")
-    named = r"sample 2 \('c'\) and sample 0 \('a'\) differ in 'jpg.jpg'"
+    named = r"sample 2 \('c'\) has the field 'jpg.jpg'"
     with pytest.raises(DataError, match=named):
         pack_shards(tmp_path / "files", tmp_path / "out", format="parquet")
 

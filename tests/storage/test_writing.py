@@ -265,17 +265,6 @@ def test_a_stream_is_written_in_its_order(tmp_path: Path) -> None:
         pack_shards(made, tmp_path / "other", shuffle=1)
 
 
-def test_a_list_of_files_may_have_labels(photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "list.txt").write_text("photos/dogs/0000.jpg\t7\nphotos/cats/0001.jpg\t8\n")
-    pack_shards(tmp_path / "list.txt", tmp_path / "out")
-    assert [(s["key"], s["label"]) for s in samples(tmp_path / "out")] == [
-        ("photos/cats/0001", 8),
-        ("photos/dogs/0000", 7),
-    ]
-    pack_shards([photos / "dogs" / "0000.jpg"], tmp_path / "one")
-    assert [sorted(s) for s in samples(tmp_path / "one")] == [["jpg", "key"]]
-
-
 def folder_of(root: Path, *names: str) -> Path:
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -290,20 +279,16 @@ def test_no_file_of_a_folder_is_taken_for_what_a_pack_adds(tmp_path: Path, forma
     assert samples(tmp_path / "a") == [
         {"key": key, "jpg": f"{key}.jpg".encode(), "_key": f"{key}.key".encode()} for key in "xy"
     ]
-    names = ("a/x.jpg", "a/x.label", "b/y.jpg", "b/y.label")
-    labels = folder_of(tmp_path / "labels", *names)
-    with pytest.raises(DataError, match=r"a/x\.label': the sample 'a/x' has a label already.*without labels"):
+    labels = folder_of(tmp_path / "labels", "a/x.jpg", "a/x.label", "b/y.jpg", "b/y.label")
+    with pytest.raises(
+        DataError, match=r"a/x\.label': the sample 'a/x' has .* a label from its class folder"
+    ):
         pack_shards(labels, tmp_path / "b", format=format, workers=1)
-    pack_shards([labels / name for name in names], tmp_path / "c", format=format, workers=1)
-    assert samples(tmp_path / "c")[0] == {"key": "a/x", "jpg": b"a/x.jpg", "label": b"a/x.label"}
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_labels_are_the_samples_own_or_their_folders_for_all_alike(tmp_path: Path, format: str) -> None:
-    own = folder_of(tmp_path / "own", "a/x.cls", "b/y.jpg", "b/z.cls")
-    with pytest.raises(DataError, match=r"some samples have a label in a file \.cls.*'b/y' has none"):
-        pack_shards(own, tmp_path / "a", format=format, workers=1)
-    (own / "b/y.jpg").unlink()
+def test_labels_are_the_samples_own_where_they_have_some(tmp_path: Path, format: str) -> None:
+    own = folder_of(tmp_path / "own", "a/x.cls", "b/z.cls")
     pack_shards(own, tmp_path / "b", format=format, workers=1)
     assert samples(tmp_path / "b") == [{"key": key, "cls": f"{key}.cls".encode()} for key in ("a/x", "b/z")]
 
@@ -323,42 +308,21 @@ def test_a_loop_may_use_its_buffer_again(tmp_path: Path, format: str, made: Any)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_stopped_stream_is_continued_with_the_same_samples_or_refused(tmp_path: Path, format: str) -> None:
-    def stream(numbers: Any, text: str = "text", stop: int | None = None) -> Any:
+def test_a_stopped_stream_is_written_again(tmp_path: Path, format: str) -> None:
+    def packed(numbers: Any, stop: int | None = None) -> Manifest:
         def made() -> Iterator[dict[str, Any]]:
             for place, n in enumerate(numbers):
                 if place == stop:
                     raise RuntimeError("stopped")
-                yield {"n": n, "text": text * 20, "x": np.arange(n % 7 + 1)}
+                yield {"n": n, "text": "text" * 20, "x": np.arange(n % 7 + 1)}
 
-        return made
-
-    def packed(*args: Any, **options: Any) -> Manifest:
-        return pack_shards(stream(*args, **options), tmp_path / "out", format=format, size="2 kB")
+        return pack_shards(made, tmp_path / "out", format=format, size="2 kB")
 
     with pytest.raises(RuntimeError, match="stopped"):
         packed(range(100), stop=70)
-    for other in (range(99, -1, -1), [0, 1, 9, *range(3, 100)]):
-        with pytest.raises(DataError, match=r"are others than in the run that was stopped.*remove"):
-            packed(other)
-    with pytest.raises(DataError, match="are others than"):
-        packed(range(100), "other")
-    with pytest.raises(DataError, match="or fewer"):
-        packed(range(5))
-    assert len(packed(range(100))) == 100
-    assert sorted(int(sample["n"]) for sample in samples(tmp_path / "out")) == list(range(100))
-
-
-@pytest.mark.parametrize("inside", [".", "shards", "a/shards", ".."])
-def test_a_folder_is_not_packed_into_itself(tmp_path: Path, inside: str) -> None:
-    root = folder_of(tmp_path / "out/files", "a/x.jpg", "b/y.jpg")
-    if inside == "..":
-        pack_shards(root, root / "../shards", workers=1)
-        pack_shards(root, root / ".shards", workers=1)
-        return
-    with pytest.raises(DataError, match=r"lies in .*/files', whose files are packed: .*a folder beside it"):
-        pack_shards(root, root / inside, workers=1)
-    assert sorted(path.name for path in root.rglob("*.*")) == ["x.jpg", "y.jpg"]
+    manifest = packed(range(30, 60))
+    assert len(manifest.parts) == len(list((tmp_path / "out").glob("shard*")))
+    assert sorted(int(sample["n"]) for sample in samples(tmp_path / "out")) == list(range(30, 60))
 
 
 @pytest.mark.parametrize(
@@ -692,8 +656,7 @@ def test_a_pack_onto_a_full_disk_says_what_is_there_and_how_it_continues(
         pack_shards(photos, target, size="40 kB", workers=1)
     (text,) = caught.value.__notes__
     finished = list(target.glob("shard*"))
-    assert f"{str(target)!r} has no more room: {len(finished)} shards with " in text
-    assert f"the rest is written by `pipegraph pack {photos} {target} --format tar --size 40000`" in text
+    assert f"{str(target)!r} has no more room: {len(finished)} shards are there and stay" in text
     assert 0 < len(finished) < 10
     assert len(pack_shards(photos, target, size="40 kB", workers=1)) == 300
 
@@ -715,8 +678,7 @@ def test_a_writer_on_a_full_disk_says_how_it_continues(
         write()
     monkeypatch.undo()
     (text,) = caught.value.__notes__
-    assert "has no more room: 4 shards with 8 samples" in text
-    assert f"the same samples through pg.ShardWriter({str(tmp_path / 'out')!r}, format='tar'" in text
+    assert "has no more room: 4 shards are there and stay. Make room, and make the same call again" in text
 
 
 def test_a_failure_in_a_worker_names_the_sample_and_leaves_no_processes(photos: Path, tmp_path: Path) -> None:
@@ -867,12 +829,3 @@ def test_a_source_that_cannot_give_a_sample_is_told_which(
     with pytest.raises(IndexError) as caught:
         pack_shards(Short(), tmp_path / "again", format=format, workers=workers, size=10)
     assert caught.value.__notes__ == ["sample 6 of the source, which says that it has 10"]
-
-
-def test_a_list_of_files_may_begin_with_a_mark_and_is_utf8(tmp_path: Path) -> None:
-    (tmp_path / "a.jpg").write_bytes(b"1")
-    (tmp_path / "list.txt").write_bytes(b"\xef\xbb\xbfa.jpg\r\n")
-    assert len(pack_shards(tmp_path / "list.txt", tmp_path / "out")) == 1
-    (tmp_path / "list.txt").write_text("a.jpg\n", "utf-16")
-    with pytest.raises(DataError, match=r"list\.txt, line 1: has a null character; save the list as UTF-8"):
-        pack_shards(tmp_path / "list.txt", tmp_path / "again")

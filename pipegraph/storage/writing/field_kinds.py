@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +19,7 @@ Kinds = dict[str, str]
 PROBES: Final = 64
 """Samples from which the kinds of fields are taken: spread over a dataset, or the first of a stream, until they say."""
 
-_UNDECIDED: Final = ("null", "empty list")
+_UNDECIDED: Final = frozenset({"null", "empty list"})
 
 
 _CONVERT: Final = "convert it to numbers, text or bytes, as with .float() or .filled(0)"
@@ -80,25 +81,34 @@ def array_of(value: Any) -> Any:
 
 def kinds_of(samples: Iterable[tuple[int, Mapping[str, Any]]]) -> Kinds:
     """The kinds of the fields of all these samples, given with their numbers."""
-    found: Kinds = {}
-    first = ""
+    found: Kinds | None = None
     for number, sample in samples:
-        called = _called(sample, number)
         try:
-            kinds = {name: _kind_in(name, value) for name, value in sample.items()}
-            if first and kinds.keys() != found.keys():
-                odd = ", ".join(sorted(map(repr, kinds.keys() ^ found.keys())))
-                raise DataError(
-                    f"samples of one dataset must have the same fields; {called} and {first} differ in {odd}: give all "
-                    "of them the same, or write tar, where they may differ"
-                )
-            for name, kind in kinds.items():
-                found[name] = _joined(found[name], kind, name) if first else kind
+            found = joined(found, sample, number)
         except DataError as error:
-            note(error, f"{called} of the source")
+            note(error, f"{_called(sample, number)} of the source")
             raise
-        first = first or called
-    return found
+    return found or {}
+
+
+def joined(kinds: Kinds | None, sample: Mapping[str, Any], number: int) -> Kinds:
+    """The kinds that samples have together with one more; None where it is the first.
+
+    Raises:
+        DataError: it has other fields or kinds.
+    """
+    if kinds is None:
+        kinds = dict.fromkeys(sample, "null")
+    refuse_other_fields(sample, kinds, number)
+    return {
+        **kinds,
+        **{name: _joined(kinds[name], _kind_in(name, value), name) for name, value in sample.items()},
+    }
+
+
+def undecided(kinds: Kinds) -> bool:
+    """Whether no value has said yet what some field holds."""
+    return not _UNDECIDED.isdisjoint(kinds.values())
 
 
 def _called(sample: Mapping[str, Any], number: int) -> str:
@@ -118,10 +128,8 @@ def _joined(one: str, other: str, field: str) -> str:
         return one
     if one == "null":
         return other
-    if {one, other} == {"int", "float"}:
-        return "float"
-    if {one, other} == {"array:int64", "array:float64"}:  # a list of whole numbers among others
-        return "array:float64"
+    if {one, other} in ({"int", "float"}, {"array:int64", "array:float64"}):  # whole numbers among others
+        return "float" if one in ("int", "float") else "array:float64"
     if "empty list" in (one, other) and (found := other if one == "empty list" else one).startswith(
         ("array", "json")
     ):
@@ -136,22 +144,16 @@ def fitted(value: Any, kind: str, field: str) -> Any:
     if value is None:
         return None
     found = _kind_in(field, value)
-    name, _, dtype = kind.partition(":")
     try:
-        if name == "array" and (found.startswith("array:") or isinstance(value, list | tuple)):
-            array = array_of(value)
-            if isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") != np.dtype(dtype):
-                raise TypeError(f"an array of {array.dtype}")
-            if isinstance(value, list | tuple):
-                _check_numbers(value, np.dtype(dtype))
-            return np.ascontiguousarray(array, dtype=dtype)
-        if found == kind or (kind == "float" and found == "int"):
-            if kind == "float":
-                _check_numbers((value,), np.dtype(float))
-            plain = {"int": int, "float": float, "bool": bool, "bytes": bytes}.get(kind)
-            return plain(value) if plain is not None else value if kind == "text" else as_json(value)
-        if kind == "json" and found == "empty list":
+        if kind.startswith("array:") and found.startswith(("array:", "empty")):
+            return _array(value, found, np.dtype(kind.partition(":")[2]))
+        if kind == "json" and found in ("json", "empty list"):
             return as_json(value)
+        if found == kind or (kind, found) == ("float", "int"):
+            plain = _PLAIN.get(kind, as_json)(value)
+            if found != kind and plain != number_of(value):
+                raise TypeError(f"{shown(value)} would change as a float")
+            return plain
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"field {field!r} holds {kind} in this dataset, not this value: {error}") from error
     remedy = {
@@ -163,107 +165,71 @@ def fitted(value: Any, kind: str, field: str) -> Any:
     )
 
 
-def _check_numbers(values: Sequence[Any], dtype: np.dtype[Any]) -> None:
-    """Raises TypeError or OverflowError if a number changes by becoming one of ``dtype``; floats may be rounded."""
-    kinds = set(map(type, values))
-    if kinds == {float} and dtype == np.float64:
-        return
-    if kinds == {int} and dtype.kind in "iuf":
-        exact = 2 ** (np.finfo(dtype).nmant + 1) if dtype.kind == "f" else 0
-        least, largest = (-exact, exact) if exact else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-        if least <= min(values) and max(values) <= largest:
-            return
-    for value in values:
-        if isinstance(value, list | tuple):
-            _check_numbers(value, dtype)
-            continue
-        number = number_of(value)
-        if isinstance(number, bool | np.bool_):
-            fits = dtype.kind == "b"
-        elif isinstance(number, int):
-            fits = dtype.kind in "iuf" and int(dtype.type(number)) == number
-        elif isinstance(number, float | np.floating):
-            size = abs(float(number))
-            fits = dtype.kind == "f" and (size <= float(np.finfo(dtype).max) or not np.isfinite(size))
-        else:
-            array = array_of(number)
-            fits = isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") == dtype
-        if not fits:
-            raise TypeError(
-                f"{shown(value)} would change as {dtype}; write all values of the field as one type"
-            )
+def _array(value: Any, found: str, dtype: np.dtype[Any]) -> Any:
+    """An array as it is, or a list of numbers that do not change as ones of ``dtype``; floats may be rounded."""
+    if not isinstance(value, list | tuple):
+        array = array_of(value)
+        if array.dtype.newbyteorder("=") != dtype:
+            raise TypeError(f"an array of {array.dtype}")
+        return np.ascontiguousarray(array, dtype)
+    numbers = list(value) if set(map(type, value)) <= {int, float} else list(map(number_of, value))
+    if numbers and dtype.kind not in ("f" if found == "array:float64" else "iuf"):
+        raise TypeError(f"{shown(value)} would change as {dtype}; write all values of the field as one type")
+    with np.errstate(over="ignore"):
+        array = np.array(numbers, dtype)
+    made = array.tolist()
+    differing = ((one, other) for one, other in zip(numbers, made, strict=True) if one != other)
+    rounded = (isinstance(one, float) and isfinite(one) == isfinite(other) for one, other in differing)
+    if made != numbers and not all(rounded):
+        raise TypeError(f"{shown(value)} would change as {dtype}; write all values of the field as one type")
+    return array
 
 
 def fitted_fields(sample: Mapping[str, Any], kinds: Kinds, number: int) -> Iterator[tuple[str, str, Any]]:
     """Name, kind and value of each field, in the order of ``kinds``; a sample without a key has its number as one."""
-    _refuse_other_fields(sample, kinds, number)
+    refuse_other_fields(sample, kinds, number)
     for field, kind in kinds.items():
         given = sample.get(field)
         yield field, kind, fitted(f"{number:09d}" if field == "key" and given is None else given, kind, field)
 
 
-def _refuse_other_fields(sample: Mapping[str, Any], kinds: Kinds, number: int) -> None:
+def refuse_other_fields(sample: Mapping[str, Any], kinds: Kinds, number: int) -> None:
+    """Raises DataError for a sample with a field too many, or one too few that is not its key."""
     odd = next((name for name in sample if name not in kinds), None)
-    if odd is not None:
-        raise DataError(
-            f"{_called(sample, number)} has the field {odd!r}, which those looked at first have not; give all samples "
-            "the same fields, or write tar, where they may differ"
-        )
-    if len(sample) < len(kinds):
-        missing = next((name for name in kinds if name not in sample and name != "key"), None)
-        if missing is not None:
-            raise DataError(
-                f"{_called(sample, number)} lacks the field {missing!r}, which those looked at first have; give all "
-                "samples the same fields, or write tar, where they may differ"
-            )
+    missing = next((name for name in kinds if name not in sample and name != "key"), None)
+    if odd is None and missing is None:
+        return
+    what = (
+        f"has the field {odd!r}, which those looked at first have not"
+        if odd is not None
+        else (f"lacks the field {missing!r}, which those looked at first have")
+    )
+    raise DataError(
+        f"{_called(sample, number)} {what}; give all samples the same fields, or write tar, where they may differ"
+    )
 
 
-class FirstSamples:
-    """A stream's first samples, held until a value has said the kind of each field."""
-
-    def __init__(self) -> None:
-        self.kinds: Kinds = {}
-        self.samples: deque[Mapping[str, Any]] = deque()
-        self.nbytes = 0
-
-    def add(self, sample: Mapping[str, Any], number: int) -> bool:
-        """Hold the next sample, whose fields' kinds are those of the ones before; a copy, unless it is the first and
-        says all kinds. Whether all are known.
-
-        Raises:
-            DataError: it has other fields or kinds; it is not held.
-        """
-        kinds = dict(self.kinds) if self.samples else dict.fromkeys(sample, "null")
-        _refuse_other_fields(sample, kinds, number)
-        for name, value in sample.items():
-            if kinds[name] in _UNDECIDED:
-                kinds[name] = _joined(kinds[name], _kind_in(name, value), name)
-        known = not any(kind in _UNDECIDED for kind in kinds.values())
-        if self.samples or not known:
-            sample = {name: _copied(value, kinds[name], name) for name, value in sample.items()}
-            self.nbytes += sum(map(nbytes_of, sample.values()))
-        self.kinds = kinds
-        self.samples.append(sample)
-        return known or len(self.samples) >= PROBES
+def held(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample that stays what it is now, whatever the user does with the one given; of the same kinds."""
+    return {name: _copied(value) for name, value in sample.items()}
 
 
-def _copied(value: Any, kind: str, field: str) -> Any:
-    """A value that stays what it is now, whatever the user does with the one given; of the same kind."""
-    if kind == "json" and value is not None:
-        return json.loads(fitted(value, kind, field))
-    if kind.startswith("array:") and not isinstance(value, list | tuple) and _kind_in(field, value) == kind:
-        return array_of(value).copy()  # also of a dtype that the format refuses later
-    value = fitted(value, kind, field)
-    if kind == "empty list" and value is not None:
-        return []
-    return value.copy() if isinstance(value, np.ndarray) else value
+def _copied(value: Any) -> Any:
+    value = number_of(value)
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    array = array_of(value)
+    return array.copy() if isinstance(array, np.ndarray) else copy.deepcopy(value)
+
+
+_PLAIN: Final = {"int": int, "float": float, "bool": bool, "bytes": bytes, "text": str}
 
 
 def nbytes_of(value: Any) -> int:
-    """About what a fitted value takes."""
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    return len(value) if isinstance(value, str | bytes) else 8
+    """About what a value takes."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    return int(getattr(value, "nbytes", 8))
 
 
 def as_json(value: Any) -> str:

@@ -28,14 +28,13 @@ from pipegraph.errors import DataError, GraphError, LoaderClosedError, ShardErro
 from pipegraph.integers import integer
 from pipegraph.machine import cores
 from pipegraph.order.permutation import key64, permute_one
-from pipegraph.paths import PATHS, path_of
 from pipegraph.storage.manifest import Manifest, PartIndex
 from pipegraph.units import parse_bytes
 
 from .encoder import Sample
 from .field_kinds import PROBES, Kinds, kinds_of
 from .pack_folder import PackFolder, encoder_of
-from .pack_sources import FilesSource, PackedStream, PackSource, source_of
+from .pack_sources import PackedStream, PackSource, source_of
 from .shard_file import index_shard, write_shard
 from .shard_writer import SIZE, ShardWriter
 from .tar_encoder import MARKER_NBYTES
@@ -75,12 +74,13 @@ def pack_shards(
 ) -> Manifest:
     """Write a dataset as shards, with their manifest.
 
-    The same call after a crash or an interrupt writes only what is missing; one on a complete folder changes nothing.
+    The same call after a crash or an interrupt writes only what is missing, a stream all of it again; one on a complete
+    folder changes nothing.
 
     Args:
-        source: a folder of files or of shards, a text file that lists files, a pattern of shards, the folder or
-            ``hf:NAME:SPLIT`` of a Hugging Face dataset, a list of paths, a dataset with ``__len__`` and
-            ``__getitem__``, an iterable of dicts, or a function that returns one of these.
+        source: a folder of files or of shards, a pattern or list of shards, the folder or ``hf:NAME:SPLIT`` of a
+            Hugging Face dataset, a dataset with ``__len__`` and ``__getitem__``, an iterable of dicts, or a function
+            that returns one of these.
         target: the folder for the shards.
         format: one of those of docs/writing-shards.md, ``"tar"`` or ``"parquet"``.
         size: about how large shards are, in bytes or such as ``"128 MB"``. Tars of files never exceed it, unless a
@@ -108,14 +108,8 @@ def pack_shards(
         return _pack_stream(found, target, format, nbytes, progress)
     if not len(found):
         raise DataError("pack: the source has no samples")
-    if isinstance(found, FilesSource) and isinstance(source, str | os.PathLike) and os.path.isdir(source):
-        _refuse_within(source, target)
     settings = {"format": format, "size": nbytes, "source": found.describe(), "shuffle": shuffle}
-    given = None
-    if isinstance(source, PATHS):
-        given = path_of(source, "pack: source")
-        given = given if given.startswith("hf:") else os.path.abspath(given)
-    with PackFolder(target, settings, given) as goal:
+    with PackFolder(target, settings) as goal:
         if goal.complete:
             return goal.manifest()
         try:
@@ -125,23 +119,13 @@ def pack_shards(
             raise
 
 
-def _refuse_within(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Raises DataError for shards that would be written among the files, but not in a hidden folder."""
-    inside = os.path.relpath(os.path.realpath(os.path.expanduser(target)), os.path.realpath(source))
-    if inside == "." or not any(name.startswith(".") for name in inside.split(os.sep)):
-        raise DataError(
-            f"pack: the folder for the shards, {os.fspath(target)!r}, lies in {os.fspath(source)!r}, whose files are "
-            "packed: the next call would pack the shards too. Choose a folder beside it"
-        )
-
-
 def _pack_stream(
     stream: PackedStream, target: Any, format: str, nbytes: int, progress: Progress | None
 ) -> Manifest:
     with ShardWriter(target, format, nbytes, source="stream") as writer:
         if not writer.complete:
             shards = writer.shards
-            for sample in writer._behind_written(stream):
+            for sample in stream:
                 writer.write(sample)
                 if progress and writer.shards != shards:
                     shards = writer.shards

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -25,7 +26,6 @@ from pipegraph.storage.side_files import (
     JOURNAL,
     MANIFEST,
     SETTINGS,
-    continuation,
     unfinished_pack,
 )
 from pipegraph.storage.space import NO_ROOM
@@ -39,9 +39,7 @@ from pipegraph.units import counted
 class PackFolder(Closing):
     """A folder under construction; one process at a time writes to it."""
 
-    def __init__(
-        self, folder: str | os.PathLike[str], settings: dict[str, Any], given: str | None = None
-    ) -> None:
+    def __init__(self, folder: str | os.PathLike[str], settings: dict[str, Any]) -> None:
         self.folder = os.path.abspath(os.path.expanduser(path_of(folder, "the folder for the shards")))
         self.settings = json.loads(json.dumps(settings))
         self.finished: dict[int, PartIndex] = {}
@@ -54,17 +52,16 @@ class PackFolder(Closing):
             crc32c_extend()
             encoder_of(self.settings["format"])({}, self.settings["size"])
             os.makedirs(self.folder, exist_ok=True)
-            self._begin(given)
+            self._begin()
 
     def note_if_full(self, error: OSError) -> None:
         """Adds to the error of a full disk what is there, and how the pack is continued."""
         if error.errno in NO_ROOM:
             shards = counted(len(self.finished), "shard")
-            samples = counted(sum(index.samples for index in self.finished.values()), "sample")
             note(
                 error,
-                f"{self.folder!r} has no more room: {shards} with {samples} are there and stay. Make room, and the "
-                f"rest is written by {continuation(self.folder, os.fspath(self._path))}",
+                f"{self.folder!r} has no more room: {shards} are there and stay. Make room, and make the same call "
+                "again: it writes the rest",
             )
 
     @property
@@ -114,7 +111,7 @@ class PackFolder(Closing):
             f"{self.folder!r} {how} other settings: {facts}. Use those, choose another folder, or remove this one"
         )
 
-    def _begin(self, given: str | None) -> None:
+    def _begin(self) -> None:
         while not self._opened():
             pass  # its process has ended meanwhile, and removed it
         try:
@@ -132,7 +129,7 @@ class PackFolder(Closing):
                 return
             else:
                 self._check_empty()
-                self._note({"settings": self.settings, "given": given})
+                self._note({"settings": self.settings})
             self._remove_partial()
         except BaseException:
             self.close()
@@ -192,9 +189,17 @@ class PackFolder(Closing):
 
     def find_finished(self) -> None:
         """Index the shards from number 0 on that an earlier run has finished."""
-        paths = itertools.takewhile(os.path.exists, map(self.path, itertools.count()))
         with ThreadPoolExecutor(thread_name_prefix="pipegraph-index") as pool:
-            self.finished = dict(enumerate(pool.map(index_shard, paths)))
+            self.finished = dict(enumerate(pool.map(index_shard, self._there())))
+
+    def begin_again(self) -> None:
+        """Remove what an earlier run has finished."""
+        self.kinds = None
+        for path in list(self._there()):
+            os.unlink(path)
+
+    def _there(self) -> Iterator[str]:
+        return itertools.takewhile(os.path.exists, map(self.path, itertools.count()))
 
     def finish(self) -> Manifest:
         """All shards are finished: write the manifest."""

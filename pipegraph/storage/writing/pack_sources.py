@@ -15,16 +15,17 @@ from typing import Any, Final
 import numpy as np
 
 from pipegraph.errors import DataError, extra_module
-from pipegraph.paths import PATHS, TO_READ, broken_link, path_of
+from pipegraph.paths import PATHS, broken_link, path_of
 from pipegraph.storage.beside import refuse_missing
 from pipegraph.storage.folders import is_beside, list_files
 from pipegraph.storage.formats import format_of, is_unread, known_suffixes
 from pipegraph.storage.formats.folder_columns import FolderColumns
-from pipegraph.storage.formats.tar import split_key, whole_number
+from pipegraph.storage.formats.tar import split_key
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.local import LocalParts, PartFile
 from pipegraph.storage.manifest import Manifest
 from pipegraph.storage.parts import expand_parts
+from pipegraph.storage.read_file import read_file
 from pipegraph.storage.side_files import refuse_unfinished
 
 from .encoder import Sample
@@ -60,105 +61,39 @@ class PackSource(ABC):
 class FilesSource(PackSource):
     """Files: those of one sample share the path up to the first dot of the last component."""
 
-    def __init__(self, root: str, paths: Sequence[str], labels: Sequence[int] | None = None) -> None:
-        self.root = root
-        samples: dict[str, list[Any]] = {}
+    def __init__(self, root: str) -> None:
+        files = list_files(root)
+        self.root, labels = files.root, None if files.labels is None else files.labels.tolist()
+        samples: dict[str, dict[str, Any]] = {}
         facts: list[str] = []
-        own_labels = 0
-        stat, above = os.stat, f"{root}/"
-        for place, path in enumerate(paths):
-            split = split_key(path)
+        if any(path.endswith(".cls") for path in files.paths):
+            labels = None  # samples with labels of their own
+        for place, path in enumerate(files.paths):
+            name, split = f"{self.root}/{path}", split_key(path)
             if split is None:
                 raise DataError(
-                    f"{above + path!r}: a file's ending says what it is in its sample, and this one has none; rename "
-                    "it, or leave it out of the folder or list"
+                    f"{name!r}: a file's ending says what it is in its sample, and this one has none; rename it, or "
+                    "move it out of the folder"
                 )
-            try:
-                status = stat(above + path)
-            except OSError as error:
-                target = broken_link(above + path)
-                link = "" if target is None else f", which is a link to {target!r}"
-                raise DataError(
-                    f"{above + path!r}{link}: {error.strerror}; mend it, or leave it out of the folder or list"
-                ) from error
-            if not S_ISREG(status.st_mode):
-                raise DataError(
-                    f"{above + path!r} is no regular file (a pipe, a device or a folder); leave it out of the "
-                    "folder or list"
-                )
+            status = _status(name)
             facts.append(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n")
             key, field = split
-            if field == "key":
-                field = "_key"  # as the reader of a tar names it
-            elif labels is not None and field == "label":
+            field = "_key" if field == "key" else field  # as the reader of a tar names it
+            entry = samples.setdefault(key, {} if labels is None else {"label": labels[place]})
+            if field in entry:
                 raise DataError(
-                    f"{above + path!r}: the sample {key!r} has a label already, from its class folder or the list of "
-                    "files; give this file another ending, or pack a list of the files, without labels"
+                    f"{name!r}: the sample {key!r} has the field {field!r} twice, or a label from its class folder "
+                    "too; give this file another ending"
                 )
-            own_labels += field == "cls"
-            entry = samples.get(key)
-            if entry is None:
-                samples[key] = [None if labels is None else labels[place], (field, path, status.st_size)]
-                continue
-            if any(field == each[0] for each in entry[1:]):
-                raise DataError(f"{above + path!r}: the sample {key!r} has the field {field!r} twice")
-            entry.append((field, path, status.st_size))
-        if labels is not None and 0 < own_labels < len(samples):
-            key = next(key for key, entry in samples.items() if all(each[0] != "cls" for each in entry[1:]))
-            raise DataError(
-                f"{root!r}: some samples have a label in a file .cls, which counts instead of their class folder's or "
-                f"the list's, and {key!r} has none; give all of them one, or none"
-            )
+            entry[field] = (path, status.st_size)
         text = "".join(facts).encode("utf-8", "surrogateescape")
         self._digest = hashlib.blake2b(text, digest_size=16).hexdigest()
         self._samples = list(samples.items())
         sizes = [
-            member_nbytes([1] * (entry[0] is not None) + [nbytes for _, _, nbytes in entry[1:]])
+            member_nbytes([each[1] if isinstance(each, tuple) else 1 for each in entry.values()])
             for entry in samples.values()
         ]
         self.nbytes = np.array(sizes, np.int64)
-
-    @staticmethod
-    def of_folder(root: str) -> FilesSource:
-        """The files of a folder; with class folders, each sample gets the number of its own as its label."""
-        files = list_files(root)
-        labels = None if files.labels is None else files.labels.tolist()
-        return FilesSource(files.root, files.paths, labels)
-
-    @staticmethod
-    def of_list(path: str) -> FilesSource:
-        """The files that a text names, one per line, relative to its own folder; behind a tab a label."""
-        names, labels = [], []
-        # Some editors put a mark before UTF-8, which is none of the first name's.
-        with open(path, encoding="utf-8-sig", errors="surrogateescape") as lines:
-            for number, line in enumerate(lines, 1):
-                if "\0" in line:
-                    raise DataError(f"{path}, line {number}: has a null character; save the list as UTF-8")
-                name, tab, label = line.rstrip("\r\n").partition("\t")
-                if not name.strip():
-                    continue
-                names.append(os.path.normpath(name))
-                whole = whole_number(label.encode(errors="surrogateescape")) if tab else None
-                if tab and whole is None:
-                    raise DataError(f"{path}, line {number}: a label is a whole number, got {label!r}")
-                labels.append(whole)
-        if not names:
-            raise DataError(f"{path}: a list of files, one per line, but it names none")
-        if len({label is None for label in labels}) > 1:
-            raise DataError(f"{path}: some lines have a label and some have none")
-        root = os.path.dirname(os.path.abspath(path))
-        return FilesSource.of_paths(names, root, None if None in labels else labels)  # type: ignore[arg-type]
-
-    @staticmethod
-    def of_paths(paths: Sequence[str], root: str, labels: Sequence[int] | None = None) -> FilesSource:
-        """Files by their paths, relative to a folder or below it."""
-        below = [os.path.relpath(os.path.join(root, path), root).replace(os.sep, "/") for path in paths]
-        outside = next((path for path in below if path.startswith("../")), None)
-        if outside is not None:
-            root = os.path.commonpath([os.path.abspath(os.path.join(root, path)) for path in below])
-            root = root if os.path.isdir(root) else os.path.dirname(root)
-            return FilesSource.of_paths([os.path.abspath(path) for path in paths], root, labels)
-        return FilesSource(root, below, labels)
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -169,22 +104,29 @@ class FilesSource(PackSource):
     def read(self, number: int) -> Sample:
         key, entry = self._samples[number]
         sample: dict[str, Any] = {"key": key}
-        for field, path, nbytes in entry[1:]:
-            sample[field] = _content(f"{self.root}/{path}", nbytes)
-        if entry[0] is not None and "cls" not in sample:
-            sample["label"] = entry[0]
+        for field, value in entry.items():
+            sample[field] = (
+                _content(f"{self.root}/{value[0]}", value[1]) if isinstance(value, tuple) else value
+            )
         return sample
+
+
+def _status(path: str) -> os.stat_result:
+    """Of a file that can be packed."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        target = broken_link(path)
+        link = "" if target is None else f", which is a link to {target!r}"
+        raise DataError(f"{path!r}{link}: {error.strerror}; mend it, or move it out of the folder") from error
+    if not S_ISREG(status.st_mode):
+        raise DataError(f"{path!r} is no regular file (a pipe, a device or a folder); move it away")
+    return status
 
 
 def _content(path: str, nbytes: int) -> bytes:
     """All of a file that was listed with this size."""
-    fd = os.open(path, TO_READ)
-    try:
-        data = os.read(fd, nbytes + 1)
-        while nbytes > len(data) and (more := os.read(fd, nbytes + 1 - len(data))):
-            data += more  # a read gives at most 2 GiB
-    finally:
-        os.close(fd)
+    data = read_file(path)
     if len(data) != nbytes:
         raise DataError(
             f"{path!r}: had {nbytes} bytes when the files were listed, and has changed since; pack again"
@@ -329,12 +271,7 @@ class _Encoded:
         for field in self.fields:
             value = sample[field]
             if value is not None and value.get("bytes") is None:
-                status = os.stat(value["path"])
-                if not S_ISREG(status.st_mode):
-                    raise DataError(
-                        f"field {field!r}: {value['path']!r} is no regular file (a pipe or a device)"
-                    )
-                value = {"bytes": _content(value["path"], status.st_size)}
+                value = {"bytes": read_file(value["path"])}
             sample[field] = None if value is None else value["bytes"]
         return sample
 
@@ -349,17 +286,13 @@ def source_of(given: Any) -> PackSource | PackedStream:
         return _named(path_of(given, "pack: source"))
     listed = isinstance(given, list | tuple) and bool(given)
     if listed and all(isinstance(each, PATHS) for each in given):
-        paths = [path_of(each, "pack: source") for each in given]
-        suffixes = known_suffixes(holds_samples=True)
-        if all(path.endswith(suffixes) for path in paths):
-            return ShardsSource(paths)
-        return FilesSource.of_paths(paths, os.getcwd())
+        return ShardsSource([path_of(each, "pack: source") for each in given])
     if hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, Mapping):
         return SequenceSource(given)
     if isinstance(given, Iterable) and not isinstance(given, Mapping):
         return PackedStream(given)
     raise DataError(
-        f"a {type(given).__name__} cannot be packed; give a folder, a list of files, a dataset or an iterable of dicts"
+        f"a {type(given).__name__} cannot be packed; give a folder, shards, a dataset or an iterable of dicts"
     )
 
 
@@ -371,9 +304,7 @@ def _named(path: str) -> PackSource:
         refuse_unfinished(path)
         if os.path.isfile(os.path.join(path, "dataset_info.json")):
             return SequenceSource(_datasets(path).load_from_disk(path))
-        return ShardsSource(path) if _holds_shards(path) else FilesSource.of_folder(path)
-    if path.endswith((".txt", ".lst")) and os.path.isfile(path):
-        return FilesSource.of_list(path)
+        return ShardsSource(path) if _holds_shards(path) else FilesSource(path)
     return ShardsSource(path)
 
 

@@ -26,9 +26,9 @@ _PIECE_NBYTES = 1 << 20
 class _Checksummed(io.RawIOBase):
     """A file that checksums its bytes as they are written; what comes after :meth:`release` is dropped."""
 
-    def __init__(self, path: str, flags: int = os.O_CREAT | os.O_EXCL) -> None:
+    def __init__(self, path: str) -> None:
         self._path, self._extend = path, crc32c_extend()
-        self.fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o666)
+        self.fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o666)
         self.crc32c = self.nbytes = 0
 
     def writable(self) -> bool:
@@ -116,18 +116,3 @@ def index_shard(path: str) -> PartIndex:
     part = Part(path)
     with LocalFile(path) as file:
         return index_part(part, file, format_of(part))
-
-
-def checksum_of(encoder: Encoder, samples: Iterable[tuple[int, Sample]]) -> int:
-    """That of the shard which these samples make."""
-    raw = _Checksummed(os.devnull, 0)
-    try:
-        with io.BufferedWriter(raw, _PIECE_NBYTES) as file:
-            encoder.begin(file)
-            for number, sample in samples:
-                encoder.add(encoder.encode(sample, number))
-            encoder.finish()
-            file.flush()
-            return raw.crc32c
-    finally:
-        raw.release()

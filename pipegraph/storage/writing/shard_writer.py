@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, final
 
@@ -13,9 +13,9 @@ from pipegraph.storage.manifest import Manifest
 from pipegraph.units import parse_bytes
 
 from .encoder import Encoder
-from .field_kinds import FirstSamples, Kinds, refuse_odd_names
+from .field_kinds import PROBES, Kinds, held, joined, nbytes_of, refuse_odd_names, undecided
 from .pack_folder import PackFolder, encoder_of
-from .shard_file import OpenShard, checksum_of
+from .shard_file import OpenShard
 
 SIZE = "128 MB"
 """Of a shard: large enough that requests to a store do not count."""
@@ -66,13 +66,17 @@ class ShardWriter:
         self._target = PackFolder(target, settings)
         self._shard: OpenShard | None = None
         self._encoder: Encoder | None = None
-        self._first = FirstSamples()
-        self._held = 0
+        self._kinds: Kinds | None = None  # of the first samples, until they say what each field holds
+        self._first: deque[Mapping[str, Any]] = deque()
+        self._first_nbytes = self._held = 0
         self._closed = False
         if self._target.complete:
             self.written = len(self._target.manifest())
             return
-        self._target.find_finished()
+        if source is None:
+            self._target.find_finished()
+        else:
+            self._target.begin_again()
         self.written = sum(index.samples for index in self._target.finished.values())
 
     @property
@@ -85,24 +89,6 @@ class ShardWriter:
         """Finished shards."""
         return len(self._target.manifest().parts) if self.complete else len(self._target.finished)
 
-    def _behind_written(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """Those that are not written yet; ``samples`` begins with those that are.
-
-        Raises:
-            DataError: they are others than those that were written before a stop, or fewer.
-        """
-        again = iter(samples)
-        numbered = enumerate(again)
-        for _, index in sorted(self._target.finished.items()):
-            encoder = self._encoder or self._open(self._target.kinds or {})
-            if checksum_of(encoder, itertools.islice(numbered, index.samples)) != index.crc32c:
-                raise DataError(
-                    f"{index.part.uri}: the stream's samples are others than in the run that was stopped, or fewer, so "
-                    "shards would hold some twice and others not at all; let the stream give the same samples again, "
-                    "or remove the folder"
-                )
-        return again
-
     def write(self, sample: Mapping[str, Any]) -> None:
         """Write the next sample.
 
@@ -113,23 +99,34 @@ class ShardWriter:
         """
         if self._closed or self._target.complete:
             raise LoaderClosedError("ShardWriter: everything was written before; choose another folder")
-        first = self._first
-        number = self._next() + len(first.samples)
+        number = self._next() + len(self._first)
         try:
             if not isinstance(sample, Mapping):
                 raise DataError(f"a sample is a dict of fields, got {type(sample).__name__}")
             refuse_odd_names(sample)
             if self._encoder is None and (self._target.kinds is not None or not self._kind.has_columns):
                 self._open(self._target.kinds or {})
-            held = self._encoder is None or bool(first.samples)
-            known = held and (first.add(sample, number) or first.nbytes >= self._nbytes)
+            if self._encoder is None:
+                self._hold(sample, number)
         except DataError as error:
             note(error, f"ShardWriter: sample {number}")
             raise
-        if not held:
+        if self._encoder is not None:
             self._add(sample, number)
-        elif known:
+        elif not self._waits():
             self._add_first()
+
+    def _hold(self, sample: Mapping[str, Any], number: int) -> None:
+        """One of the first samples, until a value has said what each field holds."""
+        self._kinds = joined(self._kinds, sample, number)
+        if undecided(self._kinds):
+            sample = held(sample)
+            self._first_nbytes += sum(map(nbytes_of, sample.values()))
+        self._first.append(sample)
+
+    def _waits(self) -> bool:
+        enough = len(self._first) >= PROBES or self._first_nbytes >= self._nbytes
+        return not enough and undecided(self._kinds or {})
 
     def _next(self) -> int:
         """The number of the next sample that a shard gets."""
@@ -137,13 +134,12 @@ class ShardWriter:
 
     def _add_first(self) -> None:
         """The samples that were held back, by the kinds that they say."""
-        samples = self._first.samples
-        while samples:
-            self._add(samples.popleft(), self._next())
+        while self._first:
+            self._add(self._first.popleft(), self._next())
 
     def _add(self, sample: Mapping[str, Any], number: int) -> None:
         try:
-            encoder = self._encoder or self._open(self._first.kinds)
+            encoder = self._encoder or self._open(self._kinds or {})
             encoded = encoder.encode(sample, number)
             nbytes = encoder.size(encoded)
             if self._shard is not None and self._held + nbytes > self._nbytes:
