@@ -50,10 +50,12 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
 
     Args:
         iterable: the items, or a callable that returns them.
-        shard: whether rank r of W takes items r, r+W, r+2W ...; with False every rank takes all items.
+        shard: whether rank r of W takes items r, r+W, r+2W ...; with False every rank takes all items. An iterable
+            that gives each rank its own items needs False: otherwise each rank would take a part of its part.
 
     Raises:
-        GraphError: it is neither iterable nor callable, is iterated with ``async for``, or is a set or a data frame.
+        GraphError: it is neither iterable nor callable, is iterated with ``async for``, is a set or a data frame, or
+            was split with ``split_dataset_by_node`` and ``shard`` is True.
     """
 
     facts = Fact.SEEDS_ITSELF | Fact.TRUSTED
@@ -83,6 +85,11 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
         self.shard = flag(shard, "FromIterable: shard")
         if not self.shard:
             self.facts |= Fact.ONE_WORLD_SIZE | Fact.SPLITS_ITSELF
+        elif getattr(getattr(iterable, "_distributed", None), "world_size", 1) > 1:  # of Hugging Face
+            raise GraphError(
+                "FromIterable: the dataset is a rank's part already (split_dataset_by_node), of which each rank would "
+                "take a part again: give the whole dataset, or shard=False"
+            )
         if type(iterable) in (list, range, tuple):
             self.facts |= Fact.IN_MEMORY
         self.reads_ahead = type(iterable) in (range, tuple)  # nobody changes these

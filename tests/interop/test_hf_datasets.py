@@ -4,6 +4,7 @@ The streaming dataset of huggingface/transformers issue 40245: training resumed 
 before it again, which took hours.
 """
 
+import importlib
 import io
 import json
 import time
@@ -73,6 +74,14 @@ def test_a_stream_resumes_exactly(folder: Path, kind: str) -> None:
         with graph(streaming(folder, kind).take(4000)).loader() as loader:
             loader.load_state_dict(state)
             assert found[number + 1 :] == [batch.tolist() for batch in loader]
+
+
+def test_a_stream_that_is_a_ranks_part_is_not_split_again(folder: Path) -> None:
+    split = importlib.import_module("datasets.distributed").split_dataset_by_node
+    part = split(streaming(folder), 0, 2)
+    with pytest.raises(pg.errors.GraphError, match="split_dataset_by_node"):
+        ops.FromIterable(part)
+    ops.FromIterable(part, shard=False)
 
 
 def test_a_resume_in_the_middle_takes_less_than_a_second_and_can_be_repeated(folder: Path) -> None:
