@@ -94,7 +94,7 @@ def rate(stream: Stream) -> float:
         return TIMED * BATCH / (time.perf_counter() - begun)
 
 
-def tune(paths: Sequence[str], seconds: float) -> pg.Tuning:
+def tune(paths: Sequence[str], seconds: float) -> pg.types.Tuning:
     """What the tuner finds in so many seconds."""
     with graph_of(paths).loader(autotune=True) as loader:
         begun = time.perf_counter()

@@ -67,6 +67,6 @@ def lazy_names(
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *found_in})
+        return sorted({*(name for name in vars(sys.modules[package]) if name.startswith("__")), *found_in})
 
     return get, names, sorted(found_in)

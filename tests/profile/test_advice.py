@@ -19,7 +19,7 @@ def pipeline(stages, step_s=0.001, items=100, elapsed_s=1.0, **facts):
     names = list(stages)
     for name, (seconds, workers) in stages.items():
         busy = seconds * items / workers / elapsed_s
-        made[name] = pg.StageProfile(
+        made[name] = pg.types.StageProfile(
             items=items,
             samples=items,
             rate=items / elapsed_s,

@@ -86,7 +86,7 @@ def test_a_run_that_was_too_short_names_nobody_beside_a_high_wait():
 
 def test_bars_and_names_are_cut_to_size():
     full = pg.Profile(
-        {}, "consumer", 0.0, 0.0, (), channels=(pg.ChannelProfile("a", "b", capacity=4, depth=9),)
+        {}, "consumer", 0.0, 0.0, (), channels=(pg.types.ChannelProfile("a", "b", capacity=4, depth=9),)
     )
     assert queue_bar(full, "a") == "██████████ 9/4"
     assert queue_bar(full, "b") == ""

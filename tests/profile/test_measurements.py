@@ -21,6 +21,6 @@ def test_every_view_for_people_shows_what_was_declared_for_it():
 
 
 def test_the_docstring_of_a_record_describes_every_field():
-    for record in (pg.StageProfile, pg.ChannelProfile, pg.Profile):
+    for record in (pg.types.StageProfile, pg.types.ChannelProfile, pg.Profile):
         for name, each in measurements.measurements(record).items():
             assert f"{name}: {each.about}" in record.__doc__

@@ -250,7 +250,7 @@ def test_stages_that_the_plan_left_out_are_listed_with_no_workers():
     with graph.loader() as loader:
         list(loader)
         found = loader.profile()
-    assert found.stages["copy"] == pg.StageProfile()
+    assert found.stages["copy"] == pg.types.StageProfile()
     assert "copy    left out" in str(found)
 
 

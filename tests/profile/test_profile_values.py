@@ -14,14 +14,14 @@ from pipegraph.profile.table import WIDTH
 
 def profile(**changes):
     stages = {
-        "read": pg.StageProfile(items=1000, samples=1000, nbytes=10**9, rate=90.0, busy=0.1, blocked=0.9, workers=1),
-        "decode": pg.StageProfile(
+        "read": pg.types.StageProfile(items=1000, samples=1000, nbytes=10**9, rate=90.0, busy=0.1, blocked=0.9, workers=1),
+        "decode": pg.types.StageProfile(
             items=990, samples=990, rate=88.0, service_mean_s=0.021, busy=0.97, failed=10, retried=3, workers=2,
             dropped=10, grown_to=7, counters={"cache hits": 12},
         ),
-        "pin": pg.StageProfile(),
+        "pin": pg.types.StageProfile(),
     }  # fmt: skip
-    bad = pg.Quarantined(b"k\n1", 4, 0, "decode", "DecodeError: " + "broken " * 40)
+    bad = pg.types.Quarantined(b"k\n1", 4, 0, "decode", "DecodeError: " + "broken " * 40)
     given = {
         "stages": stages,
         "bottleneck": "decode",
@@ -64,7 +64,7 @@ def test_sentences_are_wrapped_at_80_where_there_is_no_terminal(monkeypatch):
 @pytest.mark.parametrize("columns", [60, 72, 80])
 def test_the_table_follows_the_terminal(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
-    stage = pg.StageProfile(
+    stage = pg.types.StageProfile(
         items=192, samples=192, nbytes=10**9, rate=3566.0, busy=0.9, blocked=0.1, workers=2
     )
     text = str(profile(stages={"decode_and_augment": stage}, bottleneck="decode_and_augment"))
@@ -73,11 +73,11 @@ def test_the_table_follows_the_terminal(columns, monkeypatch):
 
 
 def test_the_largest_numbers_still_fit_the_table():
-    big = pg.StageProfile(
+    big = pg.types.StageProfile(
         items=123_456_789_012, samples=10**12, nbytes=10**15, rate=999_999.0, service_mean_s=0.000_123_4,
         busy=1.0, starved=1.0, blocked=1.0, workers=1024,
     )  # fmt: skip
-    text = str(profile(stages={"n" * 40: big, "out": pg.StageProfile()}, bottleneck="consumer"))
+    text = str(profile(stages={"n" * 40: big, "out": pg.types.StageProfile()}, bottleneck="consumer"))
     row = next(line for line in text.splitlines() if line.startswith("nnn"))
     assert len(row) <= WIDTH
     assert row.split()[-6:] == ["100", "%"] * 3
@@ -96,7 +96,7 @@ def test_the_conclusion_is_a_sentence_with_its_evidence():
 @pytest.mark.parametrize("bottleneck", ["consumer", "decode"])
 def test_a_stage_that_runs_on_many_cores_in_threads_is_told_of_processes(bottleneck):
     def said(workers, backend):
-        crowd = pg.StageProfile(busy=1.0, running=0.5, workers=workers, backend=BACKENDS[backend])
+        crowd = pg.types.StageProfile(busy=1.0, running=0.5, workers=workers, backend=BACKENDS[backend])
         return profile(stages={"decode": crowd}, bottleneck=bottleneck, cause="stage").conclusion
 
     assert "'decode' runs 7.0 cores' worth in threads" in said(14, "thread")
@@ -143,14 +143,20 @@ def test_a_stage_that_holds_the_lock_is_told_the_line_to_write():
 
 
 def test_where_handing_over_takes_longest_nobody_is_said_to_set_the_pace():
-    idle = {"read": pg.StageProfile(busy=0.1, workers=1), "decode": pg.StageProfile(busy=0.05, workers=2)}
+    idle = {
+        "read": pg.types.StageProfile(busy=0.1, workers=1),
+        "decode": pg.types.StageProfile(busy=0.05, workers=2),
+    }
     found = profile(stages=idle, bottleneck="consumer", stall_s=8.4, elapsed_s=10.0)
     assert found.conclusion.startswith("No stage sets the pace: training waited for data 84 % of the time")
     assert "backend='inline'" in found.conclusion
 
 
 def test_training_that_waits_most_of_the_time_is_not_said_to_set_the_pace():
-    stages = {"read": pg.StageProfile(busy=0.28, workers=2), "batch": pg.StageProfile(busy=0.15, workers=1)}
+    stages = {
+        "read": pg.types.StageProfile(busy=0.28, workers=2),
+        "batch": pg.types.StageProfile(busy=0.15, workers=1),
+    }
     found = profile(stages=stages, bottleneck="consumer", stall_s=6.7, elapsed_s=10.0)
     assert found.conclusion.startswith(
         "No stage sets the pace: training waited for data 67 % of the time, and the busiest stage worked 28 % of it."
@@ -158,6 +164,6 @@ def test_training_that_waits_most_of_the_time_is_not_said_to_set_the_pace():
 
 
 def test_cores_that_other_programs_use_are_not_said_to_be_ours():
-    stages = {"decode": pg.StageProfile(busy=0.95, running=0.05, coreless=0.9, workers=4)}
+    stages = {"decode": pg.types.StageProfile(busy=0.95, running=0.05, coreless=0.9, workers=4)}
     found = profile(stages=stages, bottleneck="decode", cause="cores", cores_used=0.2, cores=2.0)
     assert "this program gets 0.2 of 2, others the rest" in found.conclusion
