@@ -32,7 +32,7 @@ from harness import Contestant
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Fact, Operator
+from pipegraph.contracts import Context, Operator, Traits
 from pipegraph.device.backend import Backend, Slot, normalised
 from pipegraph.device.opening import backend_for
 from pipegraph.device.slabs import delivered, pageable
@@ -49,7 +49,7 @@ before it, and one for jitter."""
 class Filled(Operator):
     """Batches whose slabs hold their images already: what costs time behind it is the hand-over and the copy."""
 
-    facts = Fact.SLABS
+    traits = Traits(slabs=True)
 
     def __init__(self, rows: int) -> None:
         self.rows = rows

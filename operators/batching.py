@@ -12,10 +12,9 @@ import torch
 
 from pipegraph.batches import noted, resolved, take_row
 from pipegraph.bundle import Bundle, joined, samples_of
-from pipegraph.capabilities import BundleRegroup, CarriesImages, Keyed, LengthByRanks, UserFunctions
 from pipegraph.chunk import Chunk
 from pipegraph.columns import pack
-from pipegraph.contracts import Context, Fact, Operator, Regroup, Source
+from pipegraph.contracts import Context, Operator, Regroup, Source, Traits
 from pipegraph.errors import DataError, GraphError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
@@ -29,7 +28,6 @@ from pipegraph.tree import map_leaves, own_memory
 class _Groups(Regroup):
     """Groups of ``size`` consecutive items, each made when it is full."""
 
-    facts = Fact.TRUSTED | Fact.INDEPENDENT
     size: int | None
 
     def begin(self) -> None:
@@ -85,6 +83,10 @@ class MicroBatches(_Groups):
         self.drop_last = flag(drop_last, "MicroBatches: drop_last")
         self.begin()
 
+    @property
+    def traits(self) -> Traits:
+        return Traits(trusted=True, independent=True)
+
     def config(self) -> dict[str, Any]:
         return {"count": self.count, "drop_last": self.drop_last}
 
@@ -96,7 +98,7 @@ class MicroBatches(_Groups):
 
 
 @final
-class Batch(_Groups, BundleRegroup, LengthByRanks, CarriesImages, UserFunctions):
+class Batch(_Groups):
     """Collate consecutive samples into a batch.
 
     Args:
@@ -175,10 +177,6 @@ class Batch(_Groups, BundleRegroup, LengthByRanks, CarriesImages, UserFunctions)
         self.collate = None if isinstance(collate, Mapping) else collate
         self._fields = dict(fields)
         self.cost, self.limit, self.pad = cost, limit, pad
-        self.facts |= Fact.SEEDS_ITSELF if cost is None else Fact.OUT_OF_STEP
-        if cost is None and self._rules is None and collate is None:
-            self.facts |= Fact.COLUMNS
-        self.lacks = () if cost is None else (BundleRegroup,)
         self._transposes = collate is torch.utils.data.default_collate
         self._group_of: Callable[[Any], Any] | None = None
         self._group: Any = None
@@ -198,17 +196,29 @@ class Batch(_Groups, BundleRegroup, LengthByRanks, CarriesImages, UserFunctions)
             "pad": repr(self.pad),
         }
 
-    def functions(self) -> Sequence[Callable[..., Any]]:
-        return [each for each in (self.collate, *self._fields.values(), self.cost) if each is not None]
+    @property
+    def traits(self) -> Traits:
+        functions = (self.collate, *self._fields.values(), self.cost)
+        plain = self.collate is None and not self._fields
+        return Traits(
+            trusted=True,
+            independent=True,
+            seeds_itself=self.cost is None,
+            out_of_step=self.cost is not None,
+            blocks=self.cost is None,
+            stacks=self.cost is None and plain,
+            images="same" if plain else None,
+            bind=self._bound,
+            length_for=self._length_for,
+            functions=tuple(each for each in functions if each is not None),
+        )
 
-    def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
-        above = upstream[0].can(Keyed)
-        bound = self if self.collate is not None or self._fields else super().bind(upstream)
-        if self.cost is None or above is None:
-            return bound
-        bound = copy.copy(bound)
-        assert isinstance(bound, Batch)
-        bound._group_of = above.group_of
+    def _bound(self, upstream: Sequence[Operator | Source], images: str | None) -> Operator:
+        key = upstream[0].traits.key
+        if self.cost is None or key is None:
+            return self
+        bound = copy.copy(self)
+        bound._group_of = key
         return bound
 
     def _per_rank(self, world_size: int) -> int | None:
@@ -233,11 +243,11 @@ class Batch(_Groups, BundleRegroup, LengthByRanks, CarriesImages, UserFunctions)
         assert size is not None
         return size
 
-    def length_for(self, n: int, world_size: int) -> int | None:
+    def _length_for(self, n: int, world_size: int) -> int | None:
         return self._length(n, self._per_rank(world_size))
 
     def length(self, n: int) -> int | None:
-        return self.length_for(n, 1)
+        return self._length_for(n, 1)
 
     def missing(self) -> int:
         assert self.size is not None
@@ -308,14 +318,14 @@ def _named_twice(pad: Any, fields: Mapping[Any, Any]) -> bool:
 
 
 @final
-class Unbatch(Operator, CarriesImages):
+class Unbatch(Operator):
     """Split batches into their samples, each with the lineage that it had before.
 
     ``pipegraph.batches`` defines which parts of a batch have a row per sample. Parts that belong to the whole batch go
     to every sample.
     """
 
-    facts = Fact.SEEDS_ITSELF | Fact.INDEPENDENT
+    traits = Traits(seeds_itself=True, independent=True, images="same")
     kind = "expand"
     needs = "batch"
     gives = "sample"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, final
 
-from pipegraph.capabilities import Memo
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Fact
+from pipegraph.contracts import Context, Operator, Traits
 from pipegraph.engine.stage.cache_wiring import Hit
 from pipegraph.errors import GraphError, shown
 from pipegraph.forks import lock_free_after_fork
@@ -54,7 +53,7 @@ class _Memory:
 
 
 @final
-class Cache(Memo):
+class Cache(Operator):
     """Keep results in memory, so that later epochs take them from here and skip the stages above.
 
     The stages above must be a random-access source that identifies its samples (``index_of``), and one-to-one stages
@@ -77,7 +76,7 @@ class Cache(Memo):
             it runs: a stage above has used torch's random functions.
     """
 
-    facts = Fact.SEEDS_ITSELF | Fact.IN_TRAINER
+    traits = Traits(seeds_itself=True, in_trainer=True, caches=True)
     name = "cache"
     needs = "sample"
 

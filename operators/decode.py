@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from pipegraph.batches import select_rows
-from pipegraph.capabilities import Fuses, Planned, RowOperator
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Fact, Operator, Source
+from pipegraph.contracts import Context, Operator, RowOperator, Source, Traits
 from pipegraph.errors import DataError, GraphError, note, shown
 from pipegraph.integers import integer
 from pipegraph.operators.batch_slabs import StageSlabs
@@ -33,7 +32,7 @@ _pixels = Scratch()
 
 
 @final
-class DecodeImage(RowOperator, Fuses, Planned):
+class DecodeImage(RowOperator):
     """Decode bytes to ``"image"`` (or ``output``): a uint8 tensor, HWC on a sample and NHWC on a batch.
 
     On a batch of encoded samples (put ``Batch`` before it), the workers decode the rows in parallel, each directly into
@@ -72,7 +71,6 @@ class DecodeImage(RowOperator, Fuses, Planned):
         DataError: while it runs: a sample lacks the field, or a mask has another size than its image.
     """
 
-    facts = Fact.SLABS
     name = "decode"
 
     def __init__(
@@ -146,13 +144,22 @@ class DecodeImage(RowOperator, Fuses, Planned):
             "pixels": family_of(self.backend),
         }
 
-    def notes(self) -> list[str]:
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            slabs=True,
+            notes=self._notes,
+            take_in=self._taking_in,
+            take_in_reading=self._reading,
+        )
+
+    def _notes(self) -> list[str]:
         dtype, _, shape = self._output()
         size = "x".join(map(str, shape))
         slabs = f"writes each pixel once, into slabs of {size} {str(dtype).removeprefix('torch.')} per sample"
         return [slabs, note_of(self.backend, self.crop is None)]
 
-    def take_in_reading(self, reader: Operator | Source, name: str) -> Operator | None:
+    def _reading(self, reader: Operator | Source, name: str) -> Operator | None:
         if not isinstance(reader, Load) or not reader.reads_files or self.field not in (None, "bytes"):
             return None
         if self.companions or self.output != "image":
@@ -161,7 +168,7 @@ class DecodeImage(RowOperator, Fuses, Planned):
         both._load = name
         return both
 
-    def take_in(self, below: Operator) -> Operator | None:
+    def _taking_in(self, below: Operator) -> Operator | None:
         if not isinstance(below, Normalize) or len(below.mean) != self._channels or self.output != "image":
             return None
         both = copy.copy(self)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count, islice
 from typing import Any, final
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from pipegraph.capabilities import BundleItems, Resumable, UserData, UserFunctions
-from pipegraph.contracts import Context, Fact, History, Source
+from pipegraph.contracts import Context, History, Source, Traits
 from pipegraph.errors import GraphError, PipegraphError, StateError, shown
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
@@ -28,7 +27,7 @@ _CLAIMS: WeakKeyDictionary[Any, dict[str, tuple[int, object]]] = WeakKeyDictiona
 
 
 @final
-class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
+class FromIterable(Source):
     """The items of an iterable, which is iterated once per epoch.
 
     Give a callable to create a new iterable for each epoch; if it has a parameter ``epoch``, it gets the epoch. A plain
@@ -58,7 +57,6 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
             was split with ``split_dataset_by_node`` and ``shard`` is True.
     """
 
-    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED
     name = "fromiterable"
 
     @names_ours
@@ -83,15 +81,14 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
             )
         self.iterable: Any = iterable
         self.shard = flag(shard, "FromIterable: shard")
-        if not self.shard:
-            self.facts |= Fact.ONE_WORLD_SIZE | Fact.SPLITS_ITSELF
-        elif getattr(getattr(iterable, "_distributed", None), "world_size", 1) > 1:  # of Hugging Face
+        if (
+            self.shard and getattr(getattr(iterable, "_distributed", None), "world_size", 1) > 1
+        ):  # of Hugging Face
             raise GraphError(
                 "FromIterable: the dataset is a rank's part already (split_dataset_by_node), of which each rank would "
                 "take a part again: give the whole dataset, or shard=False"
             )
-        if type(iterable) in (list, range, tuple):
-            self.facts |= Fact.IN_MEMORY
+        self._in_memory = type(iterable) in (list, range, tuple)
         self.reads_ahead = type(iterable) in (range, tuple)  # nobody changes these
         self._history: tuple[int, History] = (0, ())
         self._one_shot = not self._callable and is_iterator(iterable)
@@ -114,18 +111,24 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
         name = function_name(self.iterable) if self._callable else type(self.iterable).__qualname__
         return {"items": name, "length": length, "shard": self.shard}
 
-    def sees(self) -> str:
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            seeds_itself=True,
+            trusted=True,
+            blocks=True,
+            in_memory=self._in_memory,
+            one_world_size=not self.shard,
+            splits_itself=not self.shard,
+            resumable=True,
+            sees=self._sees,
+            reads_once=self.iterable if self._one_shot else None,
+            functions=(self.iterable,) if self._callable else (),
+        )
+
+    def _sees(self) -> str:
         length = length_of(self.iterable) if self.shard and not self._callable else None
         return "" if length is None else f"{length} items"
-
-    def reads_once(self) -> Any:
-        return self.iterable if self._one_shot else None
-
-    def has_length(self) -> bool:
-        return self.length(0, 0, 1) is not None
-
-    def functions(self) -> Sequence[Callable[..., Any]]:
-        return (self.iterable,) if self._callable else ()
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
         n = None if self._callable else length_of(self.iterable)
@@ -185,7 +188,7 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
         self._draws.one(epoch, (self._stage, read))
         self._now = drawing = self._drawing.begin(self._items(epoch, state is not None), epoch, state)
         items = drawing.items
-        if Fact.IN_MEMORY not in self.facts:
+        if not self._in_memory:
             items = self._draws.each(items, epoch, (self._stage,), read)
         delivered = self._delivered(left, start, stride, offset)
         if delivered > read:
@@ -197,7 +200,7 @@ class FromIterable(Source, BundleItems, Resumable, UserData, UserFunctions):
             number += stride
         wanted.append(islice(items, left.start + number - len(left.front) - read, None, stride))
         found = chain.from_iterable(wanted)
-        if type(self.iterable) in (list, range, tuple):
+        if self._in_memory:
             return found if type(self.iterable) is range else map(own, found)
         return map(own, Results(f"stage {self._stage!r}: the iterable").each(found))
 

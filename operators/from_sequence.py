@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
+from dataclasses import replace
 from itertools import chain, count, islice
 from typing import Any, final
 
 import numpy as np
 import torch
 
-from pipegraph.capabilities import BundleSource, Grouped, Resumable, Sampled, UserFunctions
 from pipegraph.chunk import Lineages
-from pipegraph.contracts import Context, Drawn, DrawnRows, Fact
+from pipegraph.components import SampledIndices
+from pipegraph.contracts import Context, Drawn, DrawnRows, Traits
 from pipegraph.errors import GraphError, shown
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
@@ -61,30 +62,8 @@ def _reads_several(dataset: Any) -> bool:
     return False
 
 
-class _SampledIndices(Iterator[Drawn]):
-    """What a sampler gives, with its positions."""
-
-    def __init__(self, indices: Iterator[Any], positions: Iterator[int], draws: Draws) -> None:
-        self._indices = indices
-        self._positions = positions
-        self._draws = draws
-
-    def __next__(self) -> Drawn:
-        self._draws.again()  # other stages may have worked in this thread since
-        index = next(self._indices)
-        return Drawn(next(self._positions), index)
-
-    def draw_into(self, drawn: DrawnRows, rows: int) -> None:
-        """As many calls of ``next``, at a tenth of their cost."""
-        self._draws.again()
-        try:
-            drawn.indices.extend(islice(self._indices, rows))  # what was drawn before an error stays
-        finally:
-            drawn.positions.extend(islice(self._positions, len(drawn.indices) - len(drawn.positions)))
-
-
 @final
-class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, UserFunctions):
+class FromSequence(OrderedSource):
     """Any map-style dataset: ``dataset[i]`` for i in the order, or for i in a torch ``Sampler``.
 
     All workers of the stage and all loaders of the graph use this one dataset object at the same time. If it opens a
@@ -174,11 +153,7 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
         self.dataset = dataset
         self.sampler = sampler
         self._several = _reads_several(dataset)
-        self.group = ITEMS_AT_ONCE if self._several else 1
         self.draws = sampler is not None
-        if sampler is not None:
-            self.facts |= Fact.ONE_WORLD_SIZE | Fact.SPLITS_ITSELF
-        self.lacks = () if self.draws else (Resumable, Sampled)
         self.reads_ahead = sampler is None and not isinstance(dataset, LOOPS_CHANGE)
         self._drawing = Turn()
         self._stage = ""
@@ -187,6 +162,26 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
         ] = {}  # of the epochs begun, for all workers: it may grow in the middle of one
         self._draws = Draws()
         self._sampling = Draws()
+
+    @property
+    def traits(self) -> Traits:
+        found = replace(
+            super().traits,
+            group=ITEMS_AT_ONCE if self._several else 1,
+            functions=(type(self.dataset).__getitem__,),
+        )
+        if not self.draws:
+            return found
+        nothing = Traits()  # a sampler may be over data of this rank
+        return replace(
+            found,
+            sampled=True,
+            resumable=True,
+            one_world_size=True,
+            splits_itself=True,
+            sees=nothing.sees,
+            deals_by=nothing.deals_by,
+        )
 
     def open(self, context: Context) -> None:
         super().open(context)
@@ -204,15 +199,6 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
     def origin(self) -> str:
         seed = seed_of(self.sampler)
         return "" if seed is None else f"a sampler with seed={seed}"
-
-    def sees(self) -> str:
-        return super().sees() if self.sampler is None else ""  # which may be over data of this rank
-
-    def deals_by(self) -> str:
-        return super().deals_by() if self.sampler is None else ""
-
-    def functions(self) -> Sequence[Callable[..., Any]]:
-        return (type(self.dataset).__getitem__,)
 
     def layout(self) -> int:
         return len(self.dataset)
@@ -248,7 +234,7 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
         """At once where the dataset can, item by item from one on that fails."""
-        if self.group > 1 and start == 0:
+        if self._several and start == 0:
             try:
                 self._draws.several()
                 items = list(self.dataset.__getitems__(list(indices[:])))
@@ -282,7 +268,8 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
         self._sampling.one(epoch, ("sampler",))
         indices = self._drawing.begin(self.sampler, epoch).items
         deque(islice(indices, start), maxlen=0)
-        return _SampledIndices(indices, count(start * world_size + rank, world_size), self._sampling)
+        numbers = count(start * world_size + rank, world_size)
+        return SampledIndices(indices, numbers, self._sampling.again)
 
     def between(self) -> Any:
         return [generator.get_state() for generator in _generators(self.sampler)] or None
@@ -290,12 +277,6 @@ class FromSequence(OrderedSource, BundleSource, Grouped, Resumable, Sampled, Use
     def restore(self, step: int, snapshot: Any) -> None:
         for generator, state in zip(_generators(self.sampler), snapshot, strict=False):
             generator.set_state(state)
-
-    def draw_into(self, drawn: DrawnRows, positions: Iterator[Drawn], rows: int) -> None:
-        if isinstance(positions, _SampledIndices):
-            positions.draw_into(drawn, rows)
-        else:
-            super().draw_into(drawn, positions, rows)
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
         if self.sampler is None:

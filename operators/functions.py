@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from itertools import islice
 from types import CoroutineType
@@ -13,9 +13,8 @@ from typing import Any, final
 
 from pipegraph import concurrency
 from pipegraph.bundle import DROPPED, Bundle
-from pipegraph.capabilities import BundleMap, UserFunctions
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Fact, Operator
+from pipegraph.contracts import Context, Operator, Traits
 from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import GraphError, shown
 from pipegraph.global_generators import Draws, enter_worker
@@ -147,10 +146,8 @@ def _callables(function: Any) -> tuple[Any, Any]:
     return function, getattr(function, "__call__", None)  # noqa: B004
 
 
-class _Function(Operator, UserFunctions):
+class _Function(Operator):
     """What the three share: calling the function with what it asks for."""
-
-    facts = Fact.SEEDS_ITSELF
 
     def __init__(self, function: Callable[..., Any]) -> None:
         if not callable(function):
@@ -183,7 +180,6 @@ class _Function(Operator, UserFunctions):
             self._generator = generator
         self.depends_on = "item|random" if self.random else "item"
         self._is_async = any(map(inspect.iscoroutinefunction, _callables(function)))
-        self.lacks = (BundleMap,) if self._is_async else ()
         self._async: _EventLoop | None = None
         self._context = Context("")
         self._draws = Draws()
@@ -192,8 +188,10 @@ class _Function(Operator, UserFunctions):
     def config(self) -> dict[str, Any]:
         return {"function": function_name(self.function)}
 
-    def functions(self) -> Sequence[Callable[..., Any]]:
-        return (self.function,)
+    @property
+    def traits(self) -> Traits:
+        blocks = self.kind == "map" and not self._is_async
+        return Traits(seeds_itself=True, blocks=blocks, functions=(self.function,))
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -234,7 +232,7 @@ class _Function(Operator, UserFunctions):
 
 
 @final
-class Map(_Function, BundleMap):
+class Map(_Function):
     """Call a function on each item: ``Map(fn)``.
 
     Results wait in queues and are not copied there. So return new arrays: a buffer that the function fills again for
@@ -279,7 +277,7 @@ class Map(_Function, BundleMap):
 
 
 @final
-class Filter(_Function, BundleMap):
+class Filter(_Function):
     """Keep the items for which ``function`` returns a true value.
 
     Args:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from pipegraph.capabilities import Resumable, UserData
-from pipegraph.contracts import Context, Fact, Source
+from pipegraph.contracts import Context, Source, Traits
 from pipegraph.errors import GraphError, shown
 from pipegraph.integers import integer
 from pipegraph.operators.ordered import order_of
@@ -26,7 +25,7 @@ class _Open:
 
 
 @final
-class Interleave(Source, Resumable, UserData):
+class Interleave(Source):
     """Items of many files in turn, ``cycle`` of them open at a time.
 
     Each open file gives one item, round by round; where one ends the next of the order is opened in its place, until
@@ -47,7 +46,7 @@ class Interleave(Source, Resumable, UserData):
             ``shuffle`` are given.
     """
 
-    facts = Fact.TRUSTED | Fact.ONE_WORLD_SIZE
+    traits = Traits(trusted=True, one_world_size=True, resumable=True)
     name = "interleave"
 
     def __init__(
@@ -77,9 +76,6 @@ class Interleave(Source, Resumable, UserData):
     def config(self) -> dict[str, Any]:
         opened = function_name(self.function)
         return {"files": len(self.files), "open": opened, "cycle": self.cycle, **self.order.config()}
-
-    def has_length(self) -> bool:
-        return False
 
     def open(self, context: Context) -> None:
         self._seed = context.seed

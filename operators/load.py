@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, final
@@ -12,9 +13,8 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from pipegraph.bundle import DROPPED, Bundle
-from pipegraph.capabilities import BundleMap, Fuses, Planned, ReadsStorage
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Fact, Operator, Source
+from pipegraph.contracts import Context, Operator, Source, Traits
 from pipegraph.errors import GraphError, shown
 from pipegraph.integers import flag
 from pipegraph.once import Once
@@ -153,10 +153,9 @@ class ListFiles(OrderedSource):
         return f"{len(files)} files, whose names have the digest {digest_of(files.paths)}"
 
 
-class _Reads(Operator, ReadsStorage):
+class _Reads(Operator):
     """What the two forms of ``Load`` share: the stage's reader and its life."""
 
-    facts = Fact.SEEDS_ITSELF
     name = "load"
     depends_on = "item"
     _select: ShardSelect | None = None
@@ -169,7 +168,12 @@ class _Reads(Operator, ReadsStorage):
     def config(self) -> dict[str, Any]:
         return {}  # where bytes lie on their way does not change what is delivered
 
-    def holds(self, memory_limit: int) -> int:
+    @property
+    def traits(self) -> Traits:
+        # The blocks of shards are shared by the stage's workers.
+        return Traits(seeds_itself=True, in_trainer=self._select is not None, holds=self._holds)
+
+    def _holds(self, memory_limit: int) -> int:
         if self._select is None or not holds_blocks(self._select, self.cache):
             return 0
         return blocks_nbytes(self._select, memory_limit)
@@ -201,7 +205,7 @@ class _Reads(Operator, ReadsStorage):
 
 
 @final
-class Load(_Reads, BundleMap, Fuses, Planned):
+class Load(_Reads):
     """Reads the bytes of files, and the samples of shards.
 
     - A sample with ``"path"`` gets the file's bytes as its field ``"bytes"``.
@@ -250,7 +254,11 @@ class Load(_Reads, BundleMap, Fuses, Planned):
             cache, flag(preload, "Load: preload"), Choice(chosen_columns(columns, "Load"), filter, fill)
         )
 
-    def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, blocks=True, columns=True, bind=self._bound, notes=self._notes)
+
+    def _bound(self, upstream: Sequence[Operator | Source], images: str | None) -> Operator:
         source = _shards(upstream[0])
         if source is None:
             return self
@@ -260,7 +268,6 @@ class Load(_Reads, BundleMap, Fuses, Planned):
         bound._select = source
         if self.choice.filter is not None:
             bound.one_to_one = False
-        bound.facts |= Fact.IN_TRAINER  # its blocks are shared by the stage's workers
         return bound
 
     def config(self) -> dict[str, Any]:
@@ -271,7 +278,7 @@ class Load(_Reads, BundleMap, Fuses, Planned):
         """Whether its samples are files, and not parts of shards."""
         return self._select is None
 
-    def notes(self) -> list[str]:
+    def _notes(self) -> list[str]:
         select = self._select
         if select is None:
             return []
@@ -370,7 +377,6 @@ class LoadParts(_Reads):
     is read; else it is read as a stream.
     """
 
-    facts = Fact.IN_TRAINER
     kind = "expand"
     needs = "part"
     gives = "sample"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import or_
 from typing import Any, Literal, final
 
 from pipegraph.batches import AS_AT_THE_TOP, WHOLE
-from pipegraph.capabilities import Planned, Repeats, UserFunctions
 from pipegraph.chunk import Chunk, Cursor
-from pipegraph.contracts import Context, Fact, FanIn, FanOut, Operator, Source
+from pipegraph.contracts import Context, FanIn, FanOut, Operator, Source, Traits
 from pipegraph.errors import DataError, GraphError, shown
 from pipegraph.hashed_keys import uniform
 from pipegraph.integers import flag, integer
@@ -37,7 +37,7 @@ class Zip(FanIn):
         DataError: while it runs, with ``strict``: an input ended before the others.
     """
 
-    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.PAIRS
+    traits = Traits(seeds_itself=True, trusted=True, pairs=True)
     name = "zip"
 
     def __init__(self, strict: bool = False) -> None:
@@ -95,7 +95,7 @@ class Zip(FanIn):
 class Concat(FanIn):
     """Read one input after the other."""
 
-    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.SEPARATE
+    traits = Traits(seeds_itself=True, trusted=True, separate=True)
 
     def begin(self, inputs: int, epoch: int) -> None:
         self._inputs = inputs
@@ -119,7 +119,7 @@ class Concat(FanIn):
 
 
 @final
-class Mix(FanIn, Planned, Repeats):
+class Mix(FanIn):
     """Take each item from an input chosen at random by weights.
 
     The choice depends on the seed and the output's number, so it is the same on every rank.
@@ -139,8 +139,6 @@ class Mix(FanIn, Planned, Repeats):
         GraphError: a weight is not positive, ``stop`` is unknown, or, at the plan, the number of inputs differs.
     """
 
-    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.SEPARATE
-
     def __init__(self, weights: Sequence[float], stop: Literal["first", "all", "repeat"] = "first") -> None:
         try:
             self.weights = tuple(float(weight) for weight in weights)
@@ -154,11 +152,15 @@ class Mix(FanIn, Planned, Repeats):
         if stop not in ("first", "all", "repeat"):
             raise GraphError(f'Mix: stop must be "first", "all" or "repeat", got {shown(stop)}')
         self.stop = stop
-        self.lacks = () if stop == "repeat" else (Repeats,)
         self._context = Context("")
         self._endless = False
 
-    def bind(self, upstream: Sequence[Operator | Source]) -> Mix:
+    @property
+    def traits(self) -> Traits:
+        found = Traits(seeds_itself=True, trusted=True, separate=True, bind=self._bound)
+        return replace(found, repeated=_endlessly, endless=self._going_on) if self.stop == "repeat" else found
+
+    def _bound(self, upstream: Sequence[Operator | Source], images: str | None) -> Mix:
         if len(upstream) != len(self.weights):
             raise GraphError(
                 f"Mix: {len(self.weights)} weights for {len(upstream)} inputs; give one weight per input"
@@ -168,10 +170,7 @@ class Mix(FanIn, Planned, Repeats):
     def config(self) -> dict[str, Any]:
         return {"weights": self.weights, "stop": self.stop}
 
-    def repeated(self, source: Source) -> Source:
-        return Rounds(source, None)
-
-    def endless(self) -> Mix:
+    def _going_on(self) -> Mix:
         bound = copy.copy(self)
         bound._endless = True
         return bound
@@ -239,6 +238,10 @@ class Mix(FanIn, Planned, Repeats):
         return list(cursor[2:])
 
 
+def _endlessly(source: Source) -> Source:
+    return Rounds(source, None)
+
+
 @final
 class Take(FanIn):
     """Pass on the first ``count`` items of each epoch, on each rank. No more items are read than those already in work.
@@ -250,7 +253,7 @@ class Take(FanIn):
         GraphError: ``count`` is below 0.
     """
 
-    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.NEEDS_ORDER | Fact.ENDS
+    traits = Traits(seeds_itself=True, trusted=True, needs_order=True, ends=True)
     inputs = 1
 
     def __init__(self, count: int) -> None:
@@ -285,7 +288,7 @@ class Take(FanIn):
 
 
 @final
-class Route(FanOut, UserFunctions):
+class Route(FanOut):
     """Send each chunk to one of several downstream nodes: ``graph.add(op, routed[0])``.
 
     Args:
@@ -305,8 +308,9 @@ class Route(FanOut, UserFunctions):
     def config(self) -> dict[str, Any]:
         return {"choose": function_name(self.function), "outputs": self.outputs}
 
-    def functions(self) -> Sequence[Callable[..., Any]]:
-        return (self.function,)
+    @property
+    def traits(self) -> Traits:
+        return Traits(functions=(self.function,))
 
     def choose(self, chunk: Chunk) -> int:
         return self.function(chunk.data)
@@ -318,7 +322,7 @@ class Merge(FanIn):
     inside a function instead.
     """
 
-    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.SEPARATE
+    traits = Traits(seeds_itself=True, trusted=True, separate=True)
 
     def begin(self, inputs: int, epoch: int) -> None:
         self._inputs = inputs

@@ -9,9 +9,8 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from pipegraph.capabilities import CarriesImages, Fuses, LaysImages, Planned
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Fact, Operator, Source
+from pipegraph.contracts import Context, Operator, Source, Traits
 from pipegraph.errors import DataError, GraphError
 from pipegraph.integers import flag
 from pipegraph.operators.batch_slabs import StageSlabs
@@ -43,7 +42,7 @@ def _with_image(data: Any, image: torch.Tensor) -> Any:
 
 
 @final
-class Normalize(Operator, LaysImages):
+class Normalize(Operator):
     """Compute ``(image / 255 - mean) / std`` and change dtype and layout, in one pass.
 
     On the CPU a batch is written into a slab; on another device it is one fused operation on the current stream.
@@ -61,7 +60,6 @@ class Normalize(Operator, LaysImages):
         DataError: while it runs: an image has another dtype, shape or number of channels.
     """
 
-    facts = Fact.SLABS
     name = "normalize"
     depends_on = "item"
 
@@ -76,8 +74,11 @@ class Normalize(Operator, LaysImages):
         self.mean, self.std = tuple(mean), tuple(std)
         self.dtype = dtype
         self.layout = layout
-        self.image_layout = layout
         self._slabs: StageSlabs
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(slabs=True, images=self.layout)
 
     def config(self) -> dict[str, Any]:
         return {"mean": self.mean, "std": self.std, "dtype": str(self.dtype), "layout": self.layout}
@@ -126,7 +127,7 @@ class Normalize(Operator, LaysImages):
 
 
 @final
-class ToDtype(Operator, Fuses, CarriesImages):
+class ToDtype(Operator):
     """Images to another dtype; from uint8 to floats also from 0..255 to 0..1. A ``ToLayout`` next to it is done too.
 
     Args:
@@ -150,7 +151,11 @@ class ToDtype(Operator, Fuses, CarriesImages):
     def config(self) -> dict[str, Any]:
         return {"dtype": str(self.dtype), "scale": self.scale}
 
-    def take_in(self, below: Operator) -> Operator | None:
+    @property
+    def traits(self) -> Traits:
+        return Traits(images="same", take_in=self._taking_in)
+
+    def _taking_in(self, below: Operator) -> Operator | None:
         return self.with_layout(below) if isinstance(below, ToLayout) and self._layout is None else None
 
     def with_layout(self, layout: ToLayout) -> ToDtype:
@@ -180,7 +185,7 @@ class ToDtype(Operator, Fuses, CarriesImages):
 
 
 @final
-class ToLayout(Operator, Fuses, LaysImages, Planned):
+class ToLayout(Operator):
     """Images to another layout, contiguous.
 
     They come in the layout of the ``Normalize`` or ``ToLayout`` above, where nothing but ``ToDtype``, ``Shuffle``,
@@ -200,19 +205,21 @@ class ToLayout(Operator, Fuses, LaysImages, Planned):
         if layout not in ("NCHW", "NHWC", "channels_last"):
             raise GraphError(f"ToLayout: layout must be 'NCHW', 'NHWC' or 'channels_last', got {layout!r}")
         self.layout = layout
-        self.image_layout = layout
         self._planes = False  # whether images come with the channels first
 
     def config(self) -> dict[str, Any]:
         return {"layout": self.layout}
 
-    def bind(self, upstream: Sequence[Operator | Source]) -> Operator:
-        above = upstream[0].can(LaysImages)
+    @property
+    def traits(self) -> Traits:
+        return Traits(images=self.layout, bind=self._bound, take_in=self._taking_in)
+
+    def _bound(self, upstream: Sequence[Operator | Source], images: str | None) -> Operator:
         bound = copy.copy(self)
-        bound._planes = above is not None and above.image_layout not in (None, "NHWC")
+        bound._planes = images not in (None, "NHWC")
         return bound
 
-    def take_in(self, below: Operator) -> Operator | None:
+    def _taking_in(self, below: Operator) -> Operator | None:
         return below.with_layout(self) if isinstance(below, ToDtype) else None
 
     def permuted(self, image: torch.Tensor, batched: bool) -> torch.Tensor:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipegraph.capabilities import UserData
-from pipegraph.contracts import Context, Drawn, Fact, History, Source
+from pipegraph.contracts import Context, Drawn, History, Source, Traits
 from pipegraph.errors import GraphError
 from pipegraph.integers import flag
 from pipegraph.order.base import Order
@@ -47,12 +46,11 @@ def digest_of(names: Iterable[str]) -> str:
     return hashlib.blake2b(text, digest_size=6).hexdigest()
 
 
-class OrderedSource(Source, UserData):
+class OrderedSource(Source):
     """A random-access source whose order, one of ``pg.order``, gets the graph's seed and the pass's epoch as they
     are.
     """
 
-    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED
     random_access = True
     reads_ahead = True
 
@@ -62,6 +60,19 @@ class OrderedSource(Source, UserData):
         self._stride = 1
         self._history: tuple[int, History] = (0, ())
         self._block: tuple[tuple[int, int, Any], list[int]] | None = None
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            seeds_itself=True,
+            trusted=True,
+            blocks=self.random_access,
+            sees=self.sees,
+            deals_by=self.deals_by,
+            deals_with=self.deals_with,
+            origin=self.origin,
+            has_length=self.has_length,
+        )
 
     @abstractmethod
     def layout(self) -> Any:
@@ -88,6 +99,9 @@ class OrderedSource(Source, UserData):
 
     def deals_with(self, seed: int) -> None:
         self.seed = seed
+
+    def origin(self) -> str:
+        return ""
 
     def open(self, context: Context) -> None:
         self.seed = context.seed
@@ -149,3 +163,6 @@ class OrderedSource(Source, UserData):
 
     def read(self, position: int, epoch: int) -> Any:
         return self.item(self.index_of(position, epoch))
+
+    def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
+        found.extend(map(self.item, indices[start:]))

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from pipegraph.bundle import Bundle
-from pipegraph.capabilities import BundleRegroup
 from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.columns import SCALARS
-from pipegraph.contracts import Fact, Regroup
+from pipegraph.contracts import Regroup, Traits
 from pipegraph.errors import DataError, GraphError, shown
 from pipegraph.integers import flag, integer
 from pipegraph.operators.sequence_rows import BestFit, Document, DocumentSegment, EndToEnd, Filled
@@ -28,7 +27,7 @@ SEGMENTS, POSITIONS = "segment_ids", "position_ids"
 
 
 @final
-class Pack(Regroup, BundleRegroup):
+class Pack(Regroup):
     """Pack documents of any length into rows of exactly ``length`` tokens.
 
     A document is a dict with one or more fields of one value per token, or a plain list, array or tensor (then it is
@@ -59,7 +58,7 @@ class Pack(Regroup, BundleRegroup):
             contains something other than numbers, or ``pad`` names another field.
     """
 
-    facts = Fact.SEEDS_ITSELF | Fact.NEEDS_ORDER | Fact.IN_TRAINER
+    traits = Traits(seeds_itself=True, needs_order=True, in_trainer=True, blocks=True)
     needs = "sample"
 
     def __init__(
@@ -124,6 +123,12 @@ class Pack(Regroup, BundleRegroup):
 
     def group_size(self, world_size: int = 1) -> int:
         return BUNDLE
+
+    def missing(self) -> int:
+        return BUNDLE
+
+    def packing(self) -> None:
+        return None
 
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
         made: list[Chunk] = []

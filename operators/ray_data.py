@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
-from pipegraph.contracts import Fact
+from pipegraph.contracts import Traits
 from pipegraph.errors import DataError, GraphError, shown
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import LaneOrder, Order, StridedOrder
@@ -52,7 +53,6 @@ class FromRayData(OrderedSource):
         GraphError: not a materialised dataset.
     """
 
-    facts = Fact.IN_TRAINER
     name = "fromraydata"
 
     def __init__(self, dataset: Any, order: Order | None = None, shuffle: bool | None = None) -> None:
@@ -85,6 +85,10 @@ class FromRayData(OrderedSource):
         self._layout = BlockLayout(sizes)
         self._starts = np.cumsum([0, *sizes])
         self._open: OrderedDict[int, dict[str, Any]] = OrderedDict()
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, in_trainer=True)
 
     def config(self) -> dict[str, Any]:
         return {"blocks": self._layout.digest, "columns": self._columns, **self.order.config()}

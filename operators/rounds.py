@@ -5,23 +5,13 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Any, final
 
-from pipegraph.capabilities import (
-    BundleSource,
-    Grouped,
-    Planned,
-    Repeats,
-    Resumable,
-    Sampled,
-    UserData,
-    UserFunctions,
-)
 from pipegraph.chunk import Chunk
-from pipegraph.components import Capability
-from pipegraph.contracts import Context, Drawn, Fact, History, Operator, Source
+from pipegraph.contracts import Context, Drawn, History, Operator, Source, Traits
 from pipegraph.errors import GraphError
 from pipegraph.integers import integer
 from pipegraph.parameters import without_rewind
@@ -37,12 +27,10 @@ def round_of(chunk: Chunk) -> int:
     return max(int(lineage[1]) for lineage in chunk.lineages) >> _POSITION_BITS
 
 
-class Rounds(Source, BundleSource, Grouped, Resumable, Sampled, UserData, UserFunctions):
+class Rounds(Source):
     """Another source ``count`` times in each epoch (None: endlessly, until a round has no item), each time in the order
     of an epoch of its own. It cannot continue at another world size.
     """
-
-    facts = Fact.ONE_WORLD_SIZE
 
     def __init__(self, source: Source, count: int | None) -> None:
         if isinstance(source, Rounds):
@@ -50,14 +38,11 @@ class Rounds(Source, BundleSource, Grouped, Resumable, Sampled, UserData, UserFu
                 f"{source.name}: it is read several times in an epoch already; leave out one Repeat, or give "
                 'Mix(stop="repeat") inputs that are not repeated'
             )
-        self.source = source
+        self.source: Any = source
         self.count = count
         self.random_access = source.random_access
         self.reads_ahead = source.reads_ahead
         self.gives = source.gives
-        self.facts |= source.facts & (Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.IN_TRAINER | Fact.SPLITS_ITSELF)
-        self.lacks = tuple(each for each in Rounds.__bases__[1:] if source.can(each) is None)
-        self.group = getattr(source, "group", 1)
         self._began: tuple[int, int] = (0, 0)
         self._from: tuple[int, Any] | None = None
 
@@ -72,33 +57,26 @@ class Rounds(Source, BundleSource, Grouped, Resumable, Sampled, UserData, UserFu
 
     @property
     def name(self) -> str:
-        return self.source.name
+        return str(self.source.name)
 
     def config(self) -> dict[str, Any]:
         return {"source": type(self.source).__qualname__, "rounds": self.count, **self.source.config()}
 
-    def reads_once(self) -> Any:
-        return self._of(UserData).reads_once()
-
-    def origin(self) -> str:
-        return self._of(UserData).origin()
-
-    def sees(self) -> str:
-        return self._of(UserData).sees()
-
-    def deals_by(self) -> str:
-        return self._of(UserData).deals_by()
-
-    def deals_with(self, seed: int) -> None:
-        self._of(UserData).deals_with(seed)
-
-    def functions(self) -> Sequence[Callable[..., Any]]:
-        return self._of(UserFunctions).functions()
-
-    def _of(self, capability: type[Capability]) -> Capability:
-        found = self.source.can(capability)
-        assert found is not None
-        return found
+    @property
+    def traits(self) -> Traits:
+        of: Traits = self.source.traits
+        length = None if of.has_length is None else self._has_length
+        return replace(
+            of,
+            blocks=of.blocks and self.random_access,
+            columns=False,
+            in_memory=False,
+            inherits=False,
+            waits=False,
+            sent_as="",
+            one_world_size=True,
+            has_length=length,
+        )
 
     def open(self, context: Context) -> None:
         self.source = copy.copy(self.source)
@@ -122,8 +100,8 @@ class Rounds(Source, BundleSource, Grouped, Resumable, Sampled, UserData, UserFu
         """The source's epoch that is read as a round: each is another one, and they follow each other if known."""
         return epoch + (number << _EPOCH_BITS) if self.count is None else epoch * self.count + number
 
-    def has_length(self) -> bool:
-        return self.count is not None and self._of(UserData).has_length()
+    def _has_length(self) -> bool:
+        return self.count is not None and self.source.traits.has_length()
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
         rounds = range(self.count or 0)
@@ -151,7 +129,7 @@ class Rounds(Source, BundleSource, Grouped, Resumable, Sampled, UserData, UserFu
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
         places = self._places(epoch, rank, world_size, start)
         first_place = next(places, None)
-        if self.can(Sampled):  # a sampler comes to its order of a round by those before it
+        if self.traits.sampled:  # a sampler comes to its order of a round by those before it
             for before in range((self.count or 0) if first_place is None else first_place[0]):
                 deque(self.source.positions(self._epoch(epoch, before), rank, world_size, 0), maxlen=0)
         for number, first, size in () if first_place is None else chain([first_place], places):
@@ -184,7 +162,7 @@ class Rounds(Source, BundleSource, Grouped, Resumable, Sampled, UserData, UserFu
     def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
         found: list[Any] = []
         for number, places in self._by_round(positions):
-            indices = self._of(BundleSource).indices_of(places, self._epoch(epoch, number))
+            indices = self.source.indices_of(places, self._epoch(epoch, number))
             found += [(indices, place) for place in range(len(indices))]
         return found
 
@@ -196,7 +174,7 @@ class Rounds(Source, BundleSource, Grouped, Resumable, Sampled, UserData, UserFu
                 stop += 1
             made: list[Any] = []
             try:
-                self._of(BundleSource).read_into(made, inner[: first + stop - start], first)
+                self.source.read_into(made, inner[: first + stop - start], first)
             finally:
                 found += made
             start = stop
@@ -221,7 +199,7 @@ class Rounds(Source, BundleSource, Grouped, Resumable, Sampled, UserData, UserFu
             number, begins, snapshot = self._from[1]
             if snapshot is not None:
                 known = self._from[0] - begins
-                self._of(Resumable).restore(known, snapshot)
+                self.source.restore(known, snapshot)
             self._from = None
         source = self.source
         while self.count is None or number < self.count:
@@ -245,15 +223,15 @@ class Rounds(Source, BundleSource, Grouped, Resumable, Sampled, UserData, UserFu
             start = max(start, begins)
 
     def snapshot(self) -> Any:
-        inner = self._of(Resumable).snapshot()
+        inner = self.source.snapshot()
         return inner if self.random_access else [*self._began, inner]
 
     def between(self) -> Any:
-        return self._of(Resumable).between()
+        return self.source.between()
 
     def restore(self, step: int, snapshot: Any) -> None:
         if self.random_access:
-            self._of(Resumable).restore(step, snapshot)
+            self.source.restore(step, snapshot)
         else:
             self._from = (step, snapshot)
 
@@ -263,7 +241,7 @@ def _coded(number: int, position: int) -> int:
 
 
 @final
-class Repeat(Operator, Planned, Repeats):
+class Repeat(Operator):
     """Repeat the stream ``times`` times in each epoch. Its source is read that many times, each time in another order:
     round k of epoch e is its epoch ``e * times + k``, which its sampler's ``set_epoch`` and its functions get.
 
@@ -284,10 +262,11 @@ class Repeat(Operator, Planned, Repeats):
     def config(self) -> dict[str, Any]:
         return {"times": self.times}
 
-    def repeated(self, source: Source) -> Source:
-        return Rounds(source, self.times)
+    @property
+    def traits(self) -> Traits:
+        return Traits(repeated=lambda source: Rounds(source, self.times), needless=self._needless)
 
-    def bypass(self) -> str | None:
+    def _needless(self) -> str:
         return f"its source is read {self.times} times in an epoch"
 
     def process(self, chunk: Chunk) -> Chunk:

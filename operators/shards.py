@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
 import numpy as np
 
-from pipegraph.capabilities import BundleSource, Grouped
-from pipegraph.contracts import Context, Drawn, Fact, History
+from pipegraph.contracts import Context, Drawn, History, Traits
 from pipegraph.errors import GraphError, StateError
 from pipegraph.once import Once
 from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
@@ -30,7 +30,7 @@ DEALT_AT_ONCE = 64
 
 
 @final
-class ShardSelect(OrderedSource, BundleSource, Grouped):
+class ShardSelect(OrderedSource):
     """Which sample of which shard comes next for this rank; ``Load`` reads it.
 
     With ``LaneOrder`` (the default) and the other orders, every sample has a position, so resuming reads nothing again.
@@ -76,15 +76,16 @@ class ShardSelect(OrderedSource, BundleSource, Grouped):
         self.store = dict(store or {})
         self.whole_parts = isinstance(self.order, PartOrder) and manifest is None
         self.random_access = not self.whole_parts
-        if self.whole_parts:
-            self.facts |= Fact.ONE_WORLD_SIZE
-        self.group = DEALT_AT_ONCE if self.random_access else 1
         self.missing = missing
         self._find = partial(find_manifest, parts, manifest, self.store, missing)
         self._list = partial(list_parts, parts, self.store, missing)
         self._found = Once(self._find)
         self._listed = Once(self._list)
         self._feed: ShardFeed | None = None
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, group=DEALT_AT_ONCE, one_world_size=self.whole_parts)
 
     def find(self, stopping: Stopping) -> None:
         """List the parts, or find their manifest, unless that was done; ``stopping`` ends the wait for a store."""

@@ -7,14 +7,14 @@ import mmap
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
-from pipegraph.capabilities import BundleSource
 from pipegraph.columns import Columns
-from pipegraph.contracts import Fact
+from pipegraph.contracts import Traits
 from pipegraph.errors import DataError, GraphError, extra_module
 from pipegraph.integers import integer
 from pipegraph.operators.ordered import OrderedSource, order_of
@@ -34,7 +34,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 @final
-class FromTable(OrderedSource, BundleSource):
+class FromTable(OrderedSource):
     """The rows of a table, as ``Load`` gives those of a Parquet shard: dicts, of types that follow from the columns'.
 
     Numbers and text are Python's, so that a batch of them is int64 or float64; lists of numbers or bools are NumPy
@@ -83,6 +83,10 @@ class FromTable(OrderedSource, BundleSource):
         self.table = _takable(found if columns is None else found.select(list(columns)))
         self.fill = _fillings(self.table, dict(fill or {}))
         self._rows: ArrowRows | None = None
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, columns=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_rows": None}
@@ -211,7 +215,7 @@ def _fillings(table: Any, fill: dict[str, Any]) -> dict[str, Any]:
 
 
 @final
-class FromTokens(OrderedSource, BundleSource):
+class FromTokens(OrderedSource):
     """Windows of one long array of tokens: samples ``{"tokens": int64 array (window,)}``, as embeddings take them.
 
     A mapped file is read in place, and crosses to worker processes as its name. Do not write to it while it is read:
@@ -233,7 +237,6 @@ class FromTokens(OrderedSource, BundleSource):
         DataError: while it runs: the file was cut short.
     """
 
-    facts = Fact.IN_MEMORY
     name = "fromtokens"
 
     def __init__(
@@ -265,6 +268,10 @@ class FromTokens(OrderedSource, BundleSource):
         if len(self._tokens) < window:
             raise GraphError(f"FromTokens: {len(self._tokens)} tokens hold no window of {window}")
         self._windows: Any = None  # a view of all of them, made at first use
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, columns=True)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**vars(self), "_windows": None}

@@ -18,9 +18,8 @@ from typing import Any, final
 import torch
 
 from pipegraph.batches import map_rows, resolved
-from pipegraph.capabilities import CarriesImages, Moves
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Fact, Operator
+from pipegraph.contracts import Context, Operator, Traits
 from pipegraph.device.accelerator import offers, unpinned
 from pipegraph.device.backend import Backend, Event, Slot, normalised, slots_on
 from pipegraph.device.computed import Computed
@@ -63,7 +62,7 @@ def _gains_from_pinned(device: torch.device) -> bool:
 
 
 @final
-class Pin(Operator, Moves, CarriesImages):
+class Pin(Operator):
     """Copy tensors to pinned host memory, from which an accelerator copies without the host's help.
 
     Objects are pinned by their own ``pin_memory()``, if they have one. If only copies to a device read the result, all
@@ -72,19 +71,15 @@ class Pin(Operator, Moves, CarriesImages):
     cannot pin memory.
     """
 
-    facts = Fact.IN_TRAINER
+    traits = Traits(in_trainer=True, images="same", moves="pinned", needless=unpinned)
     name = "pin"
     depends_on = "item"
-    moves = "pinned"
 
     def __init__(self) -> None:
         self._context = Context("")
 
     def config(self) -> dict[str, Any]:
         return {}  # where data lies does not change what is delivered
-
-    def bypass(self) -> str | None:
-        return unpinned()
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -218,10 +213,9 @@ class _Landings:
             backend.close()
 
 
-class _ToDevices(Operator, Moves):
+class _ToDevices(Operator):
     """What `CopyToDevice` and `Scatter` share: landings, which live from ``open`` to ``close``."""
 
-    facts = Fact.IN_TRAINER | Fact.ONE_WORKER
     depends_on = "item"
     _landings: _Landings
 
@@ -233,7 +227,7 @@ class _ToDevices(Operator, Moves):
 
 
 @final
-class CopyToDevice(_ToDevices, CarriesImages):
+class CopyToDevice(_ToDevices):
     """Copy tensors to a device, on the stage's own stream, all fields of a chunk in one copy.
 
     Objects are moved by their own ``to(device)``, as torch's trainers do. An object that holds tensors and has no
@@ -253,23 +247,34 @@ class CopyToDevice(_ToDevices, CarriesImages):
     """
 
     name = "copy"
-    moves = "device"
 
     def __init__(self, device: torch.device | str | int, copy: bool = False) -> None:
         self.device = _device(device, "CopyToDevice")
         self.copy = flag(copy, "CopyToDevice: copy")
         self._wait = True
 
-    def bypass(self) -> str | None:
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            in_trainer=True,
+            one_worker=True,
+            images="same",
+            moves="device",
+            pinned_for=self._pinned_for,
+            needless=self._needless,
+            notes=self._notes,
+        )
+
+    def _needless(self) -> str | None:
         if self.device.type == "cpu" and not self.copy:
             return "the device is the CPU, where the batch already is"
         return None
 
-    def notes(self) -> list[str]:
+    def _notes(self) -> list[str]:
         lacking = offers(self.device).lacking if self.device in devices() else None
         return [lacking] if lacking else []
 
-    def pinned_for(self) -> torch.device | None:
+    def _pinned_for(self) -> torch.device | None:
         return self.device if _gains_from_pinned(self.device) else None
 
     def open(self, context: Context) -> None:
@@ -312,7 +317,6 @@ class Scatter(_ToDevices):
     """
 
     name = "scatter"
-    fetches = True
     needs = "batch"
 
     def __init__(self, devices: Sequence[torch.device | str | int], copy: bool = False) -> None:
@@ -323,7 +327,11 @@ class Scatter(_ToDevices):
         self.devices = tuple(_device(device, "Scatter") for device in devices)
         self.copy = flag(copy, "Scatter: copy")
 
-    def pinned_for(self) -> torch.device | None:
+    @property
+    def traits(self) -> Traits:
+        return Traits(in_trainer=True, one_worker=True, moves="slices", pinned_for=self._pinned_for)
+
+    def _pinned_for(self) -> torch.device | None:
         # The parts for the CPU are not copied.
         return self.devices[0] if all(map(_gains_from_pinned, self.devices)) else None
 

@@ -9,9 +9,8 @@ from itertools import pairwise
 from math import inf
 from typing import Any, final
 
-from pipegraph.capabilities import CarriesImages, Keyed, UserFunctions
 from pipegraph.chunk import Chunk, Cursor
-from pipegraph.contracts import Context, Fact, Regroup
+from pipegraph.contracts import Context, Regroup, Traits
 from pipegraph.errors import DataError, GraphError, shown
 from pipegraph.integers import amount, integer
 from pipegraph.parameters import function_name, plain_function
@@ -19,7 +18,7 @@ from pipegraph.randomness import generator
 
 
 @final
-class Shuffle(Regroup, CarriesImages):
+class Shuffle(Regroup):
     """Shuffle the items within consecutive windows; each window's order depends on the seed and its number.
 
     Args:
@@ -29,7 +28,7 @@ class Shuffle(Regroup, CarriesImages):
         GraphError: ``window`` is below 1.
     """
 
-    facts = Fact.SEEDS_ITSELF
+    traits = Traits(seeds_itself=True, images="same")
 
     def __init__(self, window: int) -> None:
         self.window = integer(window, "Shuffle: window")
@@ -135,7 +134,7 @@ class _Held:
 
 
 @final
-class Bucket(Regroup, Keyed, UserFunctions):
+class Bucket(Regroup):
     """Group samples of similar length: the samples of one bucket leave one after the other, as a group.
 
     Args:
@@ -184,7 +183,6 @@ class Bucket(Regroup, Keyed, UserFunctions):
         self.boundaries = bounds
         self.size = integer(32 if size is None else size, "Bucket: size")
         self.cost, self.limit = cost, limit
-        self.lacks = (Keyed,) if cost is None else ()
         self.begin()
 
     def config(self) -> dict[str, Any]:
@@ -193,8 +191,11 @@ class Bucket(Regroup, Keyed, UserFunctions):
             return {**found, "size": self.size}
         return {**found, "cost": function_name(self.cost), "limit": self.limit}
 
-    def functions(self) -> Sequence[Callable[..., Any]]:
-        return (self.measure,) if self.cost is None else (self.measure, self.cost)
+    @property
+    def traits(self) -> Traits:
+        if self.cost is None:
+            return Traits(functions=(self.measure,))
+        return Traits(functions=(self.measure, self.cost), key=self._bucket_of)
 
     def length(self, n: int) -> int | None:
         return n
@@ -220,11 +221,11 @@ class Bucket(Regroup, Keyed, UserFunctions):
         self._emitted, self._ghosts, self._drop, self._last = emitted - drop, list(counts), drop, cursor
         return start
 
-    def group_of(self, sample: Any) -> int:
+    def _bucket_of(self, sample: Any) -> int:
         return bisect_right(self.boundaries, amount(self.measure(sample), "Bucket: length(sample)", -inf))
 
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
-        number = self.group_of(chunk.data)
+        number = self._bucket_of(chunk.data)
         cost: float = 0
         if self.cost is not None:
             cost = amount(self.cost(chunk.data), "Bucket: cost(sample)")

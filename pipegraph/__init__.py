@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Operator as Operator,
         Regroup as Regroup,
         Source as Source,
+        Traits as Traits,
     )
     from pipegraph.device.scattered import Scattered as Scattered
     from pipegraph.errors import PipegraphError as PipegraphError
@@ -44,7 +45,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "": "errors operators order replicas testing types",
     "chunk": "Chunk",
-    "contracts": "Context FanIn FanOut Operator Regroup Source",
+    "contracts": "Context FanIn FanOut Operator Regroup Source Traits",
     "device.scattered": "Scattered",
     "errors": "PipegraphError",
     "graph": "Graph Node",

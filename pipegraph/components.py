@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Flag, auto
 from itertools import islice
 from operator import index as as_int
-from typing import Any, ClassVar, NamedTuple, TypeVar, final
+from typing import Any, ClassVar, NamedTuple, final
 
 from pipegraph.errors import StateError
 from pipegraph.stopping import Stopping
+from pipegraph.traits import Traits as Traits
 
 History = tuple[tuple[int, Any], ...]
 """``(world size, steps per rank)`` for each world size at which a part of the epoch was consumed. If the ranks consumed
@@ -60,78 +60,23 @@ class Context:
         return Context, (self.stage, self.seed, self.rank, self.world_size, self.worker)
 
 
-class Fact(Flag):
-    """What an operator or source says of itself to the plan beyond its contract: ``facts = Fact.IN_TRAINER``, or
-    several with ``|``. The plan and the engine ask ``Fact.IN_TRAINER in operator.facts``."""
-
-    IN_TRAINER = auto()
-    """It works on devices, files or memory of the training process, so it cannot be opened in another one."""
-    SEEDS_ITSELF = auto()
-    """It has no user code that draws from torch's global generator, or selects the sample's generator by itself; else
-    the engine does so before each call."""
-    TRUSTED = auto()
-    """Its resumes are exact by its own tests, so ``pg.testing`` need not check it. It calls no code of the user's for
-    positions, its groups leave in order, and its cursors are tuples."""
-
-    ONE_WORKER = auto()
-    """A map that must have a single worker."""
-    NEEDS_ORDER = auto()
-    """A resumed run must give it the samples in the same order, so it may not follow a stage with ordered=False."""
-    INDEPENDENT = auto()
-    """It is no one-to-one map, and still a sample's result never depends on its neighbours: plain (un)batching."""
-    OUT_OF_STEP = auto()
-    """Ranks that received equally many of its chunks may have consumed different numbers of samples."""
-    SLABS = auto()
-    """It writes batches into slabs, in the kind of memory named by ``Context.memory``."""
-    COLUMNS = auto()
-    """Its batches hold exactly the given samples, each field a column."""
-    PAIRS = auto()
-    """A fan-in that combines the items at the same position of all inputs."""
-    SEPARATE = auto()
-    """A fan-in, the rest of whose inputs can be redistributed to another number of ranks independently."""
-    ENDS = auto()
-    """A fan-in of one input that ends an epoch after a number of items, however many its input has."""
-
-    ONE_WORLD_SIZE = auto()
-    """A source that cannot resume an epoch of which a part was consumed at another world size."""
-    SPLITS_ITSELF = auto()
-    """A source whose items the user's own code may split by the process's rank: no other rank can continue its part."""
-    IN_MEMORY = auto()
-    """A source whose items are all available: none depends on what the consumer does with earlier ones."""
-    INHERITS = auto()
-    """A source that can also be read by forks of the trainer, which share what it shares with them."""
-    WAITS = auto()
-    """A source whose ``positions`` may block until the next one is available: each is handed over as it comes."""
-
-
-Capability = TypeVar("Capability")
-
-
 class Component(ABC):
     """Base class of operators and sources: a node of a graph, opened and closed by each worker.
 
     Attributes:
         name: the base of its default stage name.
-        facts: what it says of itself beyond its contract, and beside what its base classes say.
-        lacks: capabilities of its class (``pipegraph.capabilities``) that this object does not have.
+        traits: what it is and can beyond its contract, in place of what its base class says.
     """
 
     kind: ClassVar[Kind]
-    facts: Fact = Fact(0)
-    lacks: tuple[type, ...] = ()
-
-    def __init_subclass__(cls) -> None:
-        for base in cls.__bases__:
-            cls.facts |= getattr(base, "facts", Fact(0))
 
     @property
     def name(self) -> str:
         return type(self).__name__.lower()
 
-    @final
-    def can(self, capability: type[Capability]) -> Capability | None:
-        """This object as a capability (see ``pipegraph.capabilities``), None if it lacks it."""
-        return self if isinstance(self, capability) and capability not in self.lacks else None
+    @property
+    def traits(self) -> Traits:
+        return Traits()
 
     def open(self, context: Context) -> None:  # noqa: B027
         """Called once by each worker, on its own copy, in its own thread, before the first item."""
@@ -187,6 +132,39 @@ class DrawnRows(Sequence[Drawn]):
             self.positions.append(as_int(position))
             self.indices.append(index)
 
+    def draw(self, sampled: Iterator[Drawn], rows: int) -> None:
+        """Append up to ``rows`` of what ``sampled`` yields; what was drawn before an error stays."""
+        if isinstance(sampled, SampledIndices):
+            sampled.draw_into(self, rows)
+        else:
+            self.extend(islice(sampled, rows))
+
+
+class SampledIndices(Iterator[Drawn]):
+    """What a sampler gives, with its positions.
+
+    Args:
+        again: called before the sampler: other stages may have worked in this thread since.
+    """
+
+    def __init__(self, indices: Iterator[Any], positions: Iterator[int], again: Callable[[], object]) -> None:
+        self._indices = indices
+        self._positions = positions
+        self._again = again
+
+    def __next__(self) -> Drawn:
+        self._again()
+        index = next(self._indices)
+        return Drawn(next(self._positions), index)
+
+    def draw_into(self, drawn: DrawnRows, rows: int) -> None:
+        """As many calls of ``next``, at a tenth of their cost."""
+        self._again()
+        try:
+            drawn.indices.extend(islice(self._indices, rows))
+        finally:
+            drawn.positions.extend(islice(self._positions, len(drawn.indices) - len(drawn.positions)))
+
 
 class Source(Component):
     """A source of samples.
@@ -220,7 +198,7 @@ class Source(Component):
     def resizable(self) -> bool:
         """Whether it can resume an epoch of which a part was consumed at another world size."""
         own = type(self).begin_run is not Source.begin_run
-        return own and Fact.ONE_WORLD_SIZE not in self.facts
+        return own and not self.traits.one_world_size
 
     def begin_run(self, epoch: int, history: History) -> None:
         """A run begins at ``epoch``, of which ``history`` was consumed at other world sizes; steps count from its end.

@@ -8,16 +8,17 @@ shared by all copies. ``kind`` says how the engine treats what ``process`` retur
 kind        ``process(chunk)`` returns                     also
 =========== ============================================== =====================================
 ``map``     a chunk; with ``one_to_one = False`` or None
+``rows``    a chunk                                         ``begin_batch``, ``do_row``, ``end_batch``
 ``expand``  an iterable of chunks, made by ``chunk.child`` ``flush`` is never called
             or ``chunk.row``
 ``regroup`` an iterable of chunks, made by ``Chunk.group`` ``flush()`` once at each epoch's end
-``merge``   a chunk or None; from ``input``                 ``next_input()``, ``end_input(i)``
+``fan_in``  a chunk or None; from ``input``                 ``next_input()``, ``end_input(i)``
 ``route``   the chunk; ``choose(chunk)`` names the output  ``outputs``
 =========== ============================================== =====================================
 
 Plan, length, elasticity and digest follow from these declarations alone, without running anything. An operator can do
 only what it declares: nothing is inferred from a name, or from a method that may exist for another reason. What only
-some operators have to say are its ``facts``; what the engine's fast paths can use is in ``pipegraph.capabilities``.
+some operators have to say is in their ``traits``.
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ from pipegraph.components import (
     Context as Context,
     Drawn as Drawn,
     DrawnRows as DrawnRows,
-    Fact as Fact,
     History as History,
     Kind as Kind,
     Source as Source,
     history_of as history_of,
 )
+from pipegraph.traits import Traits as Traits
 
 STATE_METHODS = ("state_dict", "load_state_dict")
+ONE_TO_ONE = ("map", "rows")
+"""Kinds that make at most one chunk of each."""
+
 DEPENDENCES = ("item", "place", "epoch", "random")
 """The words of ``Operator.depends_on``."""
 
@@ -80,18 +84,40 @@ class Operator(Component):
 
     def length(self, n: int) -> int | None:
         """Chunks out per epoch for ``n`` in; None if it depends on the data."""
-        return n if self.kind == "map" and self.one_to_one else None
+        return n if self.kind in ONE_TO_ONE and self.one_to_one else None
 
     @property
     @final
     def elastic(self) -> bool:
         """Whether a sample's result never depends on its neighbours: one-to-one stages and plain (un)batching."""
-        return (self.kind == "map" and self.one_to_one) or Fact.INDEPENDENT in self.facts
+        return (self.kind in ONE_TO_ONE and self.one_to_one) or self.traits.independent
 
 
 def _definer(kind: type, name: str) -> type:
     """The class that defines a method; ``object`` if none does."""
     return next((each for each in kind.__mro__ if name in vars(each)), object)
+
+
+class RowOperator(Operator):
+    """A one-to-one operator that works, and fails, sample by sample, even on batches.
+
+    One worker begins a batch, all workers of the stage do its rows in parallel, and the worker that did the last row
+    ends it. For a chunk of a single sample only ``process`` is called.
+    """
+
+    kind: ClassVar[Kind] = "rows"
+
+    @abstractmethod
+    def begin_batch(self, chunk: Chunk) -> Any:
+        """Returns what ``do_row`` needs, such as the memory for all rows."""
+
+    @abstractmethod
+    def do_row(self, batch: Any, index: int) -> None:
+        """Do row ``index``."""
+
+    @abstractmethod
+    def end_batch(self, batch: Any, kept: Sequence[int]) -> Chunk:
+        """The finished batch; ``kept`` are the rows that succeeded, in order, at least one."""
 
 
 class Regroup(Operator):
@@ -136,7 +162,7 @@ class Regroup(Operator):
             more: samples of its output after ``cursor`` that have left too.
             draw: (seed, epoch, stage).
         """
-        return None if more and Fact.TRUSTED not in self.facts else (cursor, "", more)
+        return None if more and not self.traits.trusted else (cursor, "", more)
 
 
 class FanIn(Operator):
@@ -148,7 +174,7 @@ class FanIn(Operator):
     count of outputs, first. An output consists of items that were taken since the output before it.
     """
 
-    kind: ClassVar[Kind] = "merge"
+    kind: ClassVar[Kind] = "fan_in"
     one_to_one = False
     inputs: int | Literal["many"] = "many"
     """Number of upstream nodes."""

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pipegraph.backends import BackendName, backend_of
-from pipegraph.capabilities import functions_of
 from pipegraph.contracts import Component, FanIn, Operator, Source
 from pipegraph.errors import GraphError, shown
 from pipegraph.foreign_arguments import names_ours, placed
@@ -198,7 +197,7 @@ class Graph:
             resources,
             runtime_env,
             None if said else plain_parameters(operator),
-            carried(functions_of(operator)),
+            carried(operator.traits.functions),
             tuned,
         )
         return Node(self, Edge(name))

@@ -8,7 +8,6 @@ from time import perf_counter_ns
 from typing import Any
 
 from pipegraph import concurrency
-from pipegraph.capabilities import Moves
 from pipegraph.contracts import Context, Source
 from pipegraph.engine.meter import Meter
 from pipegraph.engine.stage.ledger import Ledger
@@ -109,11 +108,10 @@ class LoaderContext:
                     self._shared[stage, name] = make()
                 return self._shared[stage, name]
 
-        readers = [self.plan.stages[name].operator for name, _, _ in self.plan.consumers(stage)]
-        movers = [each.can(Moves) for each in readers]
-        read = not all(each is not None and each.fetches for each in movers)
+        readers = [self.plan.stages[name].traits for name, _, _ in self.plan.consumers(stage)]
+        read = not all(each.moves == "slices" for each in readers)
         place = stage, self.seed, self.rank, self.world_size, worker
         memory = self.plan.stages[stage].memory
-        pinned_for = [each.pinned_for() for each in movers if each is not None]
+        pinned_for = (each.pinned_for() for each in readers)
         device = next((found for found in pinned_for if found is not None), self._device)
         return Context(*place, self.stopping, count, share, read, memory, self.memory_limit, device)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from pipegraph import concurrency
-from pipegraph.capabilities import BundleRegroup, ReadsStorage
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Activity
 from pipegraph.engine.channel import Channel
@@ -133,9 +132,8 @@ class Run:
             run = self.stages[stage.name]
             run.above = [self.stages[edge.stage] for edge in stage.upstream]
             run.pace = self._pace(stage)
-            collecting = stage.operator.can(BundleRegroup) if run.collects else None
-            if collecting is not None and run.above[0].plan.bundle == stage.name:
-                run.above[0].pack = collecting.packing()
+            if run.collects and run.above[0].plan.bundle == stage.name:
+                run.above[0].pack = stage.packing()
             fed = stage.kind.feed(run, self._loader.readers.get(stage.name), self.activity)
             if fed is not None:
                 inner, pump = fed
@@ -282,8 +280,8 @@ def _nudge(channels: list[Channel]) -> None:
 def _for_chunks(loader: LoaderContext) -> int:
     """Bytes of the limit left for chunks, after what operators hold themselves, such as blocks of shards."""
     limit = loader.memory_limit
-    readers = [stage.operator.can(ReadsStorage) for stage in loader.plan.running]
-    return max(1, limit - sum(each.holds(limit) for each in readers if each is not None))
+    holding = [stage.traits.holds for stage in loader.plan.running]
+    return max(1, limit - sum(holds(limit) for holds in holding if holds is not None))
 
 
 def _before(cursor: Any) -> Callable[[Any], bool]:

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pipegraph.capabilities import Resumable, functions_of
 from pipegraph.chunk import Chunk, Lineage
 from pipegraph.durations import Stopwatch
 from pipegraph.engine.run import Run
@@ -43,10 +42,8 @@ class Progress:
         self._ledger = ledger
         self.tracked = plan.stages[plan.output.stage].unordered_above
         self.counted = self.tracked or any(stage.spec.skip is not None for stage in plan.running)
-        self._asked = [
-            (stage.name, source)
-            for stage in plan.running
-            if stage.source is not None and (source := stage.source.can(Resumable)) is not None
+        self._samplers: list[tuple[str, Any]] = [
+            (stage.name, stage.operator) for stage in plan.running if stage.draws_resumably
         ]
         self.place = Place(0)
         self.chosen: Place | None = self.place
@@ -226,8 +223,8 @@ class Progress:
     def _beginnings_of(self, place: Place) -> dict[str, Any]:
         """``[0, state]`` of the samplers' generators where a pass that begins anew begins. No pass runs."""
         found: dict[str, Any] = {}
-        for name, resumable in () if place.begun else self._asked:
-            if name not in place.start.iterators and (taken := resumable.between()) is not None:
+        for name, source in () if place.begun else self._samplers:
+            if name not in place.start.iterators and (taken := source.between()) is not None:
                 found[name] = [0, encode_state(taken, name)]
         return found
 
@@ -259,7 +256,7 @@ def _restart_of(progress: weakref.ref[Progress], source: str) -> tuple[int, int]
 def warn_of_unsaved(plan: Plan) -> None:
     """Functions of stages have no state that is saved."""
     for stage in plan.running:
-        for function in () if stage.source is not None else functions_of(stage.operator):
+        for function in () if stage.source is not None else stage.traits.functions:
             if keeps_state(function):
                 kind = type(function).__qualname__
                 warnings.warn(

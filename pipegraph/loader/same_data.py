@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from pipegraph.capabilities import UserData
 from pipegraph.errors import DataError
 from pipegraph.planning.plan import Plan
 
@@ -121,9 +120,9 @@ def _seen(plan: Plan, seed: int | None, start: str) -> str:
     """What this rank has of the data that all ranks share; empty where there is none."""
     found = []
     for stage in plan.described():
-        described = stage.spec.operator.can(UserData)
-        if described is not None and (data := described.sees()):
-            order = described.deals_by()
+        traits = stage.spec.operator.traits
+        if data := traits.sees():
+            order = traits.deals_by()
             words = [f"stage {stage.name!r}: {data}", *([order, f"seed {seed}"] if order else [])]
             found.append(", ".join(words))
     return "; ".join([*found, *([start] if start and found else [])])

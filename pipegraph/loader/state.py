@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipegraph.contracts import Fact
 from pipegraph.engine.stage.cursors import freeze
 from pipegraph.engine.stage.restore import Resume, Unknown, consumed, history_entry, restarts, why_unknown
 from pipegraph.errors import GraphError, PipegraphWarning, StateError
@@ -135,7 +134,7 @@ def restored(
         # A whole epoch: there is nothing to deal anew.
         return Restored(*found_in, (Resume(stream=(rank, world_size)),), steps, steps)
     for stage in plan.running:
-        if stage.source is not None and Fact.SPLITS_ITSELF in stage.source.facts:
+        if stage.traits.splits_itself:
             raise StateError(
                 f"the state was saved with world_size={saved}, this loader runs with {world_size}, and what stage "
                 f"{stage.name!r} reads may be split by the process's rank, in code that is not pipegraph's, so that no "
@@ -367,7 +366,7 @@ def _why_all_are_needed(
         why = f"the graph can only resume at the same size because of stages {', '.join(map(repr, plan.inelastic))}"
         sources = [plan.stages[name].source for name in plan.inelastic if name in plan.stages]
         users = [each for each in sources if each is not None and not each.resizable]
-        if any(Fact.ONE_WORLD_SIZE not in each.facts for each in users):
+        if any(not each.traits.one_world_size for each in users):
             why += " (a source of your own resumes at any size once it has begin_run(epoch, history))"
     elif not taken:
         why = "its ranks had taken over parts of others"

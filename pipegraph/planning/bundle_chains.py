@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from pipegraph.capabilities import BundleItems, BundleMap, BundleRegroup, BundleSource
-from pipegraph.planning.plan import StagePlan, lineage_above
+from pipegraph.planning.plan import StagePlan
 from pipegraph.stage_spec import Edge
-
-_ROWS = (BundleItems, BundleMap, BundleSource)
 
 ROWS_PER_WORKER = 1024
 """Default capacity of a queue of rows that will become a batch, if they are light (``contents.LIGHT_BYTES``)."""
@@ -17,17 +15,13 @@ ROWS_PER_WORKER = 1024
 
 def bundle_rows(planned: dict[str, StagePlan], output: Edge) -> None:
     """Set for each stage the maximum number of rows that it hands over together."""
-    alone = set()
-    for memo in planned.values():
-        if memo.bypassed is None and memo.caches:
-            alone |= {stage.name for stage in lineage_above(memo, planned)}
     for stage in list(planned.values()):
-        if stage.name not in alone and _hands_over_rows(stage, planned, output):
+        if stage.cached_in is None and _hands_over_rows(stage, planned, output):
             planned[stage.name] = replace(stage, bundle_rows=max(1, stage.capacity // stage.workers))
     for batch in list(planned.values()):
-        collecting = batch.operator.can(BundleRegroup)
-        if batch.bypassed is None and batch.kind.collects and collecting is not None:
-            _collect_into(batch, collecting.group_size(), planned, alone)
+        if batch.bypassed is None and batch.kind.collects and batch.traits.blocks:
+            collecting: Any = batch.operator
+            _collect_into(batch, collecting.group_size(), planned)
 
 
 def _hands_over_rows(stage: StagePlan, planned: Mapping[str, StagePlan], output: Edge) -> bool:
@@ -43,10 +37,10 @@ def _hands_over_rows(stage: StagePlan, planned: Mapping[str, StagePlan], output:
     return once and stage.kind.hands_over_rows(stage)
 
 
-def _collect_into(batch: StagePlan, size: int, planned: dict[str, StagePlan], alone: set[str]) -> None:
+def _collect_into(batch: StagePlan, size: int, planned: dict[str, StagePlan]) -> None:
     """Between a source and ``batch``: lengthen the queues, and let bundles end where a batch ends."""
     chain = _chain_above(batch, planned)
-    if not chain or any(stage.name in alone for stage in chain):
+    if not chain or any(stage.cached_in is not None for stage in chain):
         return
     capacities = {
         stage.name: max(stage.capacity, ROWS_PER_WORKER * stage.workers)
@@ -74,7 +68,7 @@ def _chain_above(batch: StagePlan, planned: Mapping[str, StagePlan]) -> list[Sta
     stage = batch
     while len(stage.upstream) == 1:
         stage = planned[stage.upstream[0].stage]
-        if stage.bundle_rows == 1 or not any(map(stage.operator.can, _ROWS)):
+        if stage.bundle_rows == 1 or not stage.traits.blocks:
             return []
         chain.insert(0, stage)
         if stage.source is not None:

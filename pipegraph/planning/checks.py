@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from pipegraph.capabilities import UserData
 from pipegraph.contracts import DEPENDENCES, STATE_METHODS, FanIn, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.planning.kind import StageKind
@@ -44,8 +43,7 @@ def check_iterators(planned: Mapping[str, StagePlan]) -> None:
     """An iterator is read by one source: of two, each would get a part of its items, and which is left to chance."""
     read: dict[int, str] = {}
     for stage in planned.values():
-        described = stage.operator.can(UserData)
-        items = None if described is None else described.reads_once()
+        items = stage.traits.reads_once
         if items is None:
             continue
         if (other := read.setdefault(id(items), stage.name)) != stage.name:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipegraph.capabilities import LengthByRanks
 from pipegraph.chunk import Cursor
 from pipegraph.components import History, Source
-from pipegraph.contracts import Fact, Operator
+from pipegraph.contracts import Operator
 
 if TYPE_CHECKING:
     from pipegraph.planning.plan import Plan, StagePlan
@@ -84,13 +83,13 @@ class StageKind:
         """Why an operator stays in the trainer's process whatever its backend; None if it may run in another."""
         if self.hands_on:
             return f"{operator.name} only hands items on"
-        if Fact.IN_TRAINER in operator.facts:
+        if operator.traits.in_trainer:
             return f"{operator.name} works on the trainer's own devices, files or memory"
         return None
 
     def overtakes(self, operator: Any) -> bool:
         """Whether items may finish in another order than they began in, if there are several workers."""
-        return self.parallel and Fact.ONE_WORKER not in operator.facts
+        return self.parallel and not operator.traits.one_worker
 
     def one_to_one(self, operator: Any) -> bool:
         """Whether each item of the input becomes one of the output, independently of others."""
@@ -98,7 +97,7 @@ class StageKind:
 
     def fixed(self, operator: Any) -> str | None:
         """Why a stage has a single worker; None if it may have several."""
-        several = self.parallel and Fact.ONE_WORKER not in operator.facts and not operator.stateful
+        several = self.parallel and not operator.traits.one_worker and not operator.stateful
         return None if several else f"{operator.name} works in sequence"
 
     def level(self, operator: Any, inputs: Sequence[str]) -> str:
@@ -111,14 +110,13 @@ class StageKind:
 
     def elastic(self, stage: StagePlan) -> bool:
         """Whether ranks that delivered equally many items have the same cursor, from which any number can resume."""
-        operator = stage.work
-        return Fact.OUT_OF_STEP not in operator.facts and stage.spec.ordered and operator.elastic
+        return not stage.traits.out_of_step and stage.spec.ordered and stage.work.elastic
 
     def chunks(self, operator: Any, inputs: Sequence[int], world_size: int) -> int | None:
         """Chunks out per epoch for those of its inputs; None if the data decides."""
-        by_ranks = operator.can(LengthByRanks)
+        by_ranks = operator.traits.length_for
         found: int | None = (
-            operator.length(inputs[0]) if by_ranks is None else by_ranks.length_for(inputs[0], world_size)
+            operator.length(inputs[0]) if by_ranks is None else by_ranks(inputs[0], world_size)
         )
         return found
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, cast
 
 from pipegraph.backends import StageBackend
-from pipegraph.capabilities import Memo, UserData, functions_of
-from pipegraph.contracts import FanOut, History, Operator, Source
+from pipegraph.contracts import FanOut, History, Operator, Source, Traits
 from pipegraph.errors import StateError
 from pipegraph.html import html_table
 from pipegraph.parameters import as_of_script, function_name, script_name
@@ -46,6 +46,8 @@ class StagePlan:
             another copy does, else ``"pageable"``.
         bundle: the ``Batch`` with which the bundles of this stage's rows end.
         bundle_rows: rows of its output that may be handed over together.
+        images: how the images of its output lie, if that is known; see ``Traits``.
+        cached_in: the ``Cache`` below that keeps its results, or itself.
         tuned: what the tuner may change while it runs: ``"workers"``, ``"capacity"``.
     """
 
@@ -65,6 +67,8 @@ class StagePlan:
     bundle: str | None = None
     bundle_rows: int = 1
     tuned: tuple[str, ...] = ()
+    images: str | None = None
+    cached_in: str | None = None
 
     @property
     def name(self) -> str:
@@ -97,10 +101,29 @@ class StagePlan:
         """Whether each item of its input becomes one of its output, independently of others."""
         return self.kind.one_to_one(self.operator)
 
+    @cached_property
+    def traits(self) -> Traits:
+        """What its operator is and can."""
+        return self.operator.traits
+
     @property
     def caches(self) -> bool:
-        """Whether it is a cache, for which the source skips the stages above."""
-        return self.operator.can(Memo) is not None
+        """Whether it is a cache that runs, for which the source skips the stages above."""
+        return self.traits.caches and self.bypassed is None
+
+    @property
+    def draws_resumably(self) -> bool:
+        """Whether a sampler draws its positions from generators that a state can hold."""
+        return self.traits.sampled and self.traits.resumable
+
+    def packing(self) -> Callable[[list[Any]], Any] | None:
+        """For a regrouping operator that takes blocks: a function that packs rows for it in the thread that makes them.
+
+        The function is thread-safe. It returns an object with ``part(start, stop)``, ``rows()`` and ``buffers()``, or
+        None for rows that it cannot pack.
+        """
+        operator: Any = self.operator
+        return operator.packing() if self.kind.collects and self.traits.blocks else None
 
     @property
     def outputs(self) -> int:
@@ -208,7 +231,7 @@ class Plan:
         """Of each stage with functions: their names, and behind a space what they carry beside these."""
         found = {SCRIPT: script_name()}
         for stage in self.described():
-            names = [function_name(each).partition("(")[0] for each in functions_of(stage.spec.operator)]
+            names = [function_name(each).partition("(")[0] for each in stage.spec.operator.traits.functions]
             if names:
                 found[stage.name] = f"{','.join(names)} {stage.spec.carried}"
         return found
@@ -273,8 +296,7 @@ class Plan:
         words = []
         for name in changed:
             if name != "(output)":
-                described = self.stages[name].spec.operator.can(UserData)
-                origin = described and described.origin()
+                origin = self.stages[name].spec.operator.traits.origin()
                 here = f" (here it has {origin})" if origin else ""
                 before, now = (each.get(name, "").partition(" ")[0] for each in (functions, self.functions()))
                 if before not in ("", now, as_of_script(now, script)):

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipegraph.backends import THREAD
-from pipegraph.capabilities import Planned
-from pipegraph.contracts import Fact, Operator
+from pipegraph.contracts import ONE_TO_ONE, Operator
 from pipegraph.errors import GraphError, shown
 from pipegraph.graph import Graph, Node
 from pipegraph.planning.bundle_chains import bundle_rows
@@ -20,7 +19,7 @@ from pipegraph.planning.checks import (
     check_state,
 )
 from pipegraph.planning.kind import KindOf
-from pipegraph.planning.plan import BATCHES_PER_WORKER, SAMPLES_PER_QUEUE, Plan, StagePlan
+from pipegraph.planning.plan import BATCHES_PER_WORKER, SAMPLES_PER_QUEUE, Plan, StagePlan, lineage_above
 from pipegraph.planning.rewrites import (
     choose_memory,
     fuse,
@@ -51,6 +50,9 @@ def make_plan(graph: Graph, output: Node | str | None, kind_of: KindOf) -> Plan:
         planned[name] = replace(stage, kind=kind_of(stage.operator))
     edge = shortcut(edge, planned)
     check_iterators(planned)
+    for cache in [stage for stage in planned.values() if stage.caches]:
+        for each in (cache, *lineage_above(cache, planned)):
+            planned[each.name] = replace(each, cached_in=cache.name)
     bundle_rows(planned, edge)
     mark_tuned(planned)
     inelastic = tuple(
@@ -102,10 +104,11 @@ def _ancestors(graph: Graph, output: Edge) -> list[str]:
 def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: KindOf) -> StagePlan:
     operator = spec.operator
     upstream = tuple(shortcut(edge, planned) for edge in spec.upstream)
-    bound = operator.can(Planned)
-    if bound is not None:
-        operator = bound.bind([planned[edge.stage].operator for edge in upstream])
+    images = planned[upstream[0].stage].images if upstream else None
+    if (bind := operator.traits.bind) is not None:
+        operator = bind([planned[edge.stage].operator for edge in upstream], images)
         spec = replace(spec, operator=operator)
+    traits = operator.traits
     kind = kind_of(operator)
     levels = [planned[edge.stage].level for edge in upstream]
     notes: list[str] = []
@@ -136,9 +139,8 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: Kind
     if isinstance(operator, Operator):
         check_state(spec, operator, kind)
         check_level(spec, operator, levels, upstream)
-        if (bound := operator.can(Planned)) is not None:
-            bypassed = bound.bypass()
-            notes += bound.notes()
+        bypassed = traits.needless()
+        notes += traits.notes()
     else:
         check_source(spec, operator)
     if spec.backend.in_consumer and workers > 1:
@@ -146,17 +148,16 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: Kind
         workers = 1
     level = kind.level(operator, levels)
     unordered = any(planned[edge.stage].unordered_above for edge in upstream)
-    pairs = Fact.PAIRS in operator.facts
-    if unordered and pairs:
+    if unordered and traits.pairs:
         raise GraphError(
             f"stage {spec.name!r}: Zip pairs items by their order, but a stage above it runs with ordered=False; "
             "make it ordered=True"
         )
-    if pairs:
+    if traits.pairs:
         notes += _shifting(upstream, planned)
-    if unordered and Fact.NEEDS_ORDER in operator.facts:
+    if unordered and traits.needs_order:
         puts = "puts samples together in the order in which they come"
-        needs = "depends on the order of its samples" if operator.kind == "map" else puts
+        needs = "depends on the order of its samples" if operator.kind in ONE_TO_ONE else puts
         raise GraphError(
             f"stage {spec.name!r}: {operator.name} {needs}, but a stage above it runs with ordered=False; make it "
             "ordered=True"
@@ -173,7 +174,17 @@ def _plan_stage(spec: StageSpec, planned: Mapping[str, StagePlan], kind_of: Kind
         if level == "part" and (upstream or fixed is not None):
             capacity = BATCHES_PER_WORKER  # whole shards; else single samples of shards
     return StagePlan(
-        spec, upstream, workers, backend, capacity, level, unordered, kind, bypassed, tuple(notes)
+        spec,
+        upstream,
+        workers,
+        backend,
+        capacity,
+        level,
+        unordered,
+        kind,
+        bypassed,
+        tuple(notes),
+        images=images if traits.images == "same" else traits.images,
     )
 
 

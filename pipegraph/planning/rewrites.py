@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipegraph.backends import THREAD
-from pipegraph.capabilities import Fuses, Moves, Repeats, notes_of
-from pipegraph.contracts import Fact, Operator
+from pipegraph.contracts import Operator
 from pipegraph.errors import GraphError
 from pipegraph.planning.plan import StagePlan
 from pipegraph.stage_spec import Edge
@@ -23,16 +22,11 @@ MAX_INLINE = 64
 def leave_out_copies(planned: dict[str, StagePlan], output: Edge) -> None:
     """A copy to one device that is only there to be scattered goes: each slice is copied straight from the host."""
     for name, stage in list(planned.items()):
-        if _mover(stage).moves != "device" or stage.bypassed is not None or output.stage == name:
+        if stage.traits.moves != "device" or stage.bypassed is not None or output.stage == name:
             continue
         readers = _readers(name, planned)
-        if readers and all(_mover(s).fetches for s in readers):
+        if readers and all(reader.traits.moves == "slices" for reader in readers):
             _leave_out(name, planned, "each slice is copied straight from the host to its device")
-
-
-def _mover(stage: StagePlan) -> Moves:
-    """What a stage says of moving its chunks; of one that moves nothing, the defaults."""
-    return stage.operator.can(Moves) or Moves()
 
 
 def _readers(name: str, planned: Mapping[str, StagePlan]) -> list[StagePlan]:
@@ -55,20 +49,20 @@ def _leave_out(name: str, planned: dict[str, StagePlan], why: str, within: str |
 def repeat_sources(planned: dict[str, StagePlan], output: Edge) -> None:
     """Sources that a stage below needs to be read several times in an epoch."""
     for stage in list(planned.values()):
-        repeating = stage.operator.can(Repeats)
-        if repeating is None:
+        repeated, endless = stage.traits.repeated, stage.traits.endless
+        if repeated is None:
             continue
         for edge in stage.spec.upstream:
             source = _source_above(stage, edge, planned, output)
             assert source.source is not None
-            again = repeating.repeated(source.source)
+            again = repeated(source.source)
             note = f"is read several times in an epoch, for {stage.name!r}"
             spec = replace(source.spec, operator=again)
             planned[source.name] = replace(source, spec=spec, notes=(*source.notes, note))
         taking = _ending_below(stage, planned)
-        if taking is not None and (endless := repeating.endless()) is not stage.operator:
+        if taking is not None and endless is not None:
             note = f"reads its inputs again until {taking!r} ends the epoch"
-            spec = replace(stage.spec, operator=endless)
+            spec = replace(stage.spec, operator=endless())
             planned[stage.name] = replace(stage, spec=spec, notes=(*stage.notes, note))
 
 
@@ -79,7 +73,7 @@ def _ending_below(stage: StagePlan, planned: Mapping[str, StagePlan]) -> str | N
         if len(readers) != 1 or len(readers[0].upstream) != 1:
             return None
         (stage,) = readers
-        if Fact.ENDS in stage.operator.facts:
+        if stage.traits.ends:
             return stage.name
         if stage.kind.hands_on:
             return None
@@ -115,8 +109,7 @@ def read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
         if below.bypassed is not None or below.backend.in_consumer or len(below.upstream) != 1:
             continue
         batch = planned[below.upstream[0].stage]
-        fusing = below.operator.can(Fuses)
-        if fusing is None or Fact.COLUMNS not in batch.operator.facts:
+        if not batch.traits.stacks:
             continue
         reader = planned[batch.upstream[0].stage]
         alone = all(_only_reader(s, planned, output) for s in (reader, batch))
@@ -125,7 +118,7 @@ def read_in_rows(planned: dict[str, StagePlan], output: Edge) -> None:
         )
         if not alone or not same or not _plain(reader, batch, below):
             continue
-        both = fusing.take_in_reading(reader.operator, reader.name)
+        both = below.traits.take_in_reading(reader.operator, reader.name)
         if both is None:
             continue
         planned[below.name] = replace(below, fused=both, notes=_notes_of(below, both))
@@ -144,8 +137,8 @@ def _only_reader(stage: StagePlan, planned: Mapping[str, StagePlan], output: Edg
 
 def _notes_of(stage: StagePlan, fused: Operator) -> tuple[str, ...]:
     """The stage's notes, with those of ``fused`` in place of its operator's."""
-    alone = notes_of(stage.operator)
-    return (*(note for note in stage.notes if note not in alone), *notes_of(fused))
+    alone = stage.traits.notes()
+    return (*(note for note in stage.notes if note not in alone), *fused.traits.notes())
 
 
 def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
@@ -157,12 +150,9 @@ def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
         plain = above.backend == below.backend and not below.backend.in_consumer
         plain = plain and above.spec.ordered and below.spec.ordered
         plain = plain and above.spec.timeout == below.spec.timeout
-        fusing = above.operator.can(Fuses)
-        if not plain or below.spec.on_error != "raise" or fusing is None:
+        if not plain or below.spec.on_error != "raise" or not _only_reader(above, planned, output):
             continue
-        if not _only_reader(above, planned, output):
-            continue
-        fused = fusing.take_in(below.work)
+        fused = above.traits.take_in(below.work)
         if fused is None:
             continue
         planned[above.name] = replace(
@@ -210,7 +200,7 @@ def choose_memory(planned: dict[str, StagePlan], output: Edge) -> None:
             continue
         readers = _readers(name, planned)
         alone = _copies_alone(name, planned, output)
-        if _mover(stage).moves == "pinned":
+        if stage.traits.moves == "pinned":
             how = (
                 "all fields of a chunk are written into one pinned slab"
                 if alone
@@ -218,12 +208,12 @@ def choose_memory(planned: dict[str, StagePlan], output: Edge) -> None:
             )
             memory = "pinned" if alone else "delivered"
             planned[name] = replace(stage, memory=memory, notes=(*stage.notes, how))
-        if Fact.SLABS not in stage.operator.facts:
+        if not stage.traits.slabs:
             continue
         pins = (
             []
             if not stage.backend.in_trainer
-            else [reader for reader in readers if _mover(reader).moves == "pinned"]
+            else [reader for reader in readers if reader.traits.moves == "pinned"]
         )
         if alone:
             where = (
@@ -237,19 +227,19 @@ def choose_memory(planned: dict[str, StagePlan], output: Edge) -> None:
         elif stage.backend.in_trainer and (pins or any(map(_reads_pinned, readers))):
             notes = (*stage.notes, "its batches lie in pinned memory of torch's own")
             planned[name] = replace(stage, memory="delivered", notes=notes)
-        elif any(_mover(s).moves == "device" for s in readers):
+        elif any(s.traits.moves == "device" for s in readers):
             planned[name] = replace(stage, memory="staged")
 
 
 def _reads_pinned(stage: StagePlan) -> bool:
-    return _mover(stage).pinned_for() is not None
+    return stage.traits.pinned_for() is not None
 
 
 def _copies_alone(name: str, planned: Mapping[str, StagePlan], output: Edge) -> bool:
     """Whether only copies that gain from pinned memory read a stage's chunks, directly or through a Pin."""
     readers = [] if shortcut(output, planned).stage == name else _readers(name, planned)
     return bool(readers) and all(
-        _reads_pinned(s) or (_mover(s).moves == "pinned" and _copies_alone(s.name, planned, output))
+        _reads_pinned(s) or (s.traits.moves == "pinned" and _copies_alone(s.name, planned, output))
         for s in readers
     )
 

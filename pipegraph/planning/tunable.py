@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from pipegraph.planning.plan import Plan, StagePlan, lineage_above
+from pipegraph.planning.plan import Plan, StagePlan
 
 WORKERS, CAPACITY = "workers", "capacity"
 
@@ -16,18 +15,17 @@ def mark_tuned(planned: dict[str, StagePlan]) -> None:
         asked = stage.spec.tuned
         if not asked or stage.bypassed is not None:
             continue
-        why = _why_fixed(stage, planned)
+        why = _why_fixed(stage)
         if WORKERS in asked and why is not None:
             note = f"workers='auto' means {stage.workers} here: {why}"
             planned[name] = stage = replace(stage, notes=(*stage.notes, note))
-        planned[name] = replace(stage, tuned=_possible(stage, planned, asked))
+        planned[name] = replace(stage, tuned=_possible(stage, asked))
 
 
 def tune_all(plan: Plan) -> Plan:
     """The plan with everything tuned that can be."""
     everything = {
-        stage.name: replace(stage, tuned=_possible(stage, plan.stages, (WORKERS, CAPACITY)))
-        for stage in plan.running
+        stage.name: replace(stage, tuned=_possible(stage, (WORKERS, CAPACITY))) for stage in plan.running
     }
     return replace(plan, stages={**plan.stages, **everything})
 
@@ -41,23 +39,20 @@ def why_not_tuned(plan: Plan) -> str:
     return "this loader is not tuned: make it with graph.loader(autotune=True), or give stages workers='auto'"
 
 
-def _possible(stage: StagePlan, planned: Mapping[str, StagePlan], asked: tuple[str, ...]) -> tuple[str, ...]:
-    fixed = _why_fixed(stage, planned) is not None
+def _possible(stage: StagePlan, asked: tuple[str, ...]) -> tuple[str, ...]:
+    fixed = _why_fixed(stage) is not None
     return tuple(each for each in asked if each == CAPACITY or not fixed)
 
 
-def _why_fixed(stage: StagePlan, planned: Mapping[str, StagePlan]) -> str | None:
+def _why_fixed(stage: StagePlan) -> str | None:
     """Why the number of a stage's workers cannot change while it runs."""
     if stage.backend.why_fixed:
         return stage.backend.why_fixed
     fixed = stage.kind.fixed(stage.operator)
     if fixed is not None:
         return fixed
-    for memo in planned.values():
-        if memo.bypassed is not None or not memo.caches:
-            continue
-        if stage.name in {memo.name, *(above.name for above in lineage_above(memo, planned))}:
-            return f"what {memo.name!r} knows already is passed over by a fixed set of workers"
+    if stage.cached_in is not None:
+        return f"what {stage.cached_in!r} knows already is passed over by a fixed set of workers"
     return None
 
 

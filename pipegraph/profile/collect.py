@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipegraph.capabilities import ReadsStorage
 from pipegraph.durations import Durations
 from pipegraph.engine.stage.ledger import Quarantined
 from pipegraph.errors import GraphError, shown
@@ -202,7 +201,7 @@ def _cause(
     stage, planned = stages[bottleneck], plan.stages[bottleneck]
     if stage.drawing > stage.busy:  # its sampler's work, not that of its workers
         return bottleneck, "stage"
-    reads = planned.source is not None or planned.operator.can(ReadsStorage) is not None
+    reads = planned.source is not None or planned.traits.holds is not None
     cause = find_cause(stage, reads, cores_used, cores)
     return bottleneck, "shared" if stage.shared and cause in ("stage", "storage") else cause
 

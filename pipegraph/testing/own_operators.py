@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pipegraph.chunk import Chunk, Lineage
-from pipegraph.contracts import Fact, FanIn, FanOut, Regroup, Source
+from pipegraph.contracts import FanIn, FanOut, Regroup, Source
 from pipegraph.engine.kinds.regroup import resumes_itself
 from pipegraph.engine.stage.cursors import detached, earlier, freeze
 from pipegraph.parameters import chunks_of
@@ -40,7 +40,7 @@ def assert_operators_keep_their_word(make_graph: MakeGraph, epochs: int, options
 
     for name, spec in graph.stages.items():
         methods = _methods_of(spec.operator, teller(name), ordered)
-        if methods and Fact.TRUSTED not in spec.operator.facts:
+        if methods and not spec.operator.traits.trusted:
             any_checked = True
             graph.stages[name] = replace(spec, operator=disguised(spec.operator, methods))
     if not any_checked:

@@ -13,7 +13,7 @@ from accelerators import delay, here
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Fact, Operator
+from pipegraph.contracts import Context, Operator, Traits
 from pipegraph.device.accelerator import AcceleratorBackend
 from pipegraph.device.device_slabs import Arrival, Landing
 from pipegraph.operators.batch_slabs import StageSlabs
@@ -25,7 +25,7 @@ ROWS, WIDTH = 8, 4096
 class Fill(Operator):
     """Writes its batches into slabs, as ``DecodeImage`` does: every value is the batch's number."""
 
-    facts = Fact.SLABS
+    traits = Traits(slabs=True)
 
     def open(self, context: Context) -> None:
         self.stage = StageSlabs(context)

@@ -12,7 +12,6 @@ from channel_states import wait_until
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.bundle import UNNAMED, Bundle, joined
-from pipegraph.capabilities import Sampled
 from pipegraph.chunk import Chunk, Lineages
 from pipegraph.columns import pack
 from pipegraph.contracts import Drawn, DrawnRows
@@ -481,10 +480,11 @@ def test_an_endless_expansion_keeps_nothing_of_what_has_left():
         assert sum(each() is not None for each in made) < 100
 
 
-class Drawing(pg.Source, Sampled):
+class Drawing(pg.Source):
     """Draws, and is read row by row: row 2 only once row 0 has been asked for by the next stage."""
 
     random_access = True
+    traits = pg.Traits(sampled=True)
 
     def __init__(self):
         self.asked = threading.Event()

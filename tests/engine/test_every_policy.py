@@ -10,7 +10,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.capabilities import RowOperator
+from pipegraph.contracts import RowOperator
 from pipegraph.engine.stage.budgets import exceeded
 from pipegraph.errors import GraphError
 from pipegraph.policies import retry_of, skip_of

@@ -541,7 +541,7 @@ def test_fan_ins_and_routes_that_could_not_resume_are_found(wrong, run, size):
         graph = pg.Graph("wrong")
         node = graph.add(ops.FromSequence(range(size)), name="source")
         operator = wrong(run)
-        if operator.kind == "merge":
+        if operator.kind == "fan_in":
             graph.add(operator, node, node.then(abs), name="own")
         else:
             routed = graph.add(operator, node, name="own")

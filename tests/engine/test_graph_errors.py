@@ -10,7 +10,6 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops, order
-from pipegraph.contracts import Fact
 from pipegraph.errors import GraphError, MissingExtraError
 
 
@@ -423,7 +422,7 @@ def test_resizing_by_anything_but_settings_says_what_they_look_like(settings):
 class Counts(pg.Operator):
     """A map that numbers its items."""
 
-    facts = Fact.NEEDS_ORDER
+    traits = pg.Traits(needs_order=True)
 
     def process(self, chunk):
         return chunk

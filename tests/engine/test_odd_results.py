@@ -5,7 +5,6 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.capabilities import BundleMap
 from pipegraph.chunk import Chunk, Failure
 from pipegraph.engine.contents import Contents
 from pipegraph.errors import GraphError
@@ -187,7 +186,9 @@ def test_an_order_that_draws_other_than_one_sample_per_position_is_refused(drawn
 
 @pytest.mark.parametrize("results", [[], [1, 1]], ids=["none", "two"])
 def test_an_operator_of_bundles_gives_one_result_for_each_sample(results):
-    class Odd(pg.Operator, BundleMap):
+    class Odd(pg.Operator):
+        traits = pg.Traits(blocks=True)
+
         def work_into(self, made, bundle, start):
             for _ in bundle.data[start:]:
                 made.extend(results)
@@ -207,7 +208,9 @@ def test_an_operator_of_bundles_gives_one_result_for_each_sample(results):
 @pytest.mark.parametrize("on_error", ["raise", pg.Skip()], ids=["raise", "skip"])
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_what_fails_after_the_last_sample_of_a_bundle_is_raised_as_itself(backend, on_error):
-    class Late(pg.Operator, BundleMap):
+    class Late(pg.Operator):
+        traits = pg.Traits(blocks=True)
+
         def work_into(self, made, bundle, start):
             made.extend(bundle.data[start:])
             raise LookupError("after the last")

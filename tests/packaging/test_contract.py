@@ -2,21 +2,20 @@
 
 import inspect
 import re
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
-import pytest
-
-from pipegraph import capabilities, operators
-from pipegraph.components import Component, Fact, Source
-from pipegraph.contracts import Operator
+from pipegraph import operators
+from pipegraph.components import Component, Source
+from pipegraph.contracts import Operator, Traits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "writing-an-operator.md").read_text()
 
 MAX_OPERATOR, MAX_SOURCE = 16, 18
-BESIDE = {"facts", "lacks", "uncancel"}
-"""Not in the tables of members, but in the section about facts and capabilities."""
+BESIDE = {"uncancel"}
+"""Not in the tables of members, but in the section about traits."""
 
 
 def members(kind):
@@ -36,11 +35,6 @@ def listed(title, column=0):
     section = re.search(rf"^## {title}\n(.*?)(?=^## )", PAGE + "\n## ", re.M | re.S).group(1)
     rows = [row.split("|")[1 + column] for row in re.findall(r"^\| `.*$", section, re.M)]
     return {name for row in rows for name in re.findall(r"`(\w+)", row)}
-
-
-def capability_classes():
-    own = [each for each in vars(capabilities).values() if inspect.isclass(each)]
-    return {each.__name__: each for each in own if each.__module__ == capabilities.__name__}
 
 
 def classes():
@@ -68,32 +62,10 @@ def test_the_members_of_a_source_are_those_that_its_page_lists():
     assert len(members(Source)) <= MAX_SOURCE + 1  # kind, which no source overrides
 
 
-def test_every_fact_and_capability_is_on_the_page():
-    assert {*Fact.__members__, *capability_classes()} == listed("Facts and capabilities")
+def test_every_trait_is_on_the_page():
+    assert {each.name for each in fields(Traits)} == listed("Traits")
 
 
-@pytest.mark.parametrize("name", capability_classes())
-def test_some_operator_has_each_capability(name):
-    assert any(
-        issubclass(each, capability_classes()[name]) for each in classes() - {capability_classes()[name]}
-    )
-
-
-@pytest.mark.parametrize("name", capability_classes())
-def test_an_operator_with_a_capabilitys_method_derives_from_it(name):
-    capability = capability_classes()[name]
-    if issubclass(capability, Component):
-        return
-    methods = {
-        each for each, value in vars(capability).items() if inspect.isfunction(value) and each[0] != "_"
-    }
-    others = {
-        each for other in capability_classes().values() if other is not capability for each in vars(other)
-    }
-    silent = [
-        f"{kind.__name__}.{method}"
-        for kind in classes()
-        if not issubclass(kind, capability) and not inspect.isabstract(kind)
-        for method in (methods - others) & vars(kind).keys()
-    ]
-    assert not silent
+def test_some_operator_has_each_trait():
+    sources = "\n".join(inspect.getsource(inspect.getmodule(each)) for each in classes())
+    assert all(re.search(rf"\b{each.name}=", sources) for each in fields(Traits))

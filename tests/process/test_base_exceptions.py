@@ -6,7 +6,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.capabilities import RowOperator
+from pipegraph.contracts import RowOperator
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -20,7 +20,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Lineages
-from pipegraph.contracts import Context, Fact
+from pipegraph.contracts import Context, Traits
 from pipegraph.engine.process.segments import anonymous_file
 from pipegraph.engine.remote.worker import PAGE, Page, ProcessWorker
 from pipegraph.errors import GraphError, StageTimeoutError, WorkerDiedError
@@ -575,10 +575,7 @@ def test_rows_are_packed_where_they_are_made_and_batches_are_those_of_threads():
 )
 def test_a_worker_sends_light_rows_of_a_kind_as_columns(rows, packed):
     class Made:
-        facts = Fact(0)
-
-        def can(self, capability):
-            return None
+        traits = Traits()
 
         def open(self, context):
             pass

@@ -11,7 +11,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.capabilities import RowOperator
+from pipegraph.contracts import RowOperator
 from pipegraph.errors import GraphError, StageTimeoutError
 from pipegraph.testing.outcome import placed, run_pass
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from pipegraph.capabilities import RowOperator
 from pipegraph.contracts import Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.planning.kind import StageKind
@@ -17,15 +16,13 @@ _CLASSES = {
     "map": "map.MapKind",
     "expand": "expand.ExpandKind",
     "regroup": "regroup.RegroupKind",
-    "merge": "fan_in.FanInKind",
+    "rows": "rows.RowKind",
+    "fan_in": "fan_in.FanInKind",
     "route": "route.RouteKind",
 }
 """By the ``kind`` that an operator's class names."""
 
-_VARIANTS = {
-    "random access": "random_access.RandomAccessKind",
-    "rows": "rows.RowKind",
-}
+_RANDOM_ACCESS = {"random access": "random_access.RandomAccessKind"}
 _STATEFUL = ("map", "expand", "regroup")
 
 
@@ -38,7 +35,7 @@ class _Kinds(dict[str, StageKind]):
 
             made: StageKind = StatefulKind(self[name.removeprefix("stateful ")])
         else:
-            module, kind = (_CLASSES | _VARIANTS)[name].split(".")
+            module, kind = (_CLASSES | _RANDOM_ACCESS)[name].split(".")
             made = getattr(import_module(f"{__name__}.{module}"), kind)()
         return self.setdefault(name, made)
 
@@ -58,9 +55,7 @@ def kind_of(operator: Operator | Source) -> StageKind:
         name = "random access" if operator.random_access else name
     elif operator.stateful:
         name = f"stateful {name}" if name in _STATEFUL else name
-    elif isinstance(operator, RowOperator):
-        name = "rows"
-    if name not in KINDS and name.removeprefix("stateful ") not in _CLASSES | _VARIANTS:
+    if name not in KINDS and name.removeprefix("stateful ") not in _CLASSES | _RANDOM_ACCESS:
         known = ", ".join([repr(each) for each in _CLASSES])  # `map` is a module here
         raise GraphError(f"{operator.name}: kind is {operator.kind!r}, and must be one of {known}")
     return KINDS[name]

@@ -10,9 +10,8 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from pipegraph.capabilities import Resumable
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch
-from pipegraph.contracts import Fact, FanIn
+from pipegraph.contracts import FanIn
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.cursors import detached, freeze
 from pipegraph.engine.stage.restore import ways_in
@@ -54,7 +53,7 @@ class FanInKind(StageKind):
         return [Reached(each) for each in input_cursors(stage, at.cursor)]
 
     def why_unknown(self, operator: Any) -> str | None:
-        return None if Fact.SEPARATE in operator.facts else "it depends on what comes beside each item"
+        return None if operator.traits.separate else "it depends on what comes beside each item"
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:
         return merge_loop(stage, worker)
@@ -71,7 +70,7 @@ def input_cursors(stage: StagePlan, cursor: Cursor) -> list[Cursor]:
 def merge_loop(stage: StageRun, worker: Worker) -> Loop:
     """Read several inputs in the order that the operator's state decides."""
     operator: FanIn = worker.operator
-    trusted = Fact.TRUSTED in operator.facts
+    trusted = stage.plan.traits.trusted
     account, put = stage.run.account, partial(stage.sender.send, 0)
     inboxes = [RowIntake(channel, account) for channel in stage.inboxes]
     count = len(inboxes)
@@ -185,5 +184,5 @@ def _sources(stage: StageRun, index: int) -> Iterator[StageRun]:
 
 def _draws(source: StageRun) -> bool:
     """Whether a source draws its order from a sampler's generators."""
-    resumable = source.plan.operator.can(Resumable)
-    return resumable is not None and resumable.between() is not None
+    operator: Any = source.plan.operator
+    return source.plan.draws_resumably and operator.between() is not None

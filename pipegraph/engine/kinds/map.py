@@ -15,7 +15,6 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from pipegraph.bundle import DROPPED, Bundle, PackedParts, named
-from pipegraph.capabilities import BundleMap
 from pipegraph.chunk import Chunk, Failure
 from pipegraph.engine.stage.ahead import Ahead
 from pipegraph.engine.stage.row_intake import rows_of
@@ -50,7 +49,7 @@ class MapKind(StageKind):
         return bool(operator.one_to_one)
 
     def hands_over_rows(self, stage: StagePlan) -> bool:
-        return stage.operator.can(BundleMap) is not None
+        return stage.traits.blocks
 
     def reached(
         self, stage: StagePlan, at: Reached, draw: tuple[int, int], drops: bool
@@ -85,7 +84,7 @@ def map_loop(
     take, sender = stage.inboxes[0].take, stage.sender
     process = stage.failures.seeded(process)
     single = partial(do_single, stage, worker, stage.failures.guard(worker, process))
-    bundles = rows is None or stage.plan.operator.can(BundleMap) is not None
+    bundles = rows is None or stage.plan.traits.blocks
     account = stage.run.account
     ahead = Ahead(stage, worker, rows, unit.call)
     if stage.plan.remote and looks_ahead:
@@ -166,7 +165,7 @@ class MapUnit(Unit):
         self._drops = False
         self._prepared: tuple[Bundle, Any] | None = None  # the next bundle, and its argument for the operator
         self._columns: Any = None  # the results, where they were made as columns
-        self._may_pack = stage.pack is not None and not stage.plan.remote
+        self._may_pack = stage.pack is not None and not stage.plan.remote and stage.plan.traits.columns
 
     def call(self, item: Chunk) -> Call | None:
         """The call to a remote operator for the next item; None if it is not known yet."""

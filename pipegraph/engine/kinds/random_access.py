@@ -14,9 +14,8 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from pipegraph.bundle import Bundle, named
-from pipegraph.capabilities import BundleSource, Grouped, Resumable, Sampled
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Lineages
-from pipegraph.contracts import DrawnRows, Fact, Source
+from pipegraph.contracts import DrawnRows, Source
 from pipegraph.engine.activity import Activity
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.kinds.map import MapUnit, Process, map_loop
@@ -57,10 +56,9 @@ class RandomAccessKind(SourceKind):
         self, stage: StagePlan, plan: Plan, reader: Any, world_size: int
     ) -> tuple[int, int, int, int]:
         rows, _, size, batches = super().bundle_sizes(stage, plan, reader, world_size)
-        source: Any = stage.operator
-        if stage.bundle is None and source.can(Sampled):
+        if stage.bundle is None and stage.traits.sampled:
             rows = 1  # the sampler may wait until the consumer has processed the previous row
-        group = reader.group if source.can(Grouped) else 1
+        group = stage.traits.group if stage.cached_in is None else 1
         return max(rows, group), group, size, batches
 
     def feed(self, stage: StageRun, reader: Any, activity: Activity) -> tuple[Channel, StagePump]:
@@ -73,7 +71,7 @@ class RandomAccessKind(SourceKind):
         return map_loop(stage, worker, _reading(worker.operator), _ReadUnit(stage, worker), None, True)
 
 
-def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
+def positions_loop(stage: StageRun, source: Any, inner: Channel) -> Loop:
     """Feed the positions of a random-access source to its workers, which read them as a map stage would.
 
     Runs inline: a worker that finds ``inner`` empty steps this loop.
@@ -81,13 +79,12 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
     run, name, pace = stage.run, stage.name, stage.pace
     epoch, step = run.first_epoch, stage.restart.step
     single = pace.max_rows == 1
-    planned = stage.plan.operator
-    trusted, waits = Fact.TRUSTED in planned.facts, Fact.WAITS in planned.facts
-    sampled, resumable = source.can(Sampled), source.can(Resumable)
-    timed = sampled is not None or not trusted  # a user's code, which may be slow
+    traits = stage.plan.traits
+    sampled, waits, resumable = traits.sampled, traits.waits, stage.plan.draws_resumably
+    timed = sampled or not traits.trusted  # a user's code, which may be slow
     # Deal bundles one at a time: a better size may be known for the next one.
     room = inner.stats().capacity if single and not waits else 1
-    draws = None if Fact.SEEDS_ITSELF in planned.facts else Draws(run.seed, name)
+    draws = None if traits.seeds_itself else Draws(run.seed, name)
     began = step
     while True:
         run.horizon.wait_for(epoch, source.reads_ahead)
@@ -95,16 +92,16 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
         positions: Any = None
         ended = False
         # Begun also if nobody needs the epoch: what its generator gives must not depend on who was first.
-        begins = resumable is not None
+        begins = resumable
         while begins or stage.stop_epoch < epoch:
             begins = False
-            group: Any = [] if sampled is None else DrawnRows([], [])
+            group: Any = DrawnRows([], []) if sampled else []
             failure: Failure | None = None
             try:
                 if positions is None:
                     stage.snapshots.restore(source, epoch, run.first_epoch)
-                    if resumable is not None and stage.snapshots.begins(epoch, run.first_epoch):
-                        failure = snapshot_of(stage, resumable.between, epoch, 0)
+                    if resumable and stage.snapshots.begins(epoch, run.first_epoch):
+                        failure = snapshot_of(stage, source.between, epoch, 0)
                     ranks = run.rank, run.world_size
                     seeded: Callable[[], object] = (
                         bool if draws is None else partial(draws.one, epoch, ("positions",))
@@ -115,10 +112,10 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                 rows = pace.rows(step - began)
                 if timed:
                     stage.draws_since_ns = perf_counter_ns()
-                if sampled is None:
-                    group.extend(islice(positions, rows))
+                if sampled:
+                    group.draw(positions, rows)
                 else:
-                    sampled.draw_into(group, positions, rows)
+                    group.extend(islice(positions, rows))
                 if timed:
                     stage.drawing_ns += perf_counter_ns() - stage.draws_since_ns
                 stage.draws_since_ns = 0
@@ -130,7 +127,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
                     inner.put(failure)
                 ended = True
                 break
-            places = group.positions if sampled is not None else whole_numbers(name, group)
+            places = group.positions if sampled else whole_numbers(name, group)
             if single:
                 inner.put(Chunk(group[0], ((name, places[0]),), epoch, step, step + 1))
             else:
@@ -150,7 +147,7 @@ def positions_loop(stage: StageRun, source: Source, inner: Channel) -> Loop:
             for _ in _drawn_to_the_end(positions, 0 if length is None else length + 1 - step):
                 yield MORE
         # Before the epoch's end is sent: a state taken after it must hold the sampler's generator as of now.
-        failed = None if resumable is None else snapshot_of(stage, resumable.between, epoch + 1, 0)
+        failed = snapshot_of(stage, source.between, epoch + 1, 0) if resumable else None
         if failed is not None:
             inner.put(failed)
         inner.put(EndOfEpoch(epoch))
@@ -183,8 +180,7 @@ class _ReadUnit(MapUnit):
 
     def __init__(self, stage: StageRun, worker: Worker) -> None:
         super().__init__(stage, worker)
-        source = stage.plan.operator
-        self._bundles = source.can(BundleSource) is not None or stage.plan.remote
+        self._bundles = stage.plan.traits.blocks or stage.plan.remote
         self._draws = Draws(stage.run.seed, stage.name)
 
     def give(self, bundle: Bundle) -> Any:

@@ -14,9 +14,8 @@ from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.capabilities import BundleRegroup
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch
-from pipegraph.contracts import Fact, Regroup
+from pipegraph.contracts import Regroup
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
@@ -39,7 +38,7 @@ class RegroupKind(StageKind):
     collects = True
 
     def hands_over_rows(self, stage: StagePlan) -> bool:
-        return stage.operator.can(BundleRegroup) is not None and not stage.unordered_above
+        return stage.traits.blocks and not stage.unordered_above
 
     def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
         operator: Any = copy.copy(stage.operator)
@@ -75,9 +74,7 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
     operator.begin()
     if stage.restart.cursor is not None:
         operator.resume(stage.restart.cursor)
-    planned: Any = stage.plan.operator  # the worker's may be a proxy
-    trusted = Fact.TRUSTED in planned.facts
-    in_order = trusted or operator.spent is not None
+    in_order = stage.plan.traits.trusted or operator.spent is not None
     held = HeldInOrder(stage) if in_order else Held(stage)
     together = stage.plan.bundle_rows
     inbox, sender = stage.inboxes[0], stage.sender

@@ -13,8 +13,8 @@ from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.capabilities import RowOperator
 from pipegraph.chunk import Chunk, Failure
+from pipegraph.contracts import RowOperator
 from pipegraph.engine.kinds.map import MapKind, Process, do_single
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.row_intake import rows_of
@@ -28,6 +28,7 @@ class RowKind(MapKind):
 
     looks_ahead = False
     judges_rows = True
+    stateless = "its workers do the rows of a batch in parallel"
 
     def loop(self, stage: StageRun, worker: Worker) -> Iterator[Any]:
         return super().loop(stage, worker) if stage.plan.remote else rows_loop(stage, worker)

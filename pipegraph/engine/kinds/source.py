@@ -14,9 +14,8 @@ from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.bundle import Bundle, named
-from pipegraph.capabilities import BundleItems, Resumable, UserData
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineages
-from pipegraph.contracts import Fact, History, history_of
+from pipegraph.contracts import History, history_of
 from pipegraph.engine.stage.bundle_size import LONG_NS
 from pipegraph.engine.stage.failure_policy import ends_run
 from pipegraph.engine.stage.stage_run import StageRun
@@ -50,7 +49,7 @@ class SourceKind(StageKind):
         return str(operator.gives)
 
     def hands_over_rows(self, stage: StagePlan) -> bool:
-        return stage.operator.can(BundleItems) is not None
+        return stage.traits.blocks
 
     def elastic(self, stage: StagePlan) -> bool:
         source: Any = stage.operator
@@ -58,8 +57,8 @@ class SourceKind(StageKind):
 
     def has_length(self, stage: StagePlan) -> bool:
         source: Any = stage.operator
-        described = source.can(UserData)
-        return bool(source.length(0, 0, 1) is not None if described is None else described.has_length())
+        known = stage.traits.has_length
+        return source.length(0, 0, 1) is not None if known is None else known()
 
     def steps(
         self,
@@ -72,8 +71,8 @@ class SourceKind(StageKind):
         history: History,
     ) -> int | None:
         source: Any = stage.operator
-        if seed is not None and (described := source.can(UserData)) is not None:
-            described.deals_with(seed)
+        if seed is not None:
+            stage.traits.deals_with(seed)
         if history:
             source = copy.copy(source)
             source.begin_run(epoch, history_of(history, stage.name))
@@ -149,8 +148,8 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     epoch, step = run.first_epoch, stage.restart.step
     began = step
     place = (run.rank, run.world_size)
-    alone = None if stage.plan.remote else planned.can(BundleItems)
-    resumable = planned.can(Resumable) is not None
+    traits = stage.plan.traits
+    alone = traits.blocks and not stage.plan.remote
     snapshots: bool | None = None  # whether the iterator has snapshots; not known before it has begun
 
     while True:
@@ -169,13 +168,13 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
             try:
                 if items is None:
                     stage.snapshots.restore(source, epoch, run.first_epoch)
-                    items = None if alone is None else source.items(epoch, *place, step)
+                    items = source.items(epoch, *place, step) if alone else None
                     unit.of_steps = items is not None
                     if items is None:
                         items = iter(source.iterate(epoch, *place, step))
-                    if Fact.SEEDS_ITSELF not in planned.facts:
+                    if not traits.seeds_itself:
                         items = Draws(run.seed, stage.name).each(items, epoch, (stage.name,), step)
-                    never_waits = unit.of_steps and Fact.IN_MEMORY in planned.facts
+                    never_waits = unit.of_steps and traits.in_memory
                 if rows == 1 or never_waits:
                     made.extend(islice(items, rows))
                 else:
@@ -190,7 +189,7 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
                     item = None
                 ended = len(made) < rows
                 if snapshots is None:
-                    snapshots = resumable and source.snapshot() is not None
+                    snapshots = traits.resumable and source.snapshot() is not None
             except BaseException as error:
                 failure = failure_of(stage, error, epoch, step + len(made))
             spent = perf_counter_ns() - meter.began_ns

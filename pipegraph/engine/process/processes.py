@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pipegraph.contracts import Context, Fact
+from pipegraph.contracts import Context
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.process_host import ProcessHost
 from pipegraph.engine.process.sealed import Sealed
@@ -42,7 +42,7 @@ class Processes(Pool):
         return self._borrowed
 
     def _seal(self, operator: Any, stage: str) -> Sealed:
-        return Sealed(operator, stage, copies=Fact.INHERITS not in operator.facts)
+        return Sealed(operator, stage, copies=not operator.traits.inherits)
 
     def _host(self, stage: StagePlan, context: Context, sealed: Any, opening: tuple[Any, ...]) -> Host:
         return ProcessHost(self.parent, sealed, context, opening, stage.spec.timeout)

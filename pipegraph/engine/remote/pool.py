@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from pipegraph.capabilities import BundleRegroup, Interchangeable
 from pipegraph.contracts import Context
 from pipegraph.engine.remote.host import Host
 from pipegraph.engine.remote.proxies import remote
@@ -29,8 +28,8 @@ class Pool(ABC):
         """
         operator = stage.operator
         # Stages with equal ``sent_as`` share one pickled operator.
-        like = operator.can(Interchangeable)
-        name = f"={like.sent_as}" if like is not None else stage.name
+        like = stage.traits.sent_as
+        name = f"={like}" if like else stage.name
         if name not in self._sent:
             self._sent[name] = self._seal(operator, stage.name)
         host = self._host(stage, context, self._sent[name], (context, self._packing(stage)))
@@ -57,5 +56,4 @@ class Pool(ABC):
         below = [self._plan.stages[name] for name, _, _ in self._plan.consumers(stage.name)]
         if stage.bundle is None or stage.bundle != below[0].name:
             return None
-        collecting = below[0].operator.can(BundleRegroup)
-        return None if collecting is None else collecting.packing()
+        return below[0].packing()

@@ -7,7 +7,6 @@ from functools import partialmethod
 from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.capabilities import BundleSource, RowOperator
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.engine.remote.base_proxy import Deaths, Remote
@@ -96,7 +95,7 @@ class RemoteSource(Remote):
 
     def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
         super().__init__(host, operator, stage, timeout_s)
-        self.index_of, self._bundled = operator.index_of, operator.can(BundleSource)
+        self.index_of, self._blocks = operator.index_of, operator.traits.blocks
         self._restored: Any = None
         self._run: tuple[int, tuple[tuple[int, int], ...]] = 0, ()
         self._notified = 0  # children that had ended when one was notified of the run
@@ -145,9 +144,9 @@ class RemoteSource(Remote):
 
     def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
         """Computed in the trainer, where samplers draw; ``(position, epoch)`` for a source that reads one at a time."""
-        if self._bundled is None:
+        if not self._blocks:
             return [(position, epoch) for position in positions]
-        found: Sequence[Any] = self._bundled.indices_of(positions, epoch)
+        found: Sequence[Any] = self._operator.indices_of(positions, epoch)
         return found
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
@@ -213,10 +212,13 @@ class RemoteHolder(Remote):
 
 def remote(operator: Any, host: Host, stage: str, timeout_s: float | None) -> Any:
     """The proxy for an operator in ``host``."""
-    kinds: dict[str, type[Remote]] = {"source": RemoteSource, "map": RemoteMap, "expand": RemoteExpand}
+    kinds: dict[str, type[Remote]] = {
+        "source": RemoteSource,
+        "map": RemoteMap,
+        "rows": RemoteRows,
+        "expand": RemoteExpand,
+    }
     kind = kinds.get(operator.kind, RemoteHolder)
-    if isinstance(operator, RowOperator):
-        kind = RemoteRows
-    elif isinstance(operator, Operator) and operator.stateful:
+    if isinstance(operator, Operator) and operator.stateful:
         kind = RemoteHolder
     return kind(host, operator, stage, timeout_s)

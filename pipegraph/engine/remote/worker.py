@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 from pipegraph.bundle import Bundle
-from pipegraph.capabilities import BundleSource, Resumable
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Drawn, Fact, Regroup
+from pipegraph.contracts import Context, Drawn, Regroup
 from pipegraph.engine.remote.contract import NOTHING as NOTHING
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.stage.bundle_size import LONG_NS
@@ -129,9 +128,7 @@ class ProcessWorker:
         self._operator = operator
         self._draws = Draws(context.seed, context.stage)
         self._stage = context.stage
-        self._own = Fact.SEEDS_ITSELF in operator.facts
-        self._rows = operator.can(BundleSource)
-        self._resumable = operator.can(Resumable)
+        self._own, self._blocks = operator.traits.seeds_itself, operator.traits.blocks
         self._pack = pack
         self._batch: Any = None
         self._items: Iterator[Any] = iter(())
@@ -155,10 +152,9 @@ class ProcessWorker:
 
     def read(self, indices: list[Any], start: int, stop: int) -> tuple[Any, Carried | None]:
         """As :meth:`work`, of a source."""
-        if self._rows is None:
+        if not self._blocks:
             return self._do(start, lambda made: self._read(made, indices[start:stop]))
-        read_into = self._rows.read_into
-        return self._do(start, lambda made: read_into(made, indices[:stop], start))
+        return self._do(start, lambda made: self._operator.read_into(made, indices[:stop], start))
 
     def _do(self, start: int, work: Callable[[Made], None]) -> tuple[Any, Carried | None]:
         made = Made(self._page, start)
@@ -232,8 +228,7 @@ class ProcessWorker:
         if run is not None:
             self._operator.begin_run(*run)
         if snapshot is not None:
-            assert self._resumable is not None
-            self._resumable.restore(*snapshot)
+            self._operator.restore(*snapshot)
         items = iter(self._operator.iterate(epoch, rank, world_size, step))
         self._page.begin(0)
         return self._begin(items if self._own else self._draws.each(items, epoch, (self._stage,), step), 1)
@@ -250,8 +245,8 @@ class ProcessWorker:
         """As :meth:`more`; ``last_ns``: when the item before was finished, None before the first."""
         found, ended, failed = self._collect(most, last_ns)
         snapshot = None
-        if self._resumable is not None and not ended:
-            snapshot = self._resumable.snapshot()
+        if self._operator.traits.resumable and not ended:
+            snapshot = self._operator.snapshot()
         return found, ended, failed, snapshot
 
     def _collect(self, most: int, last_ns: int | None) -> tuple[list[Any], bool, Carried | None]:

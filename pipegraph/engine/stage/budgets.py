@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.capabilities import RowOperator
 from pipegraph.chunk import Chunk, EndOfEpoch
 from pipegraph.planning.plan import StagePlan
 
@@ -33,7 +32,7 @@ class Ordinals:
     rest by any worker."""
 
     def __init__(self, plan: StagePlan) -> None:
-        self._per_sample = plan.operator.can(RowOperator) is not None
+        self._per_sample = plan.kind.judges_rows
         self._before: dict[int, int] = {}  # per ticket, the items before its own
         self._count = 0
         self._epoch = -1

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pipegraph.capabilities import Sampled
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Drawn, Source
 from pipegraph.errors import GraphError
@@ -130,14 +129,8 @@ def wire_cache(plan: Plan, operators: dict[str, list[Any]], readers: dict[str, A
         if not stage.caches:
             continue
         source, *between = reversed(lineage_above(stage, plan.stages))
-        for reading in (readers[source.name], *operators[source.name]):
-            reading.group = 1
         caches, wiring = operators[stage.name], _Wiring(stage.name, source.name)
-        draws, reader, lookup = (
-            source.operator.can(Sampled) is not None,
-            readers[source.name],
-            caches[0].lookup,
-        )
+        draws, reader, lookup = source.traits.sampled, readers[source.name], caches[0].lookup
         if draws:
             readers[source.name] = wiring.clearing(reader)
         for cache in caches:

@@ -8,7 +8,6 @@ from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
-from pipegraph.contracts import Fact
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.stage.budgets import exceeded, is_share
 from pipegraph.engine.stage.failure_notes import explain, log_first
@@ -55,7 +54,7 @@ class Failures:
 
     def seeded(self, call: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
         """Wrap ``call`` to draw from the chunk's generator, unless the operator does so itself."""
-        if Fact.SEEDS_ITSELF in self.stage.plan.operator.facts:
+        if self.stage.plan.traits.seeds_itself:
             return call
         return drawing(call, Draws(self.stage.run.seed, self.stage.name))
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.bundle import Bundle
-from pipegraph.capabilities import BundleRegroup
 from pipegraph.chunk import Chunk, Failure
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.memory import Buffers
@@ -51,7 +50,7 @@ class StageRun(StageContext):
         self.senders: list[Sender] = []
         self.restart = Restart()
         # A regrouping operator takes whole bundles, unless it needs each row by itself.
-        collects = plan.kind.collects and plan.operator.can(BundleRegroup) is not None
+        collects = plan.kind.collects and plan.traits.blocks
         self.collects = collects and not self.budgeted and not plan.remote
         self.pack: Callable[[list[Any]], Any] | None = None
         self.snapshots = Snapshots(plan.name, run.account.limit, run.account.keep)

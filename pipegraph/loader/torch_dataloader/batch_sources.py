@@ -11,9 +11,8 @@ import torch
 from torch.utils.data import _DatasetKind
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from pipegraph.capabilities import Interchangeable, Sampled, UserData
 from pipegraph.chunk import Chunk, Cursor
-from pipegraph.contracts import Context, Drawn, Fact, FanIn, History, Source
+from pipegraph.contracts import Context, Drawn, FanIn, History, Source, Traits
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.global_generators import Draws
 from pipegraph.loader.torch_dataloader.dataset_worker import DatasetWorker, become_worker, own_copy
@@ -42,7 +41,7 @@ class Stateful:
 
 
 @dataclass(eq=False)
-class _Batches(Source, Interchangeable):
+class _Batches(Source):
     """What the two sources share.
 
     Attributes:
@@ -55,9 +54,15 @@ class _Batches(Source, Interchangeable):
     resume: Sequence[Any]
 
     name = "batches"
-    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.ONE_WORLD_SIZE | Fact.SPLITS_ITSELF | Fact.INHERITS
+    traits = Traits(
+        seeds_itself=True,
+        trusted=True,
+        one_world_size=True,
+        splits_itself=True,
+        inherits=True,
+        sent_as="batches",
+    )
     gives = "batch"
-    sent_as = "batches"
 
     _context = Context("")
     _draws = Draws()
@@ -88,7 +93,7 @@ class _Batches(Source, Interchangeable):
 
 
 @dataclass(eq=False)
-class MapBatches(_Batches, Sampled, UserData):
+class MapBatches(_Batches):
     """Batches of a map-style dataset, for one of ``shares`` stages that fetch in turn.
 
     Attributes:
@@ -101,11 +106,8 @@ class MapBatches(_Batches, Sampled, UserData):
     share: int = 0
     _fetcher: Any = field(default=None, init=False)
 
-    facts = Fact.WAITS | Fact.INHERITS
+    traits = replace(_Batches.traits, waits=True, sampled=True)
     random_access = True
-
-    def has_length(self) -> bool:
-        return self.batches is not None
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
         return None if self.batches is None else len(range(self.share, self.batches, self.shares))
@@ -201,7 +203,7 @@ class IterableBatches(_Batches):
 class InTurn(FanIn):
     """One item from each input in turn, in the first epoch from ``first`` on; one that has ended is left out then."""
 
-    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.SEPARATE
+    traits = Traits(seeds_itself=True, trusted=True, separate=True)
     name = "batches"
 
     def __init__(self, first: int = 0) -> None:
