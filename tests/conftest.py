@@ -50,6 +50,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+CASES = 4
+"""How many cases of a parametrised test ``make test`` runs: the first, the last, and others evenly between them."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        kept = {round(place * (len(cases) - 1) / (CASES - 1)) for place in range(CASES)}
+        for number, item in enumerate(cases):
+            if number not in kept:
+                item.add_marker("matrix")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """What is imported and collected stays: Python's collector looks only at what tests make."""

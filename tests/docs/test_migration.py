@@ -1,7 +1,7 @@
 """Both sides of docs/migration.md run as printed, each section as a script of its own after the page's first block; and
 what the page says of the other loaders' states and failures is still true of them.
 
-The other loaders are in an environment of their own: `make test-migration`.
+The other loaders are in an environment of their own: `make test-interop`.
 """
 
 import importlib.util
@@ -71,7 +71,7 @@ def test_every_loader_of_the_page_has_a_side_that_runs():
 @pytest.mark.parametrize("title", MODULES)
 def test_both_sides_run_as_printed(title, tmp_path):
     if not installed(MODULES[title]):
-        pytest.skip(f"{title} is not installed: make test-migration installs it and runs this")
+        pytest.skip(f"{title} is not installed: make test-interop installs it and runs this")
     from pipegraph.cli.demo.samples import make_files
 
     make_files(tmp_path)
@@ -87,7 +87,7 @@ def test_both_sides_run_as_printed(title, tmp_path):
 
 
 def of(title):
-    return pytest.importorskip(MODULES[title], reason="make test-migration installs it and runs this")
+    return pytest.importorskip(MODULES[title], reason="make test-interop installs it and runs this")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -60,7 +60,7 @@ with graph.loader() as loader:
 
 @pytest.mark.slow
 def test_a_notebook_with_lambdas_in_process_stages():
-    nbclient = pytest.importorskip("nbclient", reason="make notebook installs it")
+    nbclient = pytest.importorskip("nbclient", reason="make fuzz installs it")
     nbformat = pytest.importorskip("nbformat")
     cells = [nbformat.v4.new_code_cell(cell.strip()) for cell in NOTEBOOK.split("---")]
     notebook = nbformat.v4.new_notebook(cells=cells)
