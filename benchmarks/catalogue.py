@@ -167,15 +167,8 @@ SET = (
         images=True,
         goals=(Goal(2, ("DataLoader, processes",), "rss_mb", DECODE),),
     ),
-    Entry("measuring_overhead", "what measuring and tracing cost", "measuring_overhead"),
     Entry("autotune", "the tuner beside a grid search", "autotune"),
     Entry("planted", "what a profile says of planted bottlenecks, and how far its advice leads", "planted"),
-    Entry(
-        "autotune_images",
-        "the tuner on photographs, beside a grid search and tuned peers",
-        "autotune_images",
-        images=True,
-    ),
 )
 
 

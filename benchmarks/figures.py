@@ -18,8 +18,7 @@ from typing import Any
 
 import catalogue
 import harness
-from plot import races
-from report import peers
+from report import peers, races
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [

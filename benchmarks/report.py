@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import catalogue
 import harness
-from plot import races
 
 LEGEND = (
     "Each cell is the median over alternated rounds, with the range in parentheses; ratios are taken within a round. "
@@ -42,6 +42,17 @@ TITLES = {
 """Measures of a record, as a reader knows them; the others are ratios that the record has besides."""
 
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}
+
+
+def races(results: dict[str, Any], title: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The comparisons in one record, also those nested by a parameter: (title, contestants)."""
+    for key, value in results.items():
+        if not isinstance(value, dict):
+            continue
+        if key == "contestants":
+            yield title, value
+        else:
+            yield from races(value, f"{title}, {key}")
 
 
 def cell(entry: Any, factor: float = 1.0) -> str:
@@ -258,9 +269,6 @@ def section(path: Path, row: dict[str, Any] | None = None) -> str:
     setup = ", ".join(f"{key} {value}" for key, value in row["configuration"].items())
     name = question(row["script"], row["claim"])
     lines = [f"## {name}"]
-    picture = path.with_suffix(".svg")
-    if picture.exists():
-        lines.append(f"![{name}]({picture.name})")
     said = headline(row["results"], row["script"])
     lines += [f"pipegraph: {said}."] * bool(said)
     for title, text in tables:

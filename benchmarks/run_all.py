@@ -1,4 +1,4 @@
-"""The set against the peers, then the day's Markdown page and pictures.
+"""The set against the peers, then the day's Markdown page.
 
 Peers that need an environment of their own are found in ``.venv-NAME`` folders of the repository's root.
 
@@ -78,9 +78,7 @@ def main() -> None:
             failed.append(entry.record)
     print(flush=True)
     today = datetime.now(UTC).date().isoformat()
-    pictures = sorted(map(str, records.RESULTS.glob(f"{today}-*.jsonl")))
-    if pictures:
-        subprocess.run([sys.executable, str(FOLDER / "plot.py"), *pictures], check=True)
+    if any(records.RESULTS.glob(f"{today}-*.jsonl")):
         subprocess.run([sys.executable, str(FOLDER / "report.py"), "--date", today], check=True)
     print(f"{(time.monotonic() - begin) / 60:.1f} min")
     if failed:

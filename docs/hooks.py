@@ -28,12 +28,6 @@ def on_files(files, config):
     files.append(
         File.generated(config, "benchmarks/index.md", abs_src_path=str(newest))
     )
-    for picture in RESULTS.glob("????-??-??-*.svg"):
-        files.append(
-            File.generated(
-                config, f"benchmarks/{picture.name}", abs_src_path=str(picture)
-            )
-        )
     return files
 
 

@@ -31,7 +31,7 @@ else:  # Windows, where threads take turns at the position of the open file
 
 
 # One pread of this size keeps both the page-cache copy and the slices taken
-# from it in a core's L2. Measured in benchmarks/tar_streaming.py.
+# from it in a core's L2.
 STREAM_NBYTES: Final = 1 << 18
 
 

@@ -21,13 +21,10 @@ PEERS = (
     "image_decode.py",
     "image_recipe.py",
     "memory_peak.py",
-    "plot.py",
     "python_transform.py",
 )
 PEERS += (
     "autotune.py",
-    "autotune_images.py",
-    "measuring_overhead.py",
     "planted.py",
     "report.py",
     "resume.py",

@@ -20,7 +20,7 @@ Sample = dict[str, Any]
 Row = TypeVar("Row")
 
 # One range of a store: as much throughput as with larger blocks, and a first batch, which needs a block of
-# each lane, many times earlier. Measured in benchmarks/reader_block_size.py.
+# each lane, many times earlier.
 BLOCK_NBYTES: Final = 8 * 1000 * 1000
 
 # What one part or block may grow to when it is unpacked in memory: a thousand

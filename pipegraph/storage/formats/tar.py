@@ -29,7 +29,7 @@ MAX_FIELDS: Final = 1000
 # Read at a time by an index: tiny members share one read, large ones are skipped.
 _SCAN_NBYTES: Final = 1 << 13
 
-# Fields from this size on are read alone. Measured in benchmarks/tar_streaming.py.
+# Fields from this size on are read alone.
 _LARGE_NBYTES: Final = 1 << 15
 _WHOLE: Final = re.compile(rb"\s*[+-]?[0-9]+\s*")  # int() takes 1_000 too
 

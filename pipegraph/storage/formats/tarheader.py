@@ -1,8 +1,7 @@
 """Tar headers: POSIX.1-2001 (pax), POSIX.1-1988 (ustar), GNU and V7.
 
 Our own parser, since `tarfile` builds an object of thirty attributes for every
-member: benchmarks/tar_streaming.py compares them. Field positions are
-those of POSIX.1-2001 "pax" and of GNU tar's manual, section "Basic Tar Format".
+member. Field positions are those of POSIX.1-2001 "pax" and of GNU tar's manual, section "Basic Tar Format".
 """
 
 from __future__ import annotations
