@@ -359,7 +359,11 @@ class StoreClient(Closing):
             client.setdefault("allow_http", True)
         try:
             return make.from_url(root, client_options=client, retry_config={"max_retries": 0}, **options)
-        except Exception as error:
+        except BaseException as error:
+            if type(error).__name__ == "PanicException":  # obstore's, for one as timeout="5s"
+                error = TypeError("options of the connection belong into client_options={...}")
+            if not isinstance(error, Exception):
+                raise
             raise plain(error, root, f" (store options given: {sorted(options)})") from None
 
 

@@ -345,6 +345,8 @@ def test_secrets_are_in_no_message(proxy: Any, connect: Connect, url: str) -> No
     with pytest.raises(StoreError, match="store options given") as caught:
         StoreClient({"very_secret_key": 1, "no_such_option": "secret-value"}).head("s3://b/x")
     assert "secret-value" not in str(caught.value)
+    with pytest.raises(StoreError, match="belong into client_options.*'timeout'"):
+        StoreClient({"timeout": "5s"}).head("s3://b/x")
     with pytest.raises(DataError, match="give credentials as store options") as query:
         split_url("https://user:hunter2@host/a.tar?signature=hidden")
     assert "hidden" not in str(query.value)
