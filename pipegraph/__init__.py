@@ -13,6 +13,7 @@ from pipegraph.importing import lazy_names
 if TYPE_CHECKING:
     import pipegraph.testing as testing  # noqa: F401
     from pipegraph import operators as operators, order as order, replicas as replicas, types as types
+    from pipegraph.backends import Ray as Ray
     from pipegraph.chunk import Chunk as Chunk
     from pipegraph.contracts import (
         Context as Context,
@@ -44,6 +45,7 @@ __version__ = "0.1.0"
 # wait for its import.
 _MODULES = {
     "": "errors operators order replicas testing types",
+    "backends": "Ray",
     "chunk": "Chunk",
     "contracts": "Context FanIn FanOut Operator Regroup Source Traits",
     "device.scattered": "Scattered",

@@ -5,6 +5,7 @@ Nothing compares a backend with a name: what differs between backends is a fact 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Literal
 
@@ -26,7 +27,6 @@ class StageBackend(str):
         bundle_ms: milliseconds of work that a call is worth. Long work drives the calls' own code and data from the
             caches of both sides: a call of 0.1 ms takes 1 ms then.
         bundle_bytes: bytes of a bundle that are worth a call.
-        options: options of a stage that this backend alone takes.
         words: one worker and several, in messages.
         own_words: the same with an article and in full, for a plan.
         pool: ``module:class`` of what makes the hosts of its workers; "" if their operators run in the trainer.
@@ -41,7 +41,6 @@ class StageBackend(str):
     call_cost = 1
     bundle_ms = 1
     bundle_bytes = 1 << 20
-    options: tuple[str, ...] = ()
     words = ("worker", "workers")
     own_words = ("a thread", "threads")
     pool = ""
@@ -70,23 +69,54 @@ class _ProcessBackend(StageBackend):
     pool = "pipegraph.engine.process.processes:Processes"
 
 
-class _RayBackend(StageBackend):
+class Ray(StageBackend):
+    """``backend=pg.Ray(...)``: actors of the Ray cluster to which the program is connected; ``"ray"`` is ``pg.Ray()``.
+
+    Args:
+        resources: of each actor, such as ``{"num_cpus": 2, "memory": 4 << 30}``; other names are custom resources of
+            the cluster. One CPU by default.
+        runtime_env: the actors' environment, as in ``ray.init``.
+
+    Raises:
+        GraphError: an amount is no number >= 0, or ``runtime_env`` no dict.
+    """
+
+    resources: Mapping[str, float]
+    runtime_env: Mapping[str, Any] | None
+
     on_nodes = True
     joins_late = True
     why_fixed = "actors come as the cluster has room for them"
     call_cost = bundle_ms = 50  # one or two milliseconds for all participants, as much as writing megabytes
     bundle_bytes = 8 << 20
-    options = ("resources", "runtime_env")
     words = ("actor", "actors")
     own_words = ("a Ray actor", "Ray actors")
     pool = "pipegraph.engine.actors.cluster:Cluster"
+
+    def __new__(
+        cls, resources: Mapping[str, float] | None = None, runtime_env: Mapping[str, Any] | None = None
+    ) -> Ray:
+        self = super().__new__(cls, "ray")
+        for what, given in (("resources", resources), ("runtime_env", runtime_env)):
+            if given is not None and not (
+                isinstance(given, Mapping) and all(isinstance(key, str) for key in given)
+            ):
+                raise GraphError(f"pg.Ray: {what} must be a dict with names as keys, got {shown(given)}")
+        self.resources, self.runtime_env = dict(resources or {}), runtime_env
+        for name, amount in self.resources.items():
+            if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount >= 0:
+                raise GraphError(f"pg.Ray: resources[{name!r}] must be a number >= 0, got {shown(amount)}")
+        return self
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self.resources, self.runtime_env
 
 
 INLINE, THREAD, PROCESS, RAY = (
     _InlineBackend("inline"),
     _ThreadBackend("thread"),
     _ProcessBackend("process"),
-    _RayBackend("ray"),
+    Ray(),
 )
 
 BackendName = Literal["inline", "thread", "process", "ray"]
@@ -96,7 +126,9 @@ BACKENDS: dict[str, StageBackend] = {each: each for each in (INLINE, THREAD, PRO
 
 
 def backend_of(name: str, stage: str) -> StageBackend:
-    """A backend by its name; raises GraphError if there is none of this name."""
+    """A backend by its name, or as it was given; raises GraphError if there is none of this name."""
+    if isinstance(name, StageBackend):
+        return name
     found = BACKENDS.get(name) if isinstance(name, str) else None
     if found is None:
         raise GraphError(f"stage {stage!r}: backend must be one of {', '.join(BACKENDS)}, got {shown(name)}")

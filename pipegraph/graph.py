@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from pipegraph.backends import BackendName, backend_of
+from pipegraph.backends import BackendName, Ray, backend_of
 from pipegraph.contracts import Component, FanIn, Operator, Source
 from pipegraph.errors import GraphError, shown
 from pipegraph.foreign_arguments import names_ours, placed
@@ -55,14 +55,12 @@ class Node:
         *,
         name: str | None = None,
         workers: int | Literal["auto"] = 1,
-        backend: BackendName = "thread",
+        backend: BackendName | Ray = "thread",
         capacity: int | Literal["auto"] | None = None,
         max_bytes: int | str | None = None,
         ordered: bool = True,
         on_error: Policy = "raise",
         timeout: float | None = None,
-        resources: Mapping[str, float] | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
     ) -> Node:
         """``graph.add(operator, self, ...)``; see :meth:`Graph.add` for the options and what it raises."""
         return self.graph.add(
@@ -76,8 +74,6 @@ class Node:
             ordered=ordered,
             on_error=on_error,
             timeout=timeout,
-            resources=resources,
-            runtime_env=runtime_env,
         )
 
     def __getitem__(self, output: int) -> Node:
@@ -135,14 +131,12 @@ class Graph:
         *upstream: Node,
         name: str | None = None,
         workers: int | Literal["auto"] = 1,
-        backend: BackendName = "thread",
+        backend: BackendName | Ray = "thread",
         capacity: int | Literal["auto"] | None = None,
         max_bytes: int | str | None = None,
         ordered: bool = True,
         on_error: Policy = "raise",
         timeout: float | None = None,
-        resources: Mapping[str, float] | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
     ) -> Node:
         """Add a stage after its upstream nodes.
 
@@ -153,8 +147,8 @@ class Graph:
             workers: number of workers. ``"auto"`` begins with one, and the tuner changes the number while passes run
                 (``docs/profiling.md``).
             backend: ``"thread"``; ``"inline"``; ``"process"`` for functions that hold the GIL (Linux only; see
-                ``docs/processes.md``); or ``"ray"``, which runs the workers as actors on other machines
-                (``docs/ray.md``).
+                ``docs/processes.md``); or ``"ray"`` or ``pg.Ray(resources, runtime_env)``, which runs the workers as
+                actors on other machines (``docs/ray.md``).
             capacity: maximum number of items in the output queue; by default 64 samples, or 2 batches per worker.
                 ``"auto"`` begins with that, and the tuner changes it.
             max_bytes: maximum number of bytes in the output queue; by default a share of ``memory_limit``.
@@ -162,10 +156,6 @@ class Graph:
             on_error: ``"raise"``, ``pg.Skip(budget)`` or ``pg.Retry(times, backoff, then)``.
             timeout: seconds that one item may take; after that it fails with ``StageTimeoutError``, and its
                 process or actor is ended and replaced. Needs ``"process"`` or ``"ray"``: nothing can end a thread.
-            resources: for a ``"ray"`` stage, the resources of each actor, such as
-                ``{"num_cpus": 2, "memory": 4 << 30}``; other names are custom resources of the cluster. One CPU by
-                default.
-            runtime_env: for a ``"ray"`` stage, the actors' environment, as in ``ray.init``.
 
         Raises:
             GraphError: an option or the wiring is wrong; the message names the rule, the value and the remedy.
@@ -194,8 +184,6 @@ class Graph:
             ordered,
             on_error,
             timeout,
-            resources,
-            runtime_env,
             None if said else plain_parameters(operator),
             carried(operator.traits.functions),
             tuned,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from pipegraph.backends import BACKENDS, THREAD, StageBackend, backend_of
+from pipegraph.backends import THREAD, StageBackend, backend_of
 from pipegraph.contracts import FanOut, Operator, Source
-from pipegraph.errors import GraphError, shown
+from pipegraph.errors import GraphError
 from pipegraph.integers import flag, integer
 from pipegraph.policies import Policy, Retry, Skip, check_policy, retry_of, skip_of
 
@@ -42,8 +41,6 @@ class StageSpec:
     ordered: bool = True
     on_error: Policy = "raise"
     timeout: float | None = None
-    resources: Mapping[str, float] | None = None
-    runtime_env: Mapping[str, Any] | None = None
     parameters: Mapping[str, str] | None = None
     """Of an operator without a ``config()``, as it was placed: what workers do to it later is no parameter."""
     carried: str = ""
@@ -70,7 +67,6 @@ class StageSpec:
             object.__setattr__(self, "timeout", float(self.timeout))
         object.__setattr__(self, "ordered", flag(self.ordered, f"stage {name!r}: ordered"))
         check_policy(self.on_error, name)
-        self._check_options()
 
     @property
     def outputs(self) -> int:
@@ -86,23 +82,3 @@ class StageSpec:
     def skip(self) -> Skip | None:
         """What it leaves out once retries are used up; None if a failure ends the pass."""
         return skip_of(self.on_error)
-
-    def _check_options(self) -> None:
-        for option, owner in ((option, each) for each in BACKENDS.values() for option in each.options):
-            given = getattr(self, option)
-            if given is None:
-                continue
-            if option not in self.backend.options:
-                raise GraphError(
-                    f"stage {self.name!r}: {option}= is for the {owner.words[1]} of backend={owner!r}, got "
-                    f"backend={self.backend!r}; leave it out"
-                )
-            if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-                raise GraphError(
-                    f"stage {self.name!r}: {option} must be a dict with names as keys, got {shown(given)}"
-                )
-        for key, amount in (self.resources or {}).items():
-            if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount >= 0:
-                raise GraphError(
-                    f"stage {self.name!r}: resources[{key!r}] must be a number >= 0, got {shown(amount)}"
-                )

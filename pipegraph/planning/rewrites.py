@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pipegraph.backends import THREAD
+from pipegraph.backends import THREAD, Ray
 from pipegraph.contracts import Operator
 from pipegraph.errors import GraphError
 from pipegraph.planning.plan import StagePlan
@@ -174,7 +174,8 @@ def fuse(planned: dict[str, StagePlan], output: Edge) -> None:
 def _placement(stage: StagePlan) -> tuple[Any, ...]:
     """Where a stage works, and with how many workers."""
     spec = stage.spec
-    return stage.backend, stage.workers, spec.timeout, spec.resources, spec.runtime_env
+    actors = (stage.backend.resources, stage.backend.runtime_env) if isinstance(stage.backend, Ray) else None
+    return stage.backend, stage.workers, spec.timeout, actors
 
 
 def part_inline(planned: dict[str, StagePlan]) -> None:

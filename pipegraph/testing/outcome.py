@@ -133,13 +133,11 @@ def _some(counter: Counter[Any]) -> str:
 def placed(graph: Graph, backend: str, workers: int, capacity: int | None = None) -> Graph:
     """The graph with every stage placed alike."""
     for name, spec in graph.stages.items():
-        without: Any = dict.fromkeys(set(spec.backend.options) - set(BACKENDS[backend].options))
         graph.stages[name] = replace(
             spec,
             backend=BACKENDS[backend],
             workers=workers,
             capacity=spec.capacity if capacity is None else capacity,
-            **without,
         )
     return graph
 

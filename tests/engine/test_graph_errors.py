@@ -46,18 +46,6 @@ def numbers(graph):
             {"timeout": 1, "backend": "inline"},
             "stage 'map': timeout= needs backend=\"process\": nothing can end a thread",
         ),
-        (
-            {"resources": {"num_cpus": 1}},
-            "stage 'map': resources= is for the actors of backend='ray', got backend='thread'; leave it out",
-        ),
-        (
-            {"backend": "ray", "resources": {"num_cpus": -1}},
-            "stage 'map': resources['num_cpus'] must be a number >= 0, got -1",
-        ),
-        (
-            {"backend": "ray", "runtime_env": ["x"]},
-            "stage 'map': runtime_env must be a dict with names as keys, got ['x']",
-        ),
         ({"name": ""}, "a stage's name must be a non-empty string, got ''"),
         ({"name": "numbers"}, "the graph already has a stage of this name; choose another name="),
     ],
@@ -449,3 +437,15 @@ def test_what_belongs_to_a_stage_is_no_stage(given, place):
     node = pg.Graph().add(ops.FromSequence(range(3)))
     with pytest.raises(GraphError, match=rf"it is no stage: give it to {place}$"):
         node.then(given)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resources": {"num_cpus": -1}}, r"pg.Ray: resources\['num_cpus'\] must be a number >= 0, got -1"),
+        ({"runtime_env": ["x"]}, r"pg.Ray: runtime_env must be a dict with names as keys, got \['x'\]"),
+    ],
+)
+def test_a_wrong_option_of_ray_is_an_error(options, message):
+    with pytest.raises(pg.PipegraphError, match=message):
+        pg.Ray(**options)

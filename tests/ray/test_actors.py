@@ -18,10 +18,10 @@ from pipegraph.testing.outcome import placed, run_pass
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-def pipeline(fn, items=range(20), workers=2, **options):
+def pipeline(fn, items=range(20), workers=2, backend="ray", **options):
     graph = pg.Graph("g", seed=3)
     source = graph.add(ops.FromSequence(items))
-    graph.add(ops.Map(fn), source, name="work", workers=workers, backend="ray", **options)
+    graph.add(ops.Map(fn), source, name="work", workers=workers, backend=backend, **options)
     return graph
 
 
@@ -199,7 +199,7 @@ def test_what_an_operator_raises_as_it_opens_is_raised_at_the_start():
 
 
 def test_actors_that_there_is_no_room_for_join_later_and_nobody_waits_for_them(cluster):
-    graph = pipeline(lambda x: (x, os.getpid()), range(40), workers=3, resources={"num_cpus": 8})
+    graph = pipeline(lambda x: (x, os.getpid()), range(40), workers=3, backend=pg.Ray({"num_cpus": 8}))
     with graph.loader(epochs=2) as loader:
         found = list(loader)
         assert [x for x, _ in found] == list(range(40))
@@ -226,16 +226,14 @@ def test_an_actor_that_is_only_starting_is_said_to_need_nothing(monkeypatch, cap
     monkeypatch.setattr("pipegraph.engine.actors.actor_host.PATIENCE_S", 0.0)
     monkeypatch.setattr(logging.getLogger("pipegraph"), "handlers", [Says()])
     graph = pg.Graph("g")
-    graph.add(ops.FromSequence(range(3))).then(
-        OpensOnceSaid(), name="work", backend="ray", resources={"num_cpus": 0}
-    )
+    graph.add(ops.FromSequence(range(3))).then(OpensOnceSaid(), name="work", backend=pg.Ray({"num_cpus": 0}))
     assert outcome(graph).chunks
     (said,) = (each.message for each in caplog.records if "Ray actor" in each.message)
     assert said.startswith("stage 'work': the Ray actor of worker 0 is starting: ")
 
 
 def test_a_resource_that_no_node_has_is_refused():
-    graph = pipeline(lambda x: x, resources={"num_gpu": 1})
+    graph = pipeline(lambda x: x, backend=pg.Ray({"num_gpu": 1}))
     with (
         graph.loader() as loader,
         pytest.raises(
@@ -260,7 +258,7 @@ def test_actors_that_decode_batches_read_the_files(tmp_path):
 
 def test_stages_with_other_resources_have_actors_of_their_own():
     graph = pipeline(lambda x: x)
-    graph["work"].then(lambda x: x, name="more", workers=2, backend="ray", resources={"num_cpus": 2})
+    graph["work"].then(lambda x: x, name="more", workers=2, backend=pg.Ray({"num_cpus": 2}))
     assert "more: in 2 Ray actors of its own" in str(graph.plan())
 
 
@@ -291,7 +289,9 @@ def test_no_rank_waits_for_anothers_stragglers_and_each_sample_is_made_once(tmp_
 
 def test_actors_have_their_stages_environment():
     graph = pipeline(
-        lambda x: os.environ["OF_THE_STAGE"], range(2), runtime_env={"env_vars": {"OF_THE_STAGE": "yes"}}
+        lambda x: os.environ["OF_THE_STAGE"],
+        range(2),
+        backend=pg.Ray(runtime_env={"env_vars": {"OF_THE_STAGE": "yes"}}),
     )
     with graph.loader() as loader:
         assert list(loader) == ["yes", "yes"]

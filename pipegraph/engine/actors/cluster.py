@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pipegraph.backends import Ray
 from pipegraph.contracts import Context
 from pipegraph.engine.actors.room import NAMED, unknown
 from pipegraph.engine.process.sealed import cannot_be_sent
@@ -44,7 +45,8 @@ class Cluster(Pool):
         later = ray._private.state.state.get_max_resources_from_cluster_config()  # of nodes that may be added
         nodes = [*(node["Resources"] for node in ray.nodes() if node["Alive"]), later or {}]
         for stage in stages:
-            if wrong := unknown(stage.spec.resources or {}, nodes):
+            assert isinstance(stage.backend, Ray)
+            if wrong := unknown(stage.backend.resources, nodes):
                 raise GraphError(f"stage {stage.name!r}: {wrong}")
         lost = WorkerDiedError(
             f"stage {', '.join(repr(stage.name) for stage in stages)}: the Ray actors have ended, because "
@@ -66,8 +68,9 @@ class Cluster(Pool):
     def _host(self, stage: StagePlan, context: Context, sealed: Any, opening: tuple[Any, ...]) -> Host:
         from pipegraph.engine.actors.actor_host import ActorHost
 
-        spec = stage.spec
-        options = actor_options(spec.resources or {}, spec.runtime_env, spec.timeout is not None)
+        spec, asked = stage.spec, stage.backend
+        assert isinstance(asked, Ray)
+        options = actor_options(asked.resources, asked.runtime_env, spec.timeout is not None)
         return ActorHost(options, context, (sealed, *opening), spec.timeout, self._connection)
 
     def close(self) -> None:
