@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from pipegraph.errors import DataError, GraphError, LoaderClosedError, PipegraphWarning, ShardError
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part, build_manifest
-from pipegraph.storage.beside import index_beside, load_beside, missing_error, missing_shards, numbers_in
+from pipegraph.storage.beside import load_beside, missing_error, missing_shards, numbers_in
 from pipegraph.storage.filelock import exclusive
 from pipegraph.storage.formats import slash_note
 from pipegraph.storage.indexing import IndexProgress
@@ -84,10 +84,7 @@ def list_parts(
             _warn_of_unused(error)
             beside = None
     if beside is None:
-        index = index_beside(found)
-        return Listed(
-            found, () if index is None else _skipped(index[1], repr(index[0]), found, parts, missing)
-        )
+        return Listed(found)
     place, manifest = beside
     # A shard that was cut keeps its size: that it has another one fails where it is read, for each of its samples.
     listed = [None if n is None else manifest.parts[n].size for n in numbers_in(manifest.parts, found)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -17,13 +16,13 @@ from .stores import StoreClient
 from .urls import glob_regex
 
 
-def manifest_beside(parts: Sequence[Part], name: str = MANIFEST) -> str | None:
+def manifest_beside(parts: Sequence[Part]) -> str | None:
     """Where the manifest of these parts is written and looked for: in their folder, if that is one."""
     folders = {_folder(part) for part in parts}
     if len(folders) != 1:
         return None
     folder = folders.pop()
-    return os.path.join(folder, name) if parts[0].is_local else f"{folder}/{name}"
+    return os.path.join(folder, MANIFEST) if parts[0].is_local else f"{folder}/{MANIFEST}"
 
 
 def load_beside(parts: Sequence[Part], store: StoreClient | None = None) -> tuple[str, Manifest] | None:
@@ -40,23 +39,6 @@ def load_beside(parts: Sequence[Part], store: StoreClient | None = None) -> tupl
             return None
         raise DataError(f"{path!r} is not used: {error}") from error
     return (path, manifest) if any(n is not None for n in numbers_in(manifest.parts, parts)) else None
-
-
-def index_beside(parts: Sequence[Part]) -> tuple[str, list[Part]] | None:
-    """MosaicML's ``index.json`` beside local shards, and the shards that it lists."""
-    path = manifest_beside(parts, "index.json")
-    if path is None or not parts[0].is_local:
-        return None
-    try:
-        with open(path, "rb") as file:
-            index = json.load(file)
-        files = [[shard.get("zip_data"), shard.get("raw_data")] for shard in index["shards"]]
-        names = [[each["basename"] for each in pair if each] for pair in files]
-        # A shard may be there packed, unpacked or both.
-        paths = [[os.path.join(os.path.dirname(path), name) for name in each] for each in names]
-        return path, [Part(next(filter(os.path.exists, each), each[0])) for each in paths]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError):
-        return None  # there is none, or it is another program's
 
 
 def numbers_in(listed: Sequence[Part], parts: Sequence[Part]) -> list[int | None]:
@@ -114,9 +96,8 @@ def refuse_missing(found: Sequence[Part], named: PartsLike) -> None:
         beside = load_beside(found)
     except DataError:
         return  # the shards themselves are read
-    index = index_beside(found) if beside is None else (beside[0], beside[1].parts)
-    if index is not None and (gone := missing_shards(index[1], found, named)):
-        raise missing_error(repr(index[0]), len(index[1]), gone)
+    if beside is not None and (gone := missing_shards(beside[1].parts, found, named)):
+        raise missing_error(repr(beside[0]), len(beside[1].parts), gone)
 
 
 def few(names: Sequence[str]) -> str:

@@ -242,35 +242,30 @@ def _glob(pattern: str, missing: Missing) -> Iterator[Part]:
 
 
 def _folder(folder: str, missing: Missing) -> Iterator[Part]:
-    from .formats import known_suffixes, refuse_mixed, refuse_unread, suffix_of  # formats import Part
+    from .formats import check_folder, known_suffixes, suffix_of  # formats import Part
 
-    suffixes = known_suffixes()
+    suffixes, skip = known_suffixes(), missing == "skip"
     with os.scandir(folder) as entries:
         there = list(entries)
     named = sorted((e for e in there if is_shard_name(e.name, suffixes)), key=lambda e: e.name)
-    if missing != "skip":
-        for entry in named:
-            if entry.is_symlink():
-                _refuse_broken(folder, entry.path)
+    for entry in named:
+        if entry.is_symlink() and not skip:
+            _refuse_broken(folder, entry.path)
     files = [entry for entry in named if entry.is_file()]
-    if missing != "skip":
-        others = [entry.name for entry in there if not entry.is_dir(follow_symlinks=False)]
-        refuse_unread(folder, others, [entry.name for entry in files])
+    others = [entry.name for entry in there if not entry.is_dir(follow_symlinks=False)]
+    check_folder(folder, others, [entry.name for entry in files], skip)
+    deeper = next(((e.name, found) for e in there if (found := _shard_in(e, suffixes))), None)
+    pattern = os.path.join(folder, "**", f"*{suffix_of(deeper[1])}") if deeper else ""
     if not files:
-        below = _suffix_below(folder, suffixes)
-        pattern = os.path.join(folder, "**", f"*{below}")
         raise DataError(
             f"parts {folder!r}: no shard ({', '.join(suffixes)}) in folder {folder!r}; "
-            + (f"for those of its subfolders write {pattern!r}, " if below else "")
+            + (f"for those of its subfolders write {pattern!r}, " if deeper else "")
             + "for a folder of images ops.ListFiles"
         )
-    refuse_mixed(folder, [e.name for e in files])
-    deeper = next((e for e in there if e.is_dir() and _has_shards(e, suffixes)), None)
     if deeper is not None:
-        pattern = os.path.join(folder, "**", f"*{suffix_of(files[0].name)}")
         warnings.warn(
             f"parts {folder!r}: only the shards in this folder are read, not those in its subfolders, such as "
-            f"{deeper.name!r}; name both by {pattern!r}, or these alone by {pattern.replace('**' + os.sep, '')!r}",
+            f"{deeper[0]!r}; name both by {pattern!r}, or these alone by {pattern.replace('**' + os.sep, '')!r}",
             PipegraphWarning,
             stacklevel=2,
         )
@@ -278,22 +273,15 @@ def _folder(folder: str, missing: Missing) -> Iterator[Part]:
         yield _local(entry.path, entry.stat())
 
 
-def _suffix_below(folder: str, suffixes: tuple[str, ...]) -> str:
-    """The suffix of the first shard that lies in one of the first 100 folders below; an empty text if none does."""
-    names = (name for _, _, found in itertools.islice(os.walk(folder), 100) for name in sorted(found))
-    shard = next((name for name in names if is_shard_name(name, suffixes)), "").lower()
-    return max((suffix for suffix in suffixes if shard.endswith(suffix)), key=len, default="")
-
-
-def _has_shards(folder: os.DirEntry[str], suffixes: tuple[str, ...]) -> bool:
-    """Whether shards lie in a subfolder, which is hidden as a shard is."""
-    if folder.name.startswith((".", "_")):
-        return False
+def _shard_in(folder: os.DirEntry[str], suffixes: tuple[str, ...]) -> str:
+    """A shard of a subfolder, which is hidden as a shard is; empty where there is none."""
+    if folder.name.startswith((".", "_")) or not folder.is_dir():
+        return ""
     try:
-        with os.scandir(folder) as entries:
-            return any(is_shard_name(entry.name, suffixes) and entry.is_file() for entry in entries)
+        names = sorted(os.listdir(folder.path))
     except OSError:
-        return False  # not for us to read
+        return ""  # not for us to read
+    return next((name for name in names if is_shard_name(name, suffixes)), "")
 
 
 def is_shard_name(name: str, suffixes: tuple[str, ...]) -> bool:
@@ -313,7 +301,7 @@ def _expand_url(pattern: str, store: StoreClient | None, missing: Missing) -> It
 
 
 def _listed(url: str, store: StoreClient, missing: Missing) -> list[Part]:
-    from .formats import known_suffixes, refuse_mixed, refuse_unread  # formats import Part
+    from .formats import check_folder, known_suffixes  # formats import Part
 
     beside = (JOURNAL, SETTINGS)
     listed = store.list(url, beside)
@@ -323,11 +311,9 @@ def _listed(url: str, store: StoreClient, missing: Missing) -> list[Part]:
         # What lies beside shards, such as their manifest, is none.
         names = [part.name for part in found]
         found = [part for part in found if is_shard_name(part.name, suffixes)]
-        if missing != "skip":
-            refuse_unread(url, names, [part.name for part in found])
+        check_folder(url, names, [part.name for part in found], missing == "skip")
         if not found:
             raise DataError(f"parts {url!r}: no shard ({', '.join(suffixes)}) among its {len(names)} objects")
-        refuse_mixed(url, [part.name for part in found])
     if missing != "skip":
         uris = {part.uri for part in listed}
         for folder in dict.fromkeys(part.uri.rpartition("/")[0] for part in found):

@@ -23,17 +23,13 @@ from .unpacking import PackedFormat
 
 _PACKED_TAR = re.compile(r"\.(tar\.\w+|tgz|tbz2?|txz|tzst)$")
 
-_PACKING = re.compile(r"\.(gz|zst|zstd)$", re.IGNORECASE)
-
+_UNREAD_TAR = re.compile(r"\.(taz|tbz2?|txz|tlz)$", re.IGNORECASE)
 _UNREAD = re.compile(
-    r"\.(bgz|gz|bz2|bzip2|xz|lzma|lz|lz4|lzo|zst|zstd|z|zip|7z|br|sz|snappy)$", re.IGNORECASE
+    r"(\.(bgz|gz|bz2|bzip2|xz|lzma|lz|lz4|lzo|zst|zstd|z|zip|7z|br|sz|snappy)"
+    r"|(\.[0-9a-f]{8})?\.partial|\.part|\.crdownload|\.download|\.incomplete|\.tmp|_\.gstmp)$",
+    re.IGNORECASE,
 )
-"""Packings that some shards cannot be read in."""
-_UNREAD_TAR = re.compile(r"\.(tgz|taz|tbz2?|txz|tlz|tzst)$", re.IGNORECASE)
-_UNFINISHED = re.compile(
-    r"((\.[0-9a-f]{8})?\.partial|\.part|\.crdownload|\.download|\.incomplete|\.tmp|_\.gstmp)$", re.IGNORECASE
-)
-"""What programs that copy files append to names until they have ended."""
+"""Packings that some shards cannot be read in, and what programs that copy files append to names until they end."""
 
 _lock = lock_free_after_fork()
 _formats: dict[str, Format] = {}
@@ -52,66 +48,47 @@ def known_suffixes(*, holds_samples: bool = False) -> tuple[str, ...]:
         return tuple(sorted(s for s, form in _formats.items() if form.holds_samples or not holds_samples))
 
 
-def refuse_mixed(folder: str, names: Sequence[str]) -> None:
-    """Raises DataError for a folder with shards of different formats, or with one shard packed and unpacked."""
-    first: dict[type, str] = {}
-    for name in {name[name.find(".") :].lower(): name for name in reversed(names)}.values():
-        kind = _kind(name)
-        first[kind] = min(name, first.get(kind, name))
-    if len(first) > 1:
-        shown = sorted(first.values())
-        pattern = f"{folder.rstrip('/')}/*{suffix_of(shown[0])}"
+def check_folder(folder: str, names: Sequence[str], shards: Sequence[str], skip: bool = False) -> None:
+    """Raises DataError where not all shards of a folder would be read once: some have another format, one is there
+    packed and unpacked, or, unless ``skip``, one is packed in another way or not whole.
+    """
+    kinds: dict[type, str] = {}
+    stems: dict[str, list[str]] = {}
+    for name in sorted(shards):
+        kinds.setdefault(_kind(name), name)
+        stems.setdefault(name[: len(name) - len(suffix_of(name))], []).append(name)
+    if len(kinds) > 1:
+        shown = sorted(kinds.values())
         raise DataError(
             f"parts {folder!r}: shards of different formats in one folder, such as {' and '.join(map(repr, shown))}: "
-            f"name those that are meant by a pattern, such as {pattern!r}, or keep each format in a folder of its own"
+            f"name those that are meant by a pattern, such as {_pattern(folder, shown[0])}, or keep each format in a "
+            "folder of its own"
         )
-    there = set(names)
-    packed = next((name for name in names if (plain := _plain(name)) != name and plain in there), None)
-    if packed is not None:
+    twice = next((found for found in stems.values() if len(found) > 1), None)
+    if twice is not None:
         raise DataError(
-            f"parts {folder!r}: {packed!r} is {_plain(packed)!r} packed: its samples would be read twice; "
+            f"parts {folder!r}: {twice[1]!r} is {twice[0]!r} packed: its samples would be read twice; "
             "remove one of the two, or name those that are meant by a pattern"
         )
+    for name in [] if skip else sorted(names):
+        whole = unread(name)
+        # What is left beside a whole shard is none.
+        if whole and not name.startswith(".") and whole not in shards and not kinds.keys() - {_kind(whole)}:
+            raise DataError(
+                f"parts {folder!r}: {name!r} is packed in a way that is not read here, or not whole, by its name: "
+                f"unpack, finish or remove it, or name the others by a pattern, such as "
+                f"{_pattern(folder, shards[0] if shards else whole)}"
+            )
 
 
-def _plain(name: str) -> str:
-    """The name of a packed shard, unpacked; else the name itself."""
-    return _PACKING.sub("", _UNREAD_TAR.sub(".tar", name))
+def _pattern(folder: str, shard: str) -> str:
+    return repr(f"{folder.rstrip('/')}/*{suffix_of(shard)}")
 
 
-def is_unread(name: str, suffixes: tuple[str, ...]) -> bool:
-    """Whether a name is that of a shard with one of these suffixes, in a packing that is not read or not whole."""
-    return _whole(name).lower().endswith(suffixes) and not name.lower().endswith(known_suffixes())
-
-
-def _whole(name: str) -> str:
-    """The name of what an unread file would be, unpacked and complete; else the name itself."""
-    return _UNREAD.sub("", _UNREAD_TAR.sub(".tar", _UNFINISHED.sub("", name)))
-
-
-def refuse_unread(folder: str, names: Sequence[str], shards: Sequence[str]) -> None:
-    """Raises DataError if one of the names of a folder is that of a shard like these, or like any where there are none,
-    in a form that is not read: it would be left out unseen.
-    """
-    suffixes = known_suffixes()
-    kinds = {_kind(shard) for shard in shards}
-    for name in sorted(names):
-        if name.startswith(".") or not is_unread(name, suffixes):
-            continue
-        whole = _whole(name)
-        stopped = _UNFINISHED.sub("", name)
-        # What is left of a copy that was made again is no shard.
-        if (kinds and _kind(whole) not in kinds) or (stopped != name and stopped in shards):
-            continue
-        what = (
-            "is not whole, by its name: finish it or remove it"
-            if stopped != name
-            else f"is packed in a way that is not read here: unpack it{' or remove it' * (whole in shards)}"
-        )
-        pattern = f"{folder.rstrip('/')}/*{suffix_of(shards[0] if shards else whole)}"
-        raise DataError(
-            f"parts {folder!r}: {name!r} {what}, or name the others by a pattern, such as {pattern!r}"
-        )
+def unread(name: str) -> str:
+    """The name of the shard that a name would be, unpacked and complete; empty for others."""
+    whole = _UNREAD.sub("", _UNREAD_TAR.sub(".tar", name))
+    return whole if suffix_of(whole) and not suffix_of(name) else ""
 
 
 def _kind(name: str) -> type:

@@ -18,7 +18,7 @@ from pipegraph.errors import DataError, extra_module
 from pipegraph.paths import PATHS, broken_link, path_of
 from pipegraph.storage.beside import refuse_missing
 from pipegraph.storage.folders import is_beside, list_files
-from pipegraph.storage.formats import format_of, is_unread, known_suffixes
+from pipegraph.storage.formats import format_of, known_suffixes, unread
 from pipegraph.storage.formats.folder_columns import FolderColumns
 from pipegraph.storage.formats.tar import split_key
 from pipegraph.storage.indexing import build_manifest
@@ -315,7 +315,7 @@ def _holds_shards(folder: str) -> bool:
     suffixes = known_suffixes(holds_samples=True)
     others = [name for name in names if not name.endswith(suffixes)]
     return len(others) < len(names) and all(
-        name.endswith(_BESIDE_SHARDS) or is_beside(name) or is_unread(name, suffixes) for name in others
+        name.endswith(_BESIDE_SHARDS) or is_beside(name) or unread(name) for name in others
     )
 
 
