@@ -119,11 +119,7 @@ class FromTable(OrderedSource):
     def _arrow_rows(self) -> ArrowRows:
         rows = self._rows
         if rows is None:
-            rows = ArrowRows(self.table.schema, "FromTable", self.fill, copied=False)
-            for batch in self.table.to_batches():
-                if batch.num_rows:
-                    rows.add(batch)
-            self._rows = rows
+            rows = self._rows = ArrowRows(self.table, "FromTable", self.fill, copied=False)
         return rows
 
 

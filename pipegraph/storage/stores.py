@@ -186,18 +186,7 @@ class StoreClient(Closing):
                     return found
                 found += parts_in(batch)
 
-        async def ask_folder() -> list[Part]:
-            async with asyncio.timeout(self._retry.deadline_s):
-                found = await self._obstore.list_with_delimiter_async(store, prefix=prefix or None)
-            return parts_in(found["objects"])
-
-        try:
-            found = self._result(self._requests.retried(pattern, 0, ask))
-        except StoreError as error:
-            # The client library takes no key with an empty component or "..", in whatever folder below.
-            if "invalid path" not in str(error) or "**" in glob or "/" in glob[len(prefix) :]:
-                raise
-            found = self._result(self._requests.retried(pattern, 0, ask_folder))
+        found = self._result(self._requests.retried(pattern, 0, ask))
         parts = sorted(found, key=lambda p: p.uri)
         if all(part.name in beside for part in parts):
             raise StoreError(

@@ -39,19 +39,6 @@ def everything(
 AT_ONCE = Backoff(deadline_s=0, min_rate=1e9)
 
 
-def test_a_key_of_another_folder_that_is_none_does_not_break_a_listing() -> None:
-    with (
-        serve(Cloud("s3", {"in/a.bin": b"a", "in/x//b.bin": b"b", "in/y/../b.bin": b"b"})) as cloud,
-        StoreClient(cloud.options) as store,
-    ):
-        assert [part.name for part in expand_parts(cloud.url + "in/*.bin", store=store)] == ["a.bin"]
-        with pytest.raises(StoreError, match=r'"in/x//b\.bin"'):
-            expand_parts(cloud.url + "in/**/*.bin", store=store)
-        cloud.objects["in//b.bin"] = b"b"
-        with pytest.raises(StoreError, match="invalid path"):
-            expand_parts(cloud.url + "in/*.bin", store=store)
-
-
 REFUSALS = {
     "redirects": (
         "s3",

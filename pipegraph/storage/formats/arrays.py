@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -16,7 +15,7 @@ from pipegraph.errors import LoaderClosedError, ShardError
 from pipegraph.forks import lock_free_after_fork
 from pipegraph.storage.shard_files import ShardFile
 
-from .shard_format import BLOCK_NBYTES, Block, BlockSamples, Format, Sample
+from .shard_format import BLOCK_NBYTES, Block, Format, PlacedRows, Sample
 
 # NumPy's own bound for headers of files that are not trusted is 10 kB.
 _MAX_HEADER_NBYTES: Final = 1 << 16
@@ -60,35 +59,18 @@ class NpyFormat(Format):
             rows, nbytes = min(step, header.rows - first), header.row_nbytes
             yield Block(header.data + first * nbytes, rows * nbytes, first, rows)
 
-    def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
+    def read(self, file: ShardFile, block: Block) -> PlacedRows:
         header = _npy_header(file)
-        return _ArrayRows(file, block, header)
+        dtype, shape, step = header.dtype, header.row_shape, header.row_nbytes
 
+        def decode(data: bytes, _: int) -> Sample:
+            """A sample that owns its values; numbers are NumPy scalars."""
+            row = np.frombuffer(data, dtype).reshape(shape)
+            if dtype.names is None:
+                return {"array": row.copy() if row.ndim else row[()]}
+            return {name: row[name].copy() if row[name].ndim else row[name][()] for name in dtype.names}
 
-class _ArrayRows(BlockSamples[Sample]):
-    def __init__(self, file: ShardFile, block: Block, header: _Header) -> None:
-        self._file, self._block = file, block
-        self._dtype, self._shape, self._row_nbytes = header.dtype, header.row_shape, header.row_nbytes
-        self._count = math.prod(self._shape)
-
-    def __len__(self) -> int:
-        return self._block.samples
-
-    def run(self, start: int, stop: int) -> list[Sample]:
-        # One read; each sample then owns its row.
-        step = self._row_nbytes
-        data = self._file.read_at(self._block.offset + start * step, (stop - start) * step)
-        return [self._row(data, i * step) for i in range(stop - start)]
-
-    def sample(self, index: int) -> Sample:
-        return self.run(index, index + 1)[0]
-
-    def _row(self, data: bytes, offset: int) -> Sample:
-        """A sample that owns its values; numbers are NumPy scalars."""
-        row = np.frombuffer(data, self._dtype, self._count, offset).reshape(self._shape)
-        if row.dtype.names is None:
-            return {"array": row.copy() if row.ndim else row[()]}
-        return {name: row[name].copy() if row[name].ndim else row[name][()] for name in row.dtype.names}
+        return PlacedRows(file, block.offset, range(0, (block.samples + 1) * step, step), decode)
 
 
 def _npy_header(file: ShardFile) -> _Header:
@@ -116,7 +98,6 @@ def _facts(stream: Any, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]
         read: dict[tuple[int, int], Callable[..., Any]] = {
             (1, 0): np.lib.format.read_array_header_1_0,
             (2, 0): np.lib.format.read_array_header_2_0,
-            (3, 0): _read_header_3,
         }
         if version not in read:
             raise ValueError(f"unknown version {version}")
@@ -152,16 +133,3 @@ def _header(stream: Any, size: int, name: str) -> _Header:
             "same file; save one array per file"
         )
     return header
-
-
-def _read_header_3(stream: Any, max_header_size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """A header whose text is UTF-8, which NumPy writes for names of fields that are not Latin-1."""
-    nbytes = int.from_bytes(stream.read(4), "little")
-    data = stream.read(nbytes) if nbytes <= max_header_size else b""
-    if len(data) != nbytes:
-        raise ValueError(f"a header of {nbytes} bytes")
-    facts = ast.literal_eval(data.decode())
-    shape, fortran = facts["shape"], facts["fortran_order"]
-    if set(facts) != {"shape", "fortran_order", "descr"} or not all(type(size) is int for size in shape):
-        raise ValueError(f"a header that says {facts}")
-    return tuple(shape), bool(fortran), np.lib.format.descr_to_dtype(facts["descr"])

@@ -13,38 +13,52 @@ from pipegraph.columns import Columns, pack
 from pipegraph.errors import ShardError
 
 from .arrowvalues import Convert, arrow_errors, converter
+from .shard_format import BlockSamples, Sample
 
 Int64Array = npt.NDArray[np.int64]
 
 
-class ArrowRows:
+class ArrowRows(BlockSamples["Sample | None"]):
     """Rows of batches of one schema, laid end to end.
 
     Args:
         name: of the file, for errors.
         fill: by column, what is in place of its nulls; see ``arrowvalues.filling``.
         copied: whether arrays own their values.
+        kept: the places of these rows among all that are counted, if a filter left some out: the others are None.
+        count: how many are counted.
     """
 
-    def __init__(self, schema: Any, name: str, fill: Mapping[str, Any], copied: bool) -> None:
-        self._name, self._fill = name, fill
+    def __init__(
+        self,
+        table: Any,
+        name: str,
+        fill: Mapping[str, Any],
+        copied: bool,
+        kept: Int64Array | None = None,
+        count: int = -1,
+    ) -> None:
+        self._name, self._fill, self._kept = name, fill, kept
+        self._count = table.num_rows if count < 0 else count
         self._convert: dict[str, Convert] = {
-            field.name: converter(field.type, copied, fill.get(field.name)) for field in schema
+            field.name: converter(field.type, copied, fill.get(field.name)) for field in table.schema
         }
-        kinds = {field.name: _number(field.type) for field in schema}
+        kinds = {field.name: _number(field.type) for field in table.schema}
         self._numbers = {name: kind for name, kind in kinds.items() if kind is not None}
-        self._batches: list[Any] = []
-        self._arrays: list[dict[str, Any]] = []  # of each batch, made when they are asked for
-        self._starts = np.zeros(1, np.int64)
+        self._batches = [batch for batch in table.to_batches() if batch.num_rows]
+        self._arrays: list[dict[str, Any]] = [{} for _ in self._batches]  # made when they are asked for
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self._count
 
-    def add(self, batch: Any) -> None:
-        """Lay the rows of one more batch behind the others."""
-        self._batches.append(batch)
-        self._arrays.append({})
-        self._starts = np.append(self._starts, len(self) + batch.num_rows)
+    def sample(self, index: int) -> Sample | None:
+        if self._kept is not None:
+            at = int(np.searchsorted(self._kept, index))
+            if at == len(self._kept) or self._kept[at] != index:
+                return None
+            index = at
+        return self.rows(np.array([index]))[0]
 
     def rows(self, numbers: Int64Array) -> list[dict[str, Any]]:
         """The rows with these numbers, in their order."""
@@ -59,6 +73,8 @@ class ArrowRows:
 
     def columns(self, numbers: Int64Array) -> Columns | None:
         """As :meth:`rows`, packed for a ``Batch``; None where a column has values that cannot be."""
+        if self._kept is not None:
+            return None
         groups = list(self._by_batch(numbers))
         made: dict[Any, Columns] = {}
         for name in self._convert:

@@ -9,14 +9,13 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from pipegraph.columns import Columns
 from pipegraph.errors import DataError, GraphError, PipegraphError, ShardError, extra_module, shown
 from pipegraph.storage.shard_files import ShardFile
 
-from .arrow_rows import ArrowRows, Int64Array
+from .arrow_rows import ArrowRows
 from .arrowvalues import arrow_errors, filling, kind_of
 from .folder_columns import FolderValues
-from .shard_format import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, BlockSamples, Format, Sample
+from .shard_format import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample
 
 _BATCH_NBYTES: Final = 1 << 22
 """About what a batch of rows may decode to; what is held is counted batch by batch."""
@@ -93,8 +92,8 @@ class ParquetFormat(Format):
             groups = range(reader.metadata.num_row_groups)
             for batch in self._batches(reader, file, groups, stream=True):
                 kept, _ = self._passing(batch, file.name)
-                rows = _arrow_rows(kept.schema, file.name, self.fill)
-                rows.add(kept)
+                table = importlib.import_module("pyarrow").Table.from_batches([kept])
+                rows = _arrow_rows(table, file.name, self.fill)
                 yield from rows.rows(np.arange(len(rows)))
 
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
@@ -112,18 +111,29 @@ class ParquetFormat(Format):
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Any]:
         """The block's rows; those that the filter does not let pass are None."""
-        groups, first, held = [], 0, _Rows(file.name, self.fill)
+        groups, first, count, nbytes = [], 0, 0, 0
+        batches: list[Any] = []
+        kept: list[Any] = []  # the places of the rows that pass
         with self._open(file) as reader:
             for group in range(reader.metadata.num_row_groups):
                 if first >= block.first and first < block.first + block.samples:
                     groups.append(group)
                 first += reader.metadata.row_group(group).num_rows
             for batch in self._batches(reader, file, groups):
-                held.add(batch.num_rows, *self._passing(batch, file.name))
-                self.take_room(held.nbytes, file.name)
-        held.finish()
-        block.check(f"{file.name}: the block at row {block.first}", len(held), "rows")
-        return held
+                passing, places = self._passing(batch, file.name)
+                batches.append(passing)
+                nbytes += passing.get_total_buffer_size()
+                if places is not None:
+                    kept.append(count + places)
+                    nbytes += places.nbytes
+                count += batch.num_rows
+                self.take_room(nbytes, file.name)
+        block.check(f"{file.name}: the block at row {block.first}", count, "rows")
+        # Laid together, so that a sample is found, and rows are taken, in one.
+        table = importlib.import_module("pyarrow").Table.from_batches(batches).combine_chunks()
+        rows = _arrow_rows(table, file.name, self.fill, np.concatenate(kept) if kept else None, count)
+        rows.nbytes = nbytes
+        return rows
 
     def fields(self, file: ShardFile) -> Mapping[str, str]:
         with self._open(file) as reader:
@@ -264,64 +274,13 @@ def _columns_of(conditions: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _arrow_rows(schema: Any, name: str, fill: Mapping[str, Any]) -> ArrowRows:
+def _arrow_rows(table: Any, name: str, fill: Mapping[str, Any], *kept: Any) -> ArrowRows:
     fills = {
-        column: filling(value, schema.field(column).type, column, "Load")
+        column: filling(value, table.schema.field(column).type, column, "Load")
         for column, value in fill.items()
-        if column in schema.names
+        if column in table.schema.names
     }
-    return ArrowRows(schema, name, fills, copied=True)
-
-
-class _Rows(BlockSamples["Sample | None"]):
-    """Rows of Arrow batches, turned to Python when asked for."""
-
-    def __init__(self, name: str, fill: Mapping[str, Any]) -> None:
-        self._name, self._fill = name, fill
-        self._rows: ArrowRows | None = None
-        self._kept: list[Any] = []  # of each batch, the places of the rows that pass; None: all pass
-        self._count = 0
-        self._batches: list[Any] = []
-        self.nbytes = 0
-
-    def add(self, rows: int, kept: Any, places: Any) -> None:
-        """The next `rows` rows, of which those at these places are kept; all, where that is None."""
-        if self._rows is None:
-            self._rows = _arrow_rows(kept.schema, self._name, self._fill)
-        if places is not None:
-            self._kept.append(self._count + places)
-        self._batches.append(kept)
-        self._count += rows
-        self.nbytes += kept.get_total_buffer_size() + (0 if places is None else places.nbytes)
-
-    def finish(self) -> None:
-        """Lay the batches together: a sample is then found, and rows are taken, in one."""
-        if self._rows is not None:
-            arrow = importlib.import_module("pyarrow")
-            for batch in arrow.Table.from_batches(self._batches).combine_chunks().to_batches():
-                self._rows.add(batch)
-        self._batches = []
-
-    def __len__(self) -> int:
-        return self._count
-
-    def sample(self, index: int) -> Sample | None:
-        assert self._rows is not None
-        if self._kept:
-            kept = self._places()
-            at = int(np.searchsorted(kept, index))
-            if at == len(kept) or kept[at] != index:
-                return None
-            index = at
-        return self._rows.rows(np.array([index]))[0]
-
-    def _places(self) -> Any:
-        if len(self._kept) > 1:
-            self._kept = [np.concatenate(self._kept)]
-        return self._kept[0]
-
-    def columns(self, indices: Int64Array) -> Columns | None:
-        return None if self._rows is None or self._kept else self._rows.columns(indices)
+    return ArrowRows(table, name, fills, True, *kept)
 
 
 def _row_groups(file: ShardFile) -> Iterator[tuple[int, int, int]]:
