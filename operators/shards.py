@@ -109,6 +109,11 @@ class ShardSelect(OrderedSource):
         found = self._found.peek()
         return None if found is None else found.manifest
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes in the order of their labels, where the shards were packed from class folders."""
+        return self.manifest().classes
+
     def part_list(self) -> list[Part]:
         """The parts that are named, in their order."""
         return self._listed.get().parts

@@ -200,7 +200,7 @@ def _chosen(manifest: Manifest, parts: Sequence[Part]) -> Manifest:
     if numbers == list(range(len(manifest.parts))):
         return replace(manifest, parts=tuple(placed))
     indexes = [replace(manifest.part_index(n), part=part) for n, part in zip(numbers, placed, strict=True)]
-    return Manifest.of(indexes)
+    return Manifest.of(indexes, manifest.classes)
 
 
 def cache_folder() -> Path:

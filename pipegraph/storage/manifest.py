@@ -10,7 +10,7 @@ import os
 import secrets
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -65,6 +65,7 @@ class Manifest:
         block_nbytes: (blocks,).
         block_samples: (blocks,).
         block_crc32c: (blocks,), -1 where unknown.
+        classes: the names of the classes, in the order of their labels, where a pack of class folders knows them.
     """
 
     parts: tuple[Part, ...]
@@ -74,6 +75,7 @@ class Manifest:
     block_nbytes: Int64Array
     block_samples: Int64Array
     block_crc32c: Int64Array
+    classes: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         if self.block_samples.sum(dtype=np.float64) > MAX_SAMPLES:
@@ -89,7 +91,7 @@ class Manifest:
         return np.concatenate([[0], np.cumsum(self.block_samples, dtype=np.int64)])
 
     @staticmethod
-    def of(indexes: Sequence[PartIndex]) -> Manifest:
+    def of(indexes: Sequence[PartIndex], classes: tuple[str, ...] = ()) -> Manifest:
         """The manifest of indexed parts, in their order."""
 
         def int64(values: Iterator[int]) -> Int64Array:
@@ -104,6 +106,7 @@ class Manifest:
             block_nbytes=int64(b.nbytes for i in indexes for b in i.blocks),
             block_samples=int64(b.samples for i in indexes for b in i.blocks),
             block_crc32c=int64(c for i in indexes for c in i.block_crc32c or [_UNKNOWN] * len(i.blocks)),
+            classes=classes,
         )
 
     def __len__(self) -> int:
@@ -186,7 +189,8 @@ class Manifest:
         return "".join(self._lines(folder))
 
     def _lines(self, folder: str | None) -> Iterator[str]:
-        yield json.dumps({"version": VERSION, "digest": self.contents})[:-1] + ', "parts": [\n'
+        head = {"version": VERSION, "digest": self.contents}
+        yield json.dumps({**head, "classes": self.classes} if self.classes else head)[:-1] + ', "parts": [\n'
         for number in range(len(self.parts)):
             record = json.dumps(self.record(number, folder))
             yield record + ("\n" if number == len(self.parts) - 1 else ",\n")
@@ -257,7 +261,7 @@ class Manifest:
                 raise DataError(
                     f"{name}: manifest version {version!r}, this release reads {VERSION}; index again"
                 )
-            manifest = Manifest.from_records(records, folder)
+            manifest = replace(Manifest.from_records(records, folder), classes=tuple(head.get("classes", ())))
             digest = head["digest"]
         except DataError:
             raise

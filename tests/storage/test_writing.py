@@ -79,6 +79,11 @@ def test_the_manifest_is_what_an_index_finds(photos: Path, tmp_path: Path, forma
     assert np.array_equal(found.block_nbytes, manifest.block_nbytes)
 
 
+def test_the_names_of_classes_are_in_the_manifest_of_a_pack(photos: Path, tmp_path: Path) -> None:
+    pack_shards(photos, tmp_path / "out", size="100 kB", workers=1)
+    assert ops.ShardSelect(tmp_path / "out").classes == ("cats", "dogs") == ops.ListFiles(photos).classes
+
+
 def test_shards_of_files_keep_to_their_size(photos: Path, tmp_path: Path) -> None:
     pack_shards(photos, tmp_path / "out", size="100 kB", workers=1)
     sizes = [path.stat().st_size for path in sorted((tmp_path / "out").glob("*.tar"))]

@@ -158,7 +158,7 @@ def _pack_in_parallel(
         target.finished[number] = index
         report()
     source.close()
-    return target.finish()
+    return target.finish(source.classes)
 
 
 def _spread(count: int) -> list[int]:

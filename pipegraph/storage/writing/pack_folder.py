@@ -201,10 +201,10 @@ class PackFolder(Closing):
     def _there(self) -> Iterator[str]:
         return itertools.takewhile(os.path.exists, map(self.path, itertools.count()))
 
-    def finish(self) -> Manifest:
+    def finish(self, classes: tuple[str, ...] = ()) -> Manifest:
         """All shards are finished: write the manifest."""
         shards = [self.finished[number] for number in sorted(self.finished)]
-        manifest = Manifest.of(shards)
+        manifest = Manifest.of(shards, classes)
         manifest.save(os.path.join(self.folder, MANIFEST))
         text = json.dumps(self.settings, indent=1, sort_keys=True).encode() + b"\n"
         write_atomically(os.path.join(self.folder, SETTINGS), [text])

@@ -38,8 +38,11 @@ _HELD_NBYTES: Final = 1 << 30
 
 
 class PackSource(ABC):
-    """Samples by their number: each worker reads its own. ``nbytes``: of each in a tar, int64, where that is known."""
+    """Samples by their number: each worker reads its own. ``nbytes``: of each in a tar, int64, where that is known;
+    ``classes``: the names of the classes that labels number.
+    """
 
+    classes: tuple[str, ...] = ()
     nbytes: np.ndarray[Any, np.dtype[np.int64]] | None = None
 
     @abstractmethod
@@ -86,6 +89,7 @@ class FilesSource(PackSource):
                     "too; give this file another ending"
                 )
             entry[field] = (path, status.st_size)
+        self.classes = () if labels is None else files.classes
         text = "".join(facts).encode("utf-8", "surrogateescape")
         self._digest = hashlib.blake2b(text, digest_size=16).hexdigest()
         self._samples = list(samples.items())
