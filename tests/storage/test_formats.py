@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import struct
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,22 +128,6 @@ def test_structured_rows_give_a_field_per_name() -> None:
     array = np.zeros(50, dtype=[("x", "f4", (3,)), ("y", "i8")])
     array["y"] = np.arange(50)
     check("a.npy", npy(array), [{"x": [0.0] * 3, "y": i} for i in range(50)])
-
-
-def test_fields_of_an_npy_may_have_any_names() -> None:
-    rows = np.array([(1, 2.0), (3, 4.0)], dtype=[("größe", "i4"), ("名", "f4")])
-    file = io.BytesIO()
-    with warnings.catch_warnings(action="ignore"):  # NumPy's, that this needs version 3
-        np.save(file, rows)
-    assert file.getvalue()[6] == 3
-    check("a.npy", file.getvalue(), [{"größe": 1, "名": 2.0}, {"größe": 3, "名": 4.0}])
-    broken = [
-        file.getvalue().replace(old, new) for old, new in ((b"'shape'", b"'shap_'"), (b"'<i4'", b"'|O8'"))
-    ]
-    broken.append(file.getvalue()[:8] + struct.pack("<I", 1 << 31) + file.getvalue()[12:])
-    for data in broken:
-        with pytest.raises(ShardError):
-            list(format_of("a.npy").samples(BytesFile(data, "a.npy")))
 
 
 def test_fortran_order_is_refused_with_its_remedy() -> None:

@@ -35,9 +35,6 @@ _LARGE_ROW_NBYTES: Final = 1 << 13
 _REPETITIVE: Final = 4
 """Rows that decode to this many times their encoded size are held with the dictionaries that they are stored with."""
 
-_READS_MISSING_LISTS: Final = 26
-"""The first pyarrow that reads a null among lists of one fixed size (apache/arrow#35692)."""
-
 Filter = Sequence[Any]
 """Conditions ``(column, operator, value)`` that must all hold, or a list of such lists, of which one must."""
 
@@ -205,11 +202,6 @@ class ParquetFormat(Format):
             raise
         except arrow_errors() as error:
             shown = f"{groups[0]}..{groups[-1]}"
-            if _lacks_missing_lists(error):
-                raise DataError(
-                    f"{file.name}: row groups {shown} hold a missing list in a column of lists of one size, which "
-                    f'this pyarrow cannot read: pip install "pyarrow>={_READS_MISSING_LISTS}"'
-                ) from error
             raise ShardError(f"{file.name}: row groups {shown} are broken: {error}") from error
 
     def _folders_of(self, reader: Any) -> FolderValues:
@@ -249,13 +241,6 @@ def _with_folders(rows: Any, folders: FolderValues) -> Any:
         columns.append(arrow.repeat(typed, rows.num_rows))
         schema = schema.append(arrow.field(name, typed.type))
     return type(rows).from_arrays(columns, schema=schema)
-
-
-def _lacks_missing_lists(error: Exception) -> bool:
-    """Whether a pyarrow that is too old has met a null of type ``list_(..., size)``."""
-    version = importlib.import_module("pyarrow").__version__
-    met = str(error).startswith("Expected all lists to be of size") and str(error).endswith("had size=0")
-    return met and int(version.partition(".")[0]) < _READS_MISSING_LISTS
 
 
 def _columns_of(conditions: Any) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) 
             if len(sums) > 4096:
                 sums.clear()
             low = sums[sum_field] = _adler_low(sum_field)
-        if adler32(header) & 0xFFFF != low and not _signed_sum_matches(header):
+        if adler32(header) & 0xFFFF != low:
             if header == ZERO_HEADER:
                 if marker:
                     _check_rest(read, offset, stop, file_name)
@@ -166,16 +166,6 @@ def _adler_low(sum_field: bytes) -> int:
     except ValueError:
         return -1
     return (1 + wanted - 8 * 32 + sum(sum_field)) % 65521
-
-
-def _signed_sum_matches(header: bytes) -> bool:
-    """Some old writers summed signed characters; other readers take these too."""
-    try:
-        wanted = int(header[148:156].strip(b" \0"), 8)
-    except ValueError:
-        return False
-    blanked = header[:148] + b" " * 8 + header[156:]
-    return sum(blanked) - 256 * sum(b > 127 for b in blanked) == wanted
 
 
 def _unusual_size(field: bytes, file_name: str, offset: int) -> int:
