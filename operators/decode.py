@@ -169,7 +169,9 @@ class DecodeImage(RowOperator):
         return both
 
     def _taking_in(self, below: Operator) -> Operator | None:
-        if not isinstance(below, Normalize) or len(below.mean) != self._channels or self.output != "image":
+        if not isinstance(below, Normalize) or len(below.mean) != self._channels:
+            return None
+        if self._normalize is not None or self.output != "image":
             return None
         both = copy.copy(self)
         both._normalize = below

@@ -41,6 +41,7 @@ from pipegraph.loader.place import Place
 from pipegraph.loader.position import Progress, warn_of_unsaved
 from pipegraph.loader.ranks import agree_on_seed
 from pipegraph.machine import available_memory
+from pipegraph.planning.digests import digests, functions_of
 from pipegraph.planning.tunable import tune_all, why_not_tuned
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ class Loader(Closing):
             "seed": self._seed,
             "world_size": world_size,
             "digest": dict(self._digests()),
-            "functions": self.plan.functions(),
+            "functions": functions_of(self.plan),
             key: part,
         }
 
@@ -298,7 +299,7 @@ class Loader(Closing):
         if found is None:
             warn_of_unsaved(self.plan)
         if found is None or anew:
-            found = self._digest = self.plan.digests()
+            found = self._digest = digests(self.plan)
         return found
 
     def load_state_dict(self, state: Any, allow: Sequence[str] = ()) -> None:

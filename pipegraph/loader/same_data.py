@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from pipegraph.errors import DataError
+from pipegraph.planning.digests import described
 from pipegraph.planning.plan import Plan
 
 _begun = Counter[str]()
@@ -119,7 +120,7 @@ def _ranks(ranks: list[int]) -> str:
 def _seen(plan: Plan, seed: int | None, start: str) -> str:
     """What this rank has of the data that all ranks share; empty where there is none."""
     found = []
-    for stage in plan.described():
+    for stage in described(plan):
         traits = stage.spec.operator.traits
         if data := traits.sees():
             order = traits.deals_by()

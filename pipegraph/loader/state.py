@@ -12,6 +12,7 @@ from pipegraph.engine.stage.restore import Resume, Unknown, consumed, history_en
 from pipegraph.errors import GraphError, PipegraphWarning, StateError
 from pipegraph.loader.delivered import check_state, damaged, decode_delivered, decode_part
 from pipegraph.order.left import Taken, check_history
+from pipegraph.planning.digests import check_digests, digests, functions_of
 from pipegraph.planning.plan import Plan
 
 MAX_STEPS = 1 << 53
@@ -50,7 +51,7 @@ def read_state(
         raise StateError("the list of states is empty")
     for each in given:
         check_state(each)
-    if not all(plan.check_digests(each["digest"], names, each["functions"]) for each in given):
+    if not all(check_digests(plan, each["digest"], names, each["functions"]) for each in given):
         given = [_of_changed_graph(each, plan, names) for each in given]
         warnings.warn(
             "the state is of a graph that was changed since: its sources continue where they stood, everything else "
@@ -170,7 +171,7 @@ def restored(
 def _of_changed_graph(state: Mapping[str, Any], plan: Plan, allow: Collection[str]) -> dict[str, Any]:
     """The state as one of this graph: where its sources stood, and nothing else."""
     sources = [stage.name for stage in plan.running if not stage.upstream]
-    found = {**state, "digest": plan.digests()}
+    found = {**state, "digest": digests(plan)}
     for key, part in state.items():
         if not key.startswith("rank") or not isinstance(part, Mapping) or _is_whole(part):
             continue
@@ -210,7 +211,7 @@ def carrying_others(state: Any, plan: Plan) -> list[str]:
     first = state[0] if isinstance(state, list | tuple) else state
     saved, ours = (
         {name: text.rpartition(" ")[2] for name, text in each.items()}
-        for each in (first["functions"], plan.functions())
+        for each in (first["functions"], functions_of(plan))
     )
     return [name for name in plan.stages if saved.get(name, "") != ours.get(name, "")]
 

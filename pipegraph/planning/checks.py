@@ -5,14 +5,13 @@ Each raises a GraphError that names the stage, the rule and the remedy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Mapping, Sequence
 
-from pipegraph.contracts import DEPENDENCES, STATE_METHODS, FanIn, Operator, Source
+from pipegraph.contracts import DEPENDENCES, STATE_METHODS, Operator, Source, Traits
 from pipegraph.errors import GraphError
 from pipegraph.planning.kind import StageKind
 from pipegraph.planning.plan import Plan, StagePlan, lineage_above
-from pipegraph.stage_spec import Edge, StageSpec
+from pipegraph.stage_spec import StageSpec
 
 
 def check_state(spec: StageSpec, operator: Operator, kind: StageKind) -> None:
@@ -53,14 +52,22 @@ def check_iterators(planned: Mapping[str, StagePlan]) -> None:
             )
 
 
-def check_policy(spec: StageSpec, operator: Operator | Source, kind: StageKind) -> None:
-    """A policy needs one input, and a stage that can try an item again."""
-    if kind.reads_in_turn:
-        several = cast(FanIn, operator).inputs == "many"
+def check_policy(spec: StageSpec, operator: Operator | Source, kind: StageKind, fixed: str | None) -> None:
+    """A policy needs one input, and a stage that can try an item again.
+
+    Args:
+        fixed: why the stage has a single worker, if it must.
+    """
+    if spec.on_error == "raise":
+        return
+    policy = f"stage {spec.name!r}: on_error={spec.on_error!r}"
+    if not spec.upstream and fixed is not None:
         raise GraphError(
-            f"stage {spec.name!r}: on_error={spec.on_error!r} is for stages with one input; {operator.name} "
-            f"{'has several' if several else 'does no work on it that could fail'}"
+            f"{policy} needs a random-access source (FromSequence, ListFiles); {operator.name} ends with its first "
+            "error. Put the work that may fail into a stage behind it"
         )
+    if kind.reads_in_turn:
+        raise GraphError(f"{policy} is for work on items that can fail; {operator.name} only hands them on")
     if spec.retry.times and kind.keeps:
         raise GraphError(
             f"stage {spec.name!r}: Retry() tries one item again, but {operator.name} holds "
@@ -68,46 +75,50 @@ def check_policy(spec: StageSpec, operator: Operator | Source, kind: StageKind) 
         )
 
 
+def check_order(spec: StageSpec, traits: Traits) -> None:
+    """A stage below one with ``ordered=False`` does not go by the order of its items."""
+    if traits.pairs or traits.needs_order:
+        raise GraphError(
+            f"stage {spec.name!r}: {type(spec.operator).__name__} {'pairs' if traits.pairs else 'takes'} items by "
+            "their order, but a stage above it runs with ordered=False; make it ordered=True"
+        )
+
+
 def check_source(spec: StageSpec, source: Source) -> None:
     """A source has the methods by which its items are read."""
-    kind, name = type(source), type(source).__name__
-    lacks = [
-        f"{method}({', '.join(arguments)})"
-        for method, arguments in {
-            "positions": ("epoch", "rank", "world_size", "start"),
-            "read": ("position", "epoch"),
-        }.items()
-        if getattr(kind, method) is getattr(Source, method)
-    ]
-    if lacks and source.random_access:
+    kind = type(source)
+    missing = [each for each in ("positions", "read") if getattr(kind, each) is getattr(Source, each)]
+    if missing and source.random_access:
         raise GraphError(
-            f"stage {spec.name!r}: {name} has random_access = True, so it needs positions and read, but lacks "
-            f"{' and '.join(lacks)}: define it"
+            f"stage {spec.name!r}: {kind.__name__} has random_access = True, but lacks {' and '.join(missing)}: define "
+            "positions(epoch, rank, world_size, start) and read(position, epoch)"
         )
-    if lacks and kind.iterate is Source.iterate:
+    if missing and kind.iterate is Source.iterate:
         raise GraphError(
-            f"stage {spec.name!r}: {name} lacks iterate(epoch, rank, world_size, start), which yields (position, "
-            "item): define it, or define positions and read and set random_access = True"
+            f"stage {spec.name!r}: {kind.__name__} lacks iterate(epoch, rank, world_size, start), which yields "
+            "(position, item): define it, or define positions and read and set random_access = True"
         )
 
 
-def check_level(spec: StageSpec, operator: Operator, levels: list[str], upstream: tuple[Edge, ...]) -> None:
+_PLURAL = {"sample": "samples", "batch": "batches", "batches": "lists of batches", "part": "shards"}
+_REMEDY = {
+    "sample": "put Batch(n) between them",
+    "batch": "put Unbatch() between them",
+    "batches": "put MicroBatches() after it",
+    "part": "put Load() after the source of shards",
+}
+
+
+def check_level(spec: StageSpec, operator: Operator, above: Sequence[StagePlan]) -> None:
     """The stage takes what the stages above it give."""
-    if operator.needs == "any":
-        return
-    for level, edge in zip(levels, upstream, strict=True):
-        if level in operator.needs.split("|"):
-            continue
-        remedy = {
-            "batches": "put MicroBatches() after it",
-            "batch": "put Unbatch() between them",
-            "sample": "put Batch(n) between them",
-        }.get(level, "put Load() after the source of shards")
-        plural = {"sample": "samples", "batch": "batches", "batches": "lists of batches", "part": "shards"}
-        wanted = " or ".join(plural[need] for need in operator.needs.split("|"))
-        raise GraphError(
-            f"stage {spec.name!r}: {operator.name} takes {wanted}, but {edge.stage!r} gives {plural[level]}; {remedy}"
-        )
+    needs = operator.needs.split("|")
+    for stage in above:
+        if operator.needs != "any" and stage.level not in needs:
+            wanted = " or ".join(_PLURAL[need] for need in needs)
+            raise GraphError(
+                f"stage {spec.name!r}: {operator.name} takes {wanted}, but {stage.name!r} gives "
+                f"{_PLURAL[stage.level]}; {_REMEDY[stage.level]}"
+            )
 
 
 def _dependence(operator: Operator) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pipegraph.chunk import Cursor
 from pipegraph.components import History, Source
@@ -79,7 +79,7 @@ class StageKind:
 
     # -- what the planner asks ----------------------------------------------------------------
 
-    def stays(self, operator: Any) -> str | None:
+    def stays(self, operator: Operator | Source) -> str | None:
         """Why an operator stays in the trainer's process whatever its backend; None if it may run in another."""
         if self.hands_on:
             return f"{operator.name} only hands items on"
@@ -87,22 +87,22 @@ class StageKind:
             return f"{operator.name} works on the trainer's own devices, files or memory"
         return None
 
-    def overtakes(self, operator: Any) -> bool:
+    def overtakes(self, operator: Operator | Source) -> bool:
         """Whether items may finish in another order than they began in, if there are several workers."""
         return self.parallel and not operator.traits.one_worker
 
-    def one_to_one(self, operator: Any) -> bool:
+    def one_to_one(self, operator: Operator | Source) -> bool:
         """Whether each item of the input becomes one of the output, independently of others."""
         return False
 
-    def fixed(self, operator: Any) -> str | None:
+    def fixed(self, operator: Operator | Source) -> str | None:
         """Why a stage has a single worker; None if it may have several."""
-        several = self.parallel and not operator.traits.one_worker and not operator.stateful
+        several = self.parallel and not operator.traits.one_worker and not cast(Operator, operator).stateful
         return None if several else f"{operator.name} works in sequence"
 
-    def level(self, operator: Any, inputs: Sequence[str]) -> str:
+    def level(self, operator: Operator | Source, inputs: Sequence[str]) -> str:
         """What the output consists of: ``"sample"``, ``"batch"`` ..., for those of the inputs."""
-        return inputs[0] if operator.gives == "same" else str(operator.gives)
+        return inputs[0] if operator.gives == "same" else operator.gives
 
     def hands_over_rows(self, stage: StagePlan) -> bool:
         """Whether rows of its output may travel in bundles."""
@@ -112,13 +112,12 @@ class StageKind:
         """Whether ranks that delivered equally many items have the same cursor, from which any number can resume."""
         return not stage.traits.out_of_step and stage.spec.ordered and stage.work.elastic
 
-    def chunks(self, operator: Any, inputs: Sequence[int], world_size: int) -> int | None:
+    def chunks(self, operator: Operator | Source, inputs: Sequence[int], world_size: int) -> int | None:
         """Chunks out per epoch for those of its inputs; None if the data decides."""
         by_ranks = operator.traits.length_for
-        found: int | None = (
-            operator.length(inputs[0]) if by_ranks is None else by_ranks(inputs[0], world_size)
-        )
-        return found
+        if by_ranks is not None:
+            return by_ranks(inputs[0], world_size)
+        return cast(Operator, operator).length(inputs[0])
 
     def has_length(self, stage: StagePlan) -> bool:
         """Whether the number of its chunks follows from that of its inputs, or of a source's data."""
@@ -170,7 +169,7 @@ class StageKind:
         """
         return None if drops and at.more else [at]
 
-    def why_unknown(self, operator: Any) -> str | None:
+    def why_unknown(self, operator: Operator | Source) -> str | None:
         """Why its cursors never tell what was consumed; None if they may."""
         return None
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
 from pipegraph.backends import StageBackend
 from pipegraph.contracts import FanOut, History, Operator, Source, Traits
-from pipegraph.errors import StateError
 from pipegraph.html import html_table
-from pipegraph.parameters import as_of_script, function_name, script_name
 from pipegraph.planning.kind import StageKind
 from pipegraph.stage_spec import Edge, StageSpec
 from pipegraph.units import shorten
@@ -37,7 +33,7 @@ class StagePlan:
         level: ``"sample"``, ``"batch"`` or ``"part"``: what its output is.
         unordered_above: whether it lies below (or is) a completion-order stage.
         kind: of its operator: all that planner, engine and states ask about that.
-        bypassed: why it is left out, or None.
+        left_out: why it does not run; "" if it does.
         within: the stage that does its work (it is left out itself), or None.
         fused: for that stage, the operator that does the work of both.
         notes: rewrites and hints, in words.
@@ -59,7 +55,7 @@ class StagePlan:
     level: str
     unordered_above: bool
     kind: StageKind
-    bypassed: str | None = None
+    left_out: str = ""
     notes: tuple[str, ...] = ()
     memory: str = "pageable"
     within: str | None = None
@@ -74,6 +70,11 @@ class StagePlan:
     def name(self) -> str:
         """The stage's name."""
         return self.spec.name
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has workers of its own."""
+        return not self.left_out
 
     @property
     def unit(self) -> str:
@@ -109,12 +110,17 @@ class StagePlan:
     @property
     def caches(self) -> bool:
         """Whether it is a cache that runs, for which the source skips the stages above."""
-        return self.traits.caches and self.bypassed is None
+        return self.traits.caches and self.runs
 
     @property
     def draws_resumably(self) -> bool:
         """Whether a sampler draws its positions from generators that a state can hold."""
         return self.traits.sampled and self.traits.resumable
+
+    def group_size(self, world_size: int = 1) -> int | None:
+        """For a regrouping operator that takes blocks: rows in one of its groups."""
+        operator: Any = self.operator
+        return operator.group_size(world_size) if self.kind.collects and self.traits.blocks else None
 
     def packing(self) -> Callable[[list[Any]], Any] | None:
         """For a regrouping operator that takes blocks: a function that packs rows for it in the thread that makes them.
@@ -166,7 +172,7 @@ class Plan:
     @property
     def running(self) -> list[StagePlan]:
         """The stages that run, in topological order."""
-        return [stage for stage in self.stages.values() if stage.bypassed is None]
+        return [stage for stage in self.stages.values() if stage.runs]
 
     @property
     def elastic(self) -> bool:
@@ -205,119 +211,6 @@ class Plan:
             found[stage.name] = None if skips and stage.upstream else count
         return found[self.output.stage]
 
-    def digests(self, script: str = "") -> dict[str, str]:
-        """A short digest per stage of what decides what it delivers.
-
-        A stage whose work another one does counts as if it ran: a state holds whatever the plan fuses.
-
-        Args:
-            script: the name that the running script had when a state was saved, if it had another.
-        """
-        found = {}
-        for stage in self.described():
-            operator = stage.spec.operator
-            kind = f"{type(operator).__module__}.{type(operator).__qualname__}"
-            upstream = [[edge.stage, edge.output] for edge in self.described_upstream(stage)]
-            parts = [kind, parameters(stage.spec), *([] if stage.spec.ordered else ["unordered"])]
-            text = json.dumps(parts, sort_keys=True, default=repr)
-            if script:
-                text = text[: len(kind)] + as_of_script(text[len(kind) :], script)
-            found[stage.name] = f"{_short(text, 6)}:{_short(json.dumps(upstream), 3)}"
-        output = self.described_output()
-        found["(output)"] = f"{output.stage}:{output.output}"
-        return found
-
-    def functions(self) -> dict[str, str]:
-        """Of each stage with functions: their names, and behind a space what they carry beside these."""
-        found = {SCRIPT: script_name()}
-        for stage in self.described():
-            names = [function_name(each).partition("(")[0] for each in stage.spec.operator.traits.functions]
-            if names:
-                found[stage.name] = f"{','.join(names)} {stage.spec.carried}"
-        return found
-
-    def described(self) -> list[StagePlan]:
-        """The stages that decide what is delivered, wherever their work is done; in topological order."""
-        return [s for s in self.stages.values() if s.bypassed is None or s.within is not None]
-
-    def described_upstream(self, stage: StagePlan) -> list[Edge]:
-        """What a stage reads from, as the graph has it."""
-        return [self._described(edge) for edge in stage.spec.upstream]
-
-    def described_output(self) -> Edge:
-        """What the loader delivers, as the graph has it."""
-        return self._described(self.asked or self.output)
-
-    def _described(self, edge: Edge) -> Edge:
-        """The edge as the graph has it, once stages that were left out are passed over."""
-        stage = self.stages[edge.stage]
-        while stage.bypassed is not None and stage.within is None:
-            edge = stage.spec.upstream[0]
-            stage = self.stages[edge.stage]
-        return edge
-
-    def check_digests(
-        self,
-        saved: Mapping[str, str],
-        allow: Collection[str] = (),
-        functions: Mapping[str, str] | None = None,
-    ) -> bool:
-        """Whether a saved graph is this one.
-
-        Args:
-            functions: what :meth:`functions` gave there. A function of the running script is the same under another
-                name of the script.
-            allow: stages that may differ, be missing or be new, with what reads from them.
-
-        Raises:
-            StateError: it differs elsewhere; names these stages.
-        """
-        ours, functions = self.digests(), functions or {}
-        script = functions.get(SCRIPT, "")
-        if dict(saved) != ours and script not in ("", script_name()):
-            renamed = self.digests(script)
-            ours = {name: saved[name] if saved.get(name) == renamed[name] else ours[name] for name in ours}
-        if dict(saved) == ours:
-            return True
-        unknown = [name for name in allow if name not in saved and name not in ours]
-        if unknown:
-            raise StateError(f"allow: neither graph has a stage {', '.join(map(repr, unknown))}")
-        missing = [name for name in saved if name not in ours and name not in allow]
-        added = [name for name in ours if name not in saved and name not in allow]
-        changed = [name for name in ours if saved.get(name, ours[name]) != ours[name] and name not in allow]
-        if allow:  # these may only read from, or the loader deliver, another one
-            changed = [
-                name
-                for name in changed
-                if name != "(output)" and saved[name].partition(":")[0] != ours[name].partition(":")[0]
-            ]
-        if not (changed or missing or added):
-            return False
-        words = []
-        for name in changed:
-            if name != "(output)":
-                origin = self.stages[name].spec.operator.traits.origin()
-                here = f" (here it has {origin})" if origin else ""
-                before, now = (each.get(name, "").partition(" ")[0] for each in (functions, self.functions()))
-                if before not in ("", now, as_of_script(now, script)):
-                    words.append(f"stage {name!r} had the function {before}, now {now}")
-                else:
-                    words.append(f"stage {name!r} has other parameters or inputs{here}")
-        unsaid = [name for name in changed if name in self.stages and self.stages[name].spec.parameters]
-        words += [
-            f"stage {name!r} has no config(), so that all its plain attributes count; one that says what changes the "
-            "data would help"
-            for name in unsaid
-        ]
-        words += [f"stage {name!r} of the state is not in the graph" for name in missing]
-        words += [f"stage {name!r} is not in the state" for name in added]
-        if "(output)" in changed:
-            words.append(f"it delivered from {saved['(output)']}, this graph from {ours['(output)']}")
-        raise StateError(
-            f"the state is of another graph than {self.graph_name!r}: {'; '.join(words)}. If that is meant, name these "
-            "stages in load_state_dict(state, allow=(...))"
-        )
-
     def consumers(self, name: str) -> list[tuple[str, int, int]]:
         """``(stage, input index, output index)`` of each running stage that reads from ``name``."""
         return [
@@ -337,20 +230,18 @@ class Plan:
             given = "positions go there, samples come back"
         else:
             given = "samples come back"
-        return f"in {where}: {given}{', in bundles' if stage.bundle_rows > 1 else ', one at a time'}"
+        return f"in {where}: {given}"
 
     def _rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = [("stage", "operator", "workers", "backend", "queue", "from")]
         for stage in self.stages.values():
             sources = ", ".join(edge.stage for edge in stage.upstream)
-            queue = f"{stage.capacity} {stage.unit}"
-            if stage.bypassed is not None:
-                queue, workers, backend = "-", "-", "left out" if stage.within is None else "fused"
-            else:
-                workers = str(stage.workers) + (" auto" if "workers" in stage.tuned else "")
+            cells = "-", "left out" if stage.within is None else "fused", "-"
+            if stage.runs:
+                workers = f"{stage.workers}{' auto' if 'workers' in stage.tuned else ''}"
                 workers += "" if stage.spec.ordered else " unordered"
-                backend = stage.backend
-            rows.append((stage.name, type(stage.operator).__name__, workers, backend, queue, sources))
+                cells = workers, stage.backend, f"{stage.capacity} {stage.unit}"
+            rows.append((stage.name, type(stage.operator).__name__, *cells, sources))
         return rows
 
     def __str__(self) -> str:
@@ -370,10 +261,10 @@ class Plan:
     def _remarks(self) -> list[str]:
         lines: list[str] = []
         for stage in self.stages.values():
-            if stage.bypassed is not None:
-                lines.append(f"{stage.name}: {'left out: ' if stage.within is None else ''}{stage.bypassed}")
+            if not stage.runs:
+                lines.append(f"{stage.name}: {'left out: ' if stage.within is None else ''}{stage.left_out}")
             lines += [f"{stage.name}: {note}" for note in stage.notes]
-            if not stage.backend.in_trainer and stage.bypassed is None:
+            if stage.remote and stage.runs:
                 lines.append(f"{stage.name}: {self._crossing(stage)}")
         lines.append(f"delivers: {self.output.stage}")
         if self.inelastic:
@@ -382,19 +273,6 @@ class Plan:
         else:
             lines.append("elastic: resumes at any world size")
         return lines
-
-
-SCRIPT = "(script)"
-"""Beside the stages, in what a state says of functions: the script's name."""
-
-
-def _short(text: str, size: int) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
-
-
-def parameters(spec: StageSpec) -> Mapping[str, Any]:
-    """What a stage's operator says of its parameters, or else what its plain attributes say."""
-    return spec.operator.config() if spec.parameters is None else spec.parameters
 
 
 def lineage_above(stage: StagePlan, planned: Mapping[str, StagePlan]) -> list[StagePlan]:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pipegraph.planning.draft import Draft
 from pipegraph.planning.plan import Plan, StagePlan
 
 WORKERS, CAPACITY = "workers", "capacity"
 
 
-def mark_tuned(planned: dict[str, StagePlan]) -> None:
+def mark_tuned(draft: Draft) -> None:
     """Say for each stage what of that which its user left to the tuner can be tuned, and why the rest cannot."""
-    for name, stage in list(planned.items()):
-        asked = stage.spec.tuned
-        if not asked or stage.bypassed is not None:
-            continue
-        why = _why_fixed(stage)
-        if WORKERS in asked and why is not None:
-            note = f"workers='auto' means {stage.workers} here: {why}"
-            planned[name] = stage = replace(stage, notes=(*stage.notes, note))
-        planned[name] = replace(stage, tuned=_possible(stage, asked))
+    for stage in draft.running():
+        asked, why = stage.spec.tuned, _why_fixed(stage)
+        fixed = f"workers='auto' means {stage.workers} here: {why}"
+        notes = [fixed] if WORKERS in asked and why is not None else []
+        draft.change(stage.name, *notes, tuned=_possible(stage, asked))
 
 
 def tune_all(plan: Plan) -> Plan:
@@ -40,27 +37,20 @@ def why_not_tuned(plan: Plan) -> str:
 
 
 def _possible(stage: StagePlan, asked: tuple[str, ...]) -> tuple[str, ...]:
-    fixed = _why_fixed(stage) is not None
-    return tuple(each for each in asked if each == CAPACITY or not fixed)
+    return tuple(each for each in asked if each == CAPACITY or _why_fixed(stage) is None)
 
 
 def _why_fixed(stage: StagePlan) -> str | None:
     """Why the number of a stage's workers cannot change while it runs."""
-    if stage.backend.why_fixed:
-        return stage.backend.why_fixed
-    fixed = stage.kind.fixed(stage.operator)
-    if fixed is not None:
-        return fixed
-    if stage.cached_in is not None:
-        return f"what {stage.cached_in!r} knows already is passed over by a fixed set of workers"
-    return None
+    cached = f"what {stage.cached_in!r} knows already is passed over by a fixed set of workers"
+    return (
+        stage.backend.why_fixed or stage.kind.fixed(stage.operator) or (cached if stage.cached_in else None)
+    )
 
 
 def why_one_worker(stage: StagePlan) -> str | None:
     """Why a stage has no use of more workers, also in another run; None if it may have them."""
-    if stage.backend.in_consumer:
-        return "an inline stage runs in its consumer"
-    return stage.kind.fixed(stage.operator)
+    return stage.backend.why_fixed if stage.backend.in_consumer else stage.kind.fixed(stage.operator)
 
 
 def instead(stage: StagePlan) -> str:

@@ -134,7 +134,7 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
 
 def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elapsed_ns: int) -> StageProfile:
     name = stage.name
-    if stage.bypassed is not None:  # another stage's workers do its work, or it was left out
+    if not stage.runs:  # another stage's workers do its work, or it was left out
         return StageProfile(within=stage.within, backend=stage.backend)
     workers = measured.workers.get(name, stage.workers)
     life, passes = measured.of(name)

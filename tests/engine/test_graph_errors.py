@@ -321,7 +321,7 @@ def test_policies_that_cannot_work_are_refused_with_the_reason(graph, numbers):
         ),
         (
             graph.add(ops.Concat(), sequence, numbers, on_error=pg.Skip()),
-            "is for stages with one input; concat has several",
+            "is for work on items that can fail; concat only hands them on",
         ),
         (
             graph.add(ops.FromIterable([1]), on_error=pg.Skip()),
@@ -420,7 +420,7 @@ def test_a_map_that_needs_order_is_refused_in_words_of_its_own():
     graph = pg.Graph("g")
     node = graph.add(ops.FromSequence(range(6))).then(str, workers=2, ordered=False)
     node.then(Counts(), name="counts")
-    message = "stage 'counts': counts depends on the order of its samples, .* make it ordered=True"
+    message = "stage 'counts': Counts takes items by their order, .* make it ordered=True"
     with pytest.raises(GraphError, match=message):
         graph.plan()
 

@@ -299,7 +299,10 @@ class NoRead(Nothing):
             Nothing,
             r"stage 'rows': Nothing lacks iterate\(epoch, rank, world_size, start\), .*random_access = True",
         ),
-        (NoRead, r"stage 'rows': NoRead has random_access = True, .* but lacks read\(position, epoch\)"),
+        (
+            NoRead,
+            r"stage 'rows': NoRead has random_access = True, .* but lacks read: define .*read\(position, epoch\)",
+        ),
     ],
 )
 def test_a_source_with_nothing_to_read_is_refused_by_the_plan(source, text):

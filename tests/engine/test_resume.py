@@ -15,6 +15,7 @@ from random_graphs.stage_functions import RunningSum, several
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.order import StridedOrder
+from pipegraph.planning.digests import digests
 from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -394,7 +395,7 @@ def test_an_iterator_with_a_state_resumes_from_it():
     graph = pg.Graph("g")
     graph.add(ops.FromIterable(lambda: Unread(150)))
     with graph.loader() as loader:
-        loader.load_state_dict({**state, "digest": graph.plan().digests()})
+        loader.load_state_dict({**state, "digest": digests(graph.plan())})
         assert list(loader) == list(range(100, 150))
     assert len(Unread.started) == 1 and Unread.started[0] > 0
 

@@ -202,7 +202,9 @@ def test_rows_may_be_worked_on_unordered_below_it(method):
 def test_below_an_unordered_stage_it_is_refused():
     graph = pg.Graph("g")
     graph.add(ops.FromIterable(documents([3]))).then(lambda x: x, workers=2, ordered=False).then(ops.Pack(2))
-    with pytest.raises(GraphError, match=r"stage 'pack': pack puts samples together .* make it ordered=True"):
+    with pytest.raises(
+        GraphError, match=r"stage 'pack': Pack takes items by their order .* make it ordered=True"
+    ):
         graph.plan()
 
 

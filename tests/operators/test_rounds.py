@@ -233,7 +233,7 @@ def test_take_refuses_what_it_cannot_count():
         graph.plan()
     graph = pg.Graph("g")
     graph.add(ops.FromIterable([1])).then(ops.Take(1), on_error=pg.Skip())
-    with pytest.raises(GraphError, match="take does no work on it that could fail"):
+    with pytest.raises(GraphError, match="take only hands them on"):
         graph.plan()
 
 

@@ -536,8 +536,8 @@ def test_the_plan_says_what_crosses():
         backend="process",
     )
     text = str(graph.plan())
-    assert "work: in 2 processes of its own: samples go there and back, in bundles" in text
-    assert "whole: in a process of its own: batches go there and back, one at a time" in text
+    assert "work: in 2 processes of its own: samples go there and back" in text
+    assert "whole: in a process of its own: batches go there and back" in text
 
 
 def test_a_system_without_what_processes_need_is_told_of(monkeypatch):

@@ -90,9 +90,9 @@ class SourceKind(StageKind):
     ) -> tuple[int, int, int, int]:
         rows, size, batches = stage.bundle_rows, sys.maxsize, 1
         if stage.bundle is not None:
-            batch: Any = plan.stages[stage.bundle].operator
-            size = batch.group_size(world_size)
-            if rows > batch.group_size():
+            batch = plan.stages[stage.bundle]
+            size = batch.group_size(world_size) or size
+            if rows > (batch.group_size() or size):
                 batches = rows // size  # its rows are in memory: several batches per bundle
         return rows, 1, size, batches
 
