@@ -28,7 +28,6 @@ class StageBackend(str):
             caches of both sides: a call of 0.1 ms takes 1 ms then.
         bundle_bytes: bytes of a bundle that are worth a call.
         words: one worker and several, in messages.
-        own_words: the same with an article and in full, for a plan.
         pool: ``module:class`` of what makes the hosts of its workers; "" if their operators run in the trainer.
     """
 
@@ -42,7 +41,6 @@ class StageBackend(str):
     bundle_ms = 1
     bundle_bytes = 1 << 20
     words = ("worker", "workers")
-    own_words = ("a thread", "threads")
     pool = ""
 
     def load_pool(self) -> Any:
@@ -65,7 +63,6 @@ class _ProcessBackend(StageBackend):
     call_cost = 10
     bundle_ms = 40
     words = ("process", "processes")
-    own_words = ("a process", "processes")
     pool = "pipegraph.engine.process.processes:Processes"
 
 
@@ -90,7 +87,6 @@ class Ray(StageBackend):
     call_cost = bundle_ms = 50  # one or two milliseconds for all participants, as much as writing megabytes
     bundle_bytes = 8 << 20
     words = ("actor", "actors")
-    own_words = ("a Ray actor", "Ray actors")
     pool = "pipegraph.engine.actors.cluster:Cluster"
 
     def __new__(

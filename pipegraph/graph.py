@@ -364,12 +364,6 @@ class Graph:
 
         return graph_views.digraph(self.name, self.stages)
 
-    def to_dot(self) -> str:
-        """The graph in Graphviz's DOT language."""
-        from pipegraph import graph_views
-
-        return graph_views.dot(self.name, self.stages)
-
     def to_svg(self, output: Node | str | None = None) -> str:
         """The pipeline as an SVG picture: its stages with their workers, and the queues between them.
 

@@ -1,4 +1,4 @@
-"""A graph as text, as a table for notebooks, in Graphviz' language and for networkx."""
+"""A graph as text, as a table for notebooks and for networkx."""
 
 from __future__ import annotations
 
@@ -25,22 +25,6 @@ def digraph(name: str, stages: Stages) -> networkx.DiGraph[str]:
         for index, edge in enumerate(spec.upstream):
             found.add_edge(edge.stage, stage, output=edge.output, input=index)
     return found
-
-
-def dot(name: str, stages: Stages) -> str:
-    """See :meth:`Graph.to_dot`."""
-
-    def quoted(text: str) -> str:
-        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-    lines = [f"digraph {quoted(name)} {{", "  rankdir=LR;", "  node [shape=box];"]
-    for stage, spec in stages.items():
-        lines.append(f"  {quoted(stage)} [label={quoted(f'{stage}: {spec.operator.name} x{spec.workers}')}];")
-    for stage, spec in stages.items():
-        for edge in spec.upstream:
-            label = f" [label={quoted(str(edge.output))}]" if stages[edge.stage].outputs else ""
-            lines.append(f"  {quoted(edge.stage)} -> {quoted(stage)}{label};")
-    return "\n".join([*lines, "}"])
 
 
 def table(name: str, seed: int | None, stages: Stages) -> str:

@@ -220,18 +220,6 @@ class Plan:
             if edge.stage == name
         ]
 
-    def _crossing(self, stage: StagePlan) -> str:
-        """What a stage that runs in processes or actors is given and sends back, for the printed plan."""
-        one, several = stage.backend.own_words
-        where = f"{one} of its own" if stage.workers == 1 else f"{stage.workers} {several} of its own"
-        if stage.source is None:
-            given = f"{self.stages[stage.upstream[0].stage].unit} go there and back"
-        elif stage.source.random_access:
-            given = "positions go there, samples come back"
-        else:
-            given = "samples come back"
-        return f"in {where}: {given}"
-
     def _rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = [("stage", "operator", "workers", "backend", "queue", "from")]
         for stage in self.stages.values():
@@ -264,8 +252,6 @@ class Plan:
             if not stage.runs:
                 lines.append(f"{stage.name}: {'left out: ' if stage.within is None else ''}{stage.left_out}")
             lines += [f"{stage.name}: {note}" for note in stage.notes]
-            if stage.remote and stage.runs:
-                lines.append(f"{stage.name}: {self._crossing(stage)}")
         lines.append(f"delivers: {self.output.stage}")
         if self.inelastic:
             because = ", ".join(self.inelastic)

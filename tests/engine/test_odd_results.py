@@ -301,7 +301,7 @@ class NoRead(Nothing):
         ),
         (
             NoRead,
-            r"stage 'rows': NoRead has random_access = True, .* but lacks read: define .*read\(position, epoch\)",
+            r"stage 'rows': NoRead has random_access = True, but lacks read: define .*read\(position, epoch\)",
         ),
     ],
 )

@@ -203,7 +203,7 @@ def test_below_an_unordered_stage_it_is_refused():
     graph = pg.Graph("g")
     graph.add(ops.FromIterable(documents([3]))).then(lambda x: x, workers=2, ordered=False).then(ops.Pack(2))
     with pytest.raises(
-        GraphError, match=r"stage 'pack': Pack takes items by their order .* make it ordered=True"
+        GraphError, match=r"stage 'pack': Pack takes items by their order, .* make it ordered=True"
     ):
         graph.plan()
 

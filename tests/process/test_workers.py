@@ -526,20 +526,6 @@ def test_torchs_thread_pool_is_renewed_in_a_worker_before_it_has_threads(program
     assert (done.stdout.split(), done.stderr) == (["True"] * 8, "")
 
 
-def test_the_plan_says_what_crosses():
-    graph = pipeline(lambda x: x, workers=2)
-    graph.add(ops.Batch(4), graph.tail).then(
-        ops.Map(
-            lambda x: x,
-        ),
-        name="whole",
-        backend="process",
-    )
-    text = str(graph.plan())
-    assert "work: in 2 processes of its own: samples go there and back" in text
-    assert "whole: in a process of its own: batches go there and back" in text
-
-
 def test_a_system_without_what_processes_need_is_told_of(monkeypatch):
     monkeypatch.delattr(os, "pidfd_open")
     with pytest.raises(GraphError, match="needs Linux: this Python has no pidfd_open; use backend='thread'"):
