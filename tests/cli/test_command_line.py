@@ -7,7 +7,6 @@ import sys
 import textwrap
 import threading
 
-import numpy as np
 import pytest
 
 from pipegraph.cli import main
@@ -101,28 +100,6 @@ def test_plan_draws_a_picture_where_it_is_asked_to(pipeline, capsys, tmp_path):
     assert "square" in (tmp_path / "plan.svg").read_text()
 
 
-def test_a_picture_that_cannot_be_written_is_refused_first(pipeline, capsys, tmp_path):
-    assert main(["plan", f"{pipeline}:graph", "--svg", str(tmp_path / "nowhere" / "plan.svg")]) == 2
-    said = printed(capsys)
-    assert "'--svg': there is no folder" in said.err and "'plan.svg'" in said.err
-    assert not said.out
-
-
-def test_plan_says_which_decoder_this_machine_chooses_and_why(pipeline, capsys):
-    assert main(["plan", f"{pipeline}:images"]) == 0
-    assert re.search(r"^decode: auto: \w+", printed(capsys).out, re.M)
-
-
-def test_a_function_that_returns_a_graph_is_as_good_as_a_graph(pipeline, capsys):
-    assert main(["plan", f"{pipeline}:build"]) == 0
-    assert "plan of graph 'squares'" in printed(capsys).out
-
-
-def test_plan_delivers_from_the_stage_that_is_named(pipeline, capsys):
-    assert main(["plan", f"{pipeline}:two", "--output", "left"]) == 0
-    assert "delivers: left" in printed(capsys).out
-
-
 @pytest.mark.parametrize(
     ("target", "said"),
     [
@@ -158,63 +135,11 @@ def test_a_file_with_one_graph_needs_no_name(tmp_path, capsys, command):
     assert printed(capsys).out
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("x = 3\n", "has no graph: no name at its top level is a pipegraph.Graph"),
-        ("def make(): ...\n", "name the function: {file}:FUNCTION (functions in it: make)"),
-    ],
-)
-def test_a_file_without_a_graph_says_what_was_looked_for(tmp_path, capsys, text, said):
-    path = tmp_path / "no_graph.py"
-    path.write_text(text)
-    assert main(["plan", str(path)]) == 2
-    assert said.format(file=path) in printed(capsys).err
-
-
-def test_a_node_is_no_graph(tmp_path, capsys):
-    path = tmp_path / "a_node.py"
-    path.write_text(
-        "import pipegraph as pg\nrows = pg.Graph('squares').add(pg.operators.FromSequence(range(4)))\n"
-    )
-    assert main(["plan", f"{path}:rows"]) == 2
-    assert ":rows is a node of graph 'squares': name the graph, not the node" in printed(capsys).err
-
-
-@pytest.mark.parametrize(
-    "arguments", [["plan"], ["plan", "x.py", "--svgs", "y"], ["profile", "x.py", "--seconds", "soon"]]
-)
-def test_a_wrong_use_names_the_help(capsys, arguments):
-    assert main(arguments) == 2
-    assert printed(capsys).err.endswith(f"; see pipegraph {arguments[0]} --help\n")
-
-
 def test_a_file_that_fails_names_its_line(tmp_path, capsys):
     path = tmp_path / "broken_pipeline.py"
     path.write_text("x = 1\ny = x / 0\n")
     assert main(["plan", f"{path}:graph"]) == 2
     assert "could not be run: ZeroDivisionError: division by zero (line 2)" in printed(capsys).err
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("def (:\n", "SyntaxError"),
-        ("import sys\nsys.exit('no arguments')\n", "SystemExit: no arguments (line 2)"),
-    ],
-)
-def test_a_file_that_cannot_be_imported_is_one_line_too(tmp_path, capsys, text, said):
-    path = tmp_path / "script_pipeline.py"
-    path.write_text(text)
-    assert main(["plan", f"{path}:graph"]) == 2
-    assert said in printed(capsys).err
-
-
-def test_a_folder_or_another_kind_of_file_is_no_pipeline(tmp_path, capsys):
-    (tmp_path / "notes.txt").write_text("graph")
-    for target, said in ((tmp_path, "there is no file"), (tmp_path / "notes.txt", "is not a Python file")):
-        assert main(["plan", f"{target}:graph"]) == 2
-        assert said in printed(capsys).err
 
 
 @pytest.mark.parametrize(
@@ -262,18 +187,6 @@ def test_profile_runs_for_the_seconds_given_and_prints_the_table(pipeline, capsy
     assert any(words in out for words in ("holds training back", "sets the pace", "comes in bursts"))
 
 
-def test_profile_with_a_simulated_step_is_no_faster_than_it_and_writes_the_report(pipeline, capsys, tmp_path):
-    page = tmp_path / "report.html"
-    asked = ["profile", f"{pipeline}:graph", "--seconds", "1", "--step-ms", "30", "--report", str(page)]
-    assert main(asked) == 0
-    printed = capsys.readouterr()
-    # What sets the pace depends on who else uses the cores; without the step it would be thousands.
-    rate = re.search(r"([\d.,]+) samples/s, waited", " ".join(printed.out.split()))
-    assert rate is not None and float(rate[1].replace(",", "")) < 100
-    assert f"report: {page}" in printed.err
-    assert "Profile of squares" in page.read_text(encoding="utf-8")
-
-
 @pytest.mark.usefixtures("timed_from_the_first_batch")
 def test_profile_as_json_prints_nothing_else(pipeline, capsys):
     assert main(["profile", f"{pipeline}:graph", "--seconds", "0.2", "--json"]) == 0
@@ -290,19 +203,6 @@ def test_an_error_in_the_users_function_is_told_with_its_sample_and_exit_code_1(
     assert err.count("\n") == 1
 
 
-def test_a_graph_that_delivers_nothing_does_not_run_for_ever(pipeline, capsys):
-    assert main(["profile", f"{pipeline}:nothing", "--seconds", "60"]) == 2
-    assert "delivered nothing in a whole epoch" in printed(capsys).err
-
-
-def test_an_unknown_command_is_answered_with_the_known_ones(capsys):
-    assert main(["porfile"]) == 2
-    assert printed(capsys).err == "pipegraph: No such command 'porfile'. Did you mean 'profile'?\n"
-    assert main(["fly"]) == 2
-    known = "demo, plan, profile, tune, index, pack, doctor"
-    assert printed(capsys).err == f"pipegraph: No such command 'fly'. There are {known}.\n"
-
-
 def test_index_writes_a_manifest_that_any_order_can_use(tmp_path, capsys):
     import tarfile
 
@@ -317,19 +217,6 @@ def test_index_writes_a_manifest_that_any_order_can_use(tmp_path, capsys):
     assert main(["index", str(tmp_path / "*.tar"), "--out", str(out)]) == 0
     assert "3 samples in 1 shard (" in printed(capsys).out
     assert len(Manifest.load(out)) == 3
-
-
-def test_index_names_a_place_that_nothing_can_be_written_to(tmp_path, capsys):
-    (tmp_path / "a.jsonl").write_text('{"x": 1}\n')
-    for out, said in (
-        ("gone/x.json", "cannot be written"),
-        ("a.jsonl/x", "cannot be written"),
-        (".", "is a folder"),
-    ):
-        assert main(["index", str(tmp_path / "*.jsonl"), "--out", f"{tmp_path}/{out}"]) == 2
-        err = printed(capsys).err
-        assert said in err and "name a file in" in err
-    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
 def test_index_writes_where_graphs_look_for_it_and_folders_are_their_shards(tmp_path, monkeypatch, capsys):
@@ -383,22 +270,6 @@ def test_index_reads_and_writes_stores_with_options_and_a_block_size(tmp_path, m
     assert "an option is name=value" in printed(capsys).err
 
 
-def test_index_without_the_part_for_checksums_says_how_to_do_without(tmp_path, monkeypatch, capsys):
-    from pipegraph.errors import MissingExtraError
-    from pipegraph.storage import indexing
-
-    def missing():
-        raise MissingExtraError("google_crc32c", "shards", "checking shards")
-
-    monkeypatch.setattr(indexing, "crc32c_extend", missing)
-    (tmp_path / "a.tar").touch()
-    assert main(["index", str(tmp_path / "*.tar"), "--out", str(tmp_path / "m.json")]) == 2
-    captured = printed(capsys)
-    assert '"google-crc32c>=1.' in captured.err
-    assert '" (or index by headers only: --no-checksums)' in captured.err
-    assert captured.err.count("\n") == 1
-
-
 def test_doctor_names_the_machine_and_the_install_line_of_what_is_missing(monkeypatch, capsys):
     from importlib import util
 
@@ -422,43 +293,6 @@ def test_doctor_names_the_machine_and_the_install_line_of_what_is_missing(monkey
     assert 'missing: pip install "obstore>=' in out
 
 
-def test_doctors_extras_are_those_of_the_project():
-    import tomllib
-    from pathlib import Path
-
-    from pipegraph.cli.doctor import PARTS
-
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    for part in PARTS:
-        assert any(part.distribution.lower() in each.lower() for each in extras[part.extra]), part
-    named = {part.distribution.lower() for part in PARTS}
-    for extra in extras.keys() - {"all", "test", "lint"}:
-        assert all(re.match(r"[\w-]+", each)[0].lower() in named for each in extras[extra]), extra
-
-
-def test_a_pack_says_that_it_continues_when_it_is_interrupted(monkeypatch, capsys, tmp_path):
-    def stopped(*args, **options):
-        raise KeyboardInterrupt
-
-    np.save(tmp_path / "part.npy", np.arange(3))
-    monkeypatch.setattr("pipegraph.cli.shard_commands.pack_shards", stopped)
-    assert main(["pack", str(tmp_path), str(tmp_path / "out")]) == 130
-    assert printed(capsys).err.endswith("pipegraph: interrupted; the same command continues\n")
-
-
-def test_ctrl_c_while_the_command_line_is_imported_gives_no_traceback(monkeypatch, capsys):
-    class Interrupted:
-        def find_spec(self, name, path=None, target=None):
-            if name == "pipegraph.cli.app":
-                raise KeyboardInterrupt
-
-    monkeypatch.delitem(sys.modules, "pipegraph.cli.app", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
-    assert main(["doctor"]) == 130
-    assert printed(capsys).err == "pipegraph: interrupted\n"
-
-
 def test_ctrl_c_ends_with_130_and_no_traceback(pipeline, programs):
     # A build() that tells that it was reached: the signal must not come before Python listens to it.
     with open(pipeline, "a") as file:
@@ -471,45 +305,3 @@ def test_ctrl_c_ends_with_130_and_no_traceback(pipeline, programs):
         out, err = process.communicate()
     assert process.returncode == 130, (out, err)
     assert err == "pipegraph: interrupted\n"
-
-
-def test_a_file_of_a_package_may_import_its_neighbours_by_relative_names(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("sys.path", list(sys.path))
-    inner = tmp_path / "some_package" / "inner"
-    inner.mkdir(parents=True)
-    (inner.parent / "__init__.py").write_text("")
-    (inner / "__init__.py").write_text("")
-    (inner.parent / "numbers_of.py").write_text("NUMBERS = range(3)\n")
-    (inner / "train.py").write_text(
-        "import pipegraph as pg\nfrom ..numbers_of import NUMBERS\n"
-        "graph = pg.Graph('inner')\ngraph.add(pg.operators.FromSequence(NUMBERS))\n"
-    )
-    assert main(["plan", f"{inner / 'train.py'}:graph"]) == 0
-    assert "plan of graph 'inner'" in printed(capsys).out
-
-
-@pytest.mark.parametrize("option", ["--report", "--trace"])
-def test_where_a_profile_cannot_be_written_is_said_before_it_runs(pipeline, capsys, tmp_path, option):
-    (tmp_path / "folder").mkdir()
-    for where, said in (("folder", "is a folder"), ("none/x.html", "there is no folder")):
-        target = str(tmp_path / where)
-        assert main(["profile", f"{pipeline}:graph", "--seconds", "600", option, target]) == 2
-        assert said in printed(capsys).err
-
-
-def test_a_line_without_a_command_prints_the_commands_and_nothing_else(capsys):
-    assert main([]) in (0, 2)  # by the version of typer
-    captured = printed(capsys)
-    assert "doctor" in captured.out and not captured.err
-
-
-@pytest.mark.parametrize("option", ["--step-ms", "--seconds"])
-def test_a_time_that_no_clock_can_wait_for_is_refused(pipeline, capsys, option):
-    assert main(["profile", f"{pipeline}:graph", option, "inf"]) == 2
-    assert "is longer than can be waited for" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_picture_on_a_full_disk_names_the_file(pipeline, capsys):
-    assert main(["plan", f"{pipeline}:graph", "--svg", "/dev/full"]) == 1
-    assert "No space left on device: '/dev/full'" in capsys.readouterr().err

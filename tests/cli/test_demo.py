@@ -8,7 +8,7 @@ import pytest
 
 from pipegraph.cli import main
 from pipegraph.cli.demo import run_demo
-from pipegraph.cli.demo.shapes import CLASSES, draw, shapes_folder
+from pipegraph.cli.demo.shapes import CLASSES, draw
 
 
 @pytest.fixture(autouse=True)
@@ -75,48 +75,6 @@ def test_tar_shards_are_taken_as_a_folder_and_as_a_pattern(tmp_path, capsys):
         assert "2 tar shards without labels: 16 images" in capsys.readouterr().out
 
 
-def test_data_that_cannot_be_trained_on_is_told_in_one_line(tmp_path, capsys):
-    (tmp_path / "notes.txt").write_text("hello")
-    for data, said in (
-        (tmp_path / "notes.txt", "neither a folder nor tar shards"),
-        (tmp_path / "absent", "no shard 'absent'"),
-    ):
-        assert main(["demo", "--data", str(data)]) == 2
-        err = capsys.readouterr().err
-        assert said in err
-        assert err.count("\n") == 1
-
-
-def test_the_images_are_drawn_once_and_are_always_the_same(cache):
-    said = []
-    folder = shapes_folder(said.append, images=16)
-    assert len(said) == 1
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert shapes_folder(said.append, images=16) == folder
-    assert len(said) == 1
-    folder.rename(cache / "moved")
-    again = {path.name: path.read_bytes() for path in shapes_folder(said.append, images=16).iterdir()}
-    assert again.keys() == before.keys()
-    with (
-        tarfile.open(cache / "moved" / "shapes-000.tar") as one,
-        tarfile.open(folder / "shapes-000.tar") as two,
-    ):
-        assert [m.name for m in one] == [m.name for m in two]
-        assert all(one.extractfile(m).read() == two.extractfile(m.name).read() for m in one.getmembers())
-
-
-def test_a_drawing_that_is_broken_off_leaves_no_folder_behind(cache, monkeypatch):
-    from pipegraph.cli.demo import shapes
-
-    def interrupted(path, numbers):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(shapes, "write_shard", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        shapes_folder(lambda text: None, images=24)
-    assert not [each for each in cache.iterdir() if "-24" in each.name]
-
-
 def test_the_files_of_the_examples_are_drawn_the_same_each_time(tmp_path, capsys):
     assert main(["demo", "--make", str(tmp_path)]) == 0
     assert "512 labelled JPEG images in 2 tar shards" in capsys.readouterr().out
@@ -124,9 +82,3 @@ def test_the_files_of_the_examples_are_drawn_the_same_each_time(tmp_path, capsys
     assert main(["demo", "--make", str(tmp_path)]) == 0
     assert first == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert len(first) == 2 + 8 * 24 + 1
-
-
-def test_making_the_files_where_a_file_is_says_so(tmp_path, capsys):
-    (tmp_path / "taken").write_text("")
-    assert main(["demo", "--make", str(tmp_path / "taken")]) == 2
-    assert "a file of that name exists; name a folder" in capsys.readouterr().err

@@ -1,14 +1,12 @@
 """``pipegraph pack`` on the command line."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from pipegraph.cli.app import run
 from pipegraph.storage.manifest import Manifest
-from pipegraph.storage.shard_files import crc32c_extend
 
 
 @pytest.fixture
@@ -36,15 +34,6 @@ def test_a_folder_is_packed_and_a_second_run_says_that_it_is_complete(
         assert re.search(r"20 samples in \d shards", out)
         assert out.endswith(": out was complete, nothing was written\n" if again else ": out\n")
     assert len(Manifest.load("out/_manifest.json")) == 20
-
-
-def test_progress_is_plain_lines_where_there_is_no_terminal(
-    files: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, out, _ = pack("files", "out", "--size", "4kB", capsys=capsys)
-    lines = out.splitlines()
-    assert any("packing:" in line and "shards/s" in line and "samples" in line for line in lines)
-    assert len(lines) <= 6
 
 
 def test_a_function_and_a_shuffle(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,18 +65,6 @@ def test_errors_are_one_line_with_the_remedy(
     assert code == 2
     assert message in err
     assert len(err.splitlines()) == 1
-
-
-@pytest.mark.parametrize("format", ["tar", "parquet"])
-def test_a_missing_library_is_named_before_anything_is_written(
-    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, format: str
-) -> None:
-    crc32c_extend.cache_clear()
-    monkeypatch.setitem(sys.modules, "google_crc32c" if format == "tar" else "pyarrow", None)
-    code, _, err = pack("files", "out", "--format", format, capsys=capsys)
-    assert code == 2
-    assert 'pip install "pyarrow>=' in err
-    assert not Path("out").exists()
 
 
 def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import pytest
 import torch
 from accelerators import in_pinned
 
@@ -38,15 +37,6 @@ def test_every_tensor_is_copied_and_everything_else_passed_on() -> None:
     assert copied["label"].item() == 3
 
 
-def test_channels_last_is_kept() -> None:
-    image = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
-    with backend_for("cpu") as backend:
-        copied, ready = copy_tree(image, backend, backend.stream(Slot(CPU), "copy"))
-        ready.wait()
-    assert copied.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(image, copied)
-
-
 def test_scattered_is_a_sequence_of_parts_with_devices() -> None:
     parts = Scattered(["a", "b", "c"], ["cpu", "cpu", "cuda:1"])
     assert list(parts) == ["a", "b", "c"]
@@ -65,8 +55,3 @@ def test_reading_a_part_waits_for_its_event(simulated: torch.device) -> None:
         assert scattered.wait(1) == "no wait"
         assert not ready.query()
         assert scattered[:1].wait(0).tolist() == [1] * 3
-
-
-def test_scattered_refuses_unequal_lengths() -> None:
-    with pytest.raises(ValueError, match="2 parts, 1 devices"):
-        Scattered([1, 2], ["cpu"])

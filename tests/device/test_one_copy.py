@@ -12,8 +12,7 @@ from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
 from pipegraph.device.backend import CpuBackend
-from pipegraph.device.packed_copy import pack, pack_behind, places_for, room_behind
-from pipegraph.device.slabs import SlabRing, aligned, pageable, power_of_two, slabs_together
+from pipegraph.device.packed_copy import places_for
 
 ROWS = 8
 
@@ -101,16 +100,6 @@ def test_large_fields_lie_in_one_slab_with_storages_of_their_own_and_small_ones_
         assert not 0 <= inside < nbytes, name
 
 
-def test_keeping_every_label_of_1000_batches_makes_no_new_slab():
-    graph, node = batches(1_000)
-    with graph.loader(node.then(ops.CopyToDevice("cpu", copy=True), capacity=2)) as loader:
-        labels = [batch["label"] for batch in loader]
-        # On the host 3 under way and one being packed; on the device 2 in the queue, one on its way into it and one out
-        # of it, one delivered and the one before it, and one for jitter of each.
-        assert counters(loader, "copy")["slabs_made"] <= 12
-    assert torch.equal(torch.stack(labels)[:, 0], torch.arange(1_000))
-
-
 def test_a_batch_that_is_kept_whole_is_never_overwritten():
     graph, node = batches(200)
     with graph.loader(node.then(ops.CopyToDevice("cpu", copy=True))) as loader:
@@ -192,55 +181,3 @@ def test_what_is_changed_in_place_between_pin_and_the_copy_arrives_changed(accel
     assert (arrived["image"] == 4).all()
     assert arrived["label"].tolist() == [row + 4 for row in range(ROWS)]
     copy.close()
-
-
-def test_a_batch_with_tensors_of_elsewhere_is_packed_anew():
-    ring = SlabRing(pageable, 4)
-    packed, tensors = pack([torch.zeros(100), torch.arange(3)], ring, torch.clone)
-    assert packed.places(tensors) is not None
-    assert packed.places(tensors[1:]) is not None
-    assert packed.places([*tensors, torch.zeros(1)]) is None
-
-
-def test_fields_are_laid_behind_what_a_stage_has_written():
-    ring = SlabRing(pageable, 4)
-    others = [torch.arange(5), torch.tensor([True, False])]
-    lease = ring.lend(ring.take(room_behind(100, others)))
-    first = lease.tensor(torch.uint8, (100,))
-    first.fill_(7)
-    packed, laid = pack_behind(lease, first, others)
-    assert packed is not None
-    assert laid[0].data_ptr() == first.data_ptr() + 128  # a large field lies in the slab from now on
-    assert laid[1] is others[1]  # a small one does not
-    assert packed.write_small() == 2
-    assert bytes(packed.memory[192:194].tolist()) == b"\1\0"
-    assert torch.equal(laid[0], torch.arange(5))
-    assert pack_behind(lease, first, [torch.zeros(10_000)])[0] is None  # no room
-
-
-def test_a_packed_batch_keeps_its_slab_until_it_is_copied():
-    ring = SlabRing(pageable, 4)
-    packed, tensors = pack([torch.zeros(100)], ring, torch.clone)
-    del tensors
-    slab = packed.memory.data_ptr()
-    assert ring.take(400).data_ptr() != slab
-    del packed
-    assert ring.take(400).data_ptr() == slab
-
-
-def test_several_slabs_share_an_allocation_where_that_wastes_less():
-    for nbytes in (1, 64, 100_000, 9_633_792, 9_633_792 + 512, (16 << 20) + 1, 38 << 20):
-        together = slabs_together(nbytes)
-        waste = power_of_two(together * aligned(nbytes)) / (together * aligned(nbytes))
-        assert waste <= power_of_two(aligned(nbytes)) / aligned(nbytes)
-        assert waste <= 4 / 3 or nbytes == 1
-    counts: list[tuple[str, int]] = []
-    ring = SlabRing(
-        lambda nbytes: torch.empty(3 * nbytes, dtype=torch.uint8),
-        8,
-        count=lambda *noted: counts.append(noted),
-    )
-    taken = [ring.take(128) for _ in range(3)]
-    assert len({slab.data_ptr() for slab in taken}) == 3
-    assert all(slab.numel() == 128 for slab in taken)
-    assert counts == [("slabs_made", 3), ("slab_bytes", 384)]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import UserDict, deque
 from typing import Any
 
 import pytest
 import torch
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -105,18 +103,6 @@ def test_an_object_without_tensors_is_passed_on(target: torch.device) -> None:
     assert through({"x": torch.ones(2), "named": named}, MOVERS[0](target))["named"].name == "n"
 
 
-def test_a_packed_sequence_goes_as_torch_moves_it(target: torch.device) -> None:
-    given = pack_sequence([torch.ones(3), torch.ones(2)])
-    found = through({"packed": given}, MOVERS[0](target))["packed"]
-    assert type(found) is PackedSequence and found.batch_sizes is given.batch_sizes
-
-
-def test_tensors_in_a_mapping_that_is_no_dict_are_copied(target: torch.device) -> None:
-    given: Any = UserDict(x=torch.ones(3))
-    found = through(given, MOVERS[0](target))
-    assert type(found) is UserDict and found["x"].tolist() == [1, 1, 1] and found["x"] is not given["x"]
-
-
 @pytest.mark.usefixtures("accelerator")
 def test_pin_asks_an_object_to_pin_itself() -> None:
     class Pins(Mesh):
@@ -127,24 +113,3 @@ def test_pin_asks_an_object_to_pin_itself() -> None:
     given = Pins(torch.ones(2))
     found = through({"x": torch.ones(2), "thing": given}, ops.Pin())
     assert found["thing"].moves == ["pinned"] and given.moves == []
-
-
-class Holder:
-    def __init__(self, held: Any) -> None:
-        self.held = held
-
-
-@pytest.mark.parametrize(
-    "held",
-    [{"graphs": [Plain()]}, [Mesh(torch.ones(2))], Holder(Slotted()), deque([torch.ones(1)])],
-    ids=["objects in a dict", "one that could move itself", "an object", "a deque"],
-)
-def test_tensors_further_down_in_an_object_are_found_too(held: Any, target: torch.device) -> None:
-    with pytest.raises(TypeError, match=r"a Holder has tensors in \.held, which would stay in host memory"):
-        through(Holder(held), MOVERS[0](target))
-
-
-def test_tensors_in_a_deque_or_a_set_are_found(target: torch.device) -> None:
-    with pytest.raises(TypeError, match="a deque has tensors in its entries"):
-        through(deque([torch.ones(1)]), MOVERS[0](target))
-    assert through({"names": {"a"}}, MOVERS[0](target)) == {"names": {"a"}}

@@ -67,28 +67,6 @@ def test_whatever_orders_two_streams_is_known(races: Watch, way: str) -> None:
     assert races.pieces == 2
 
 
-def test_an_event_orders_only_what_came_before_it(races: Watch) -> None:
-    values = allocated()
-    side = torch.Stream(FIRST)
-    event = side.record_event()
-    with side:
-        values.fill_(1)
-    event.wait()
-    values.sum()
-    assert len(races.races()) == 1
-
-
-def test_order_passes_through_a_third_stream(races: Watch) -> None:
-    values = allocated()
-    writer, between = torch.Stream(FIRST), torch.Stream(FIRST)
-    with writer:
-        values.fill_(1)
-    between.wait_stream(writer)
-    torch.accelerator.current_stream(FIRST).wait_stream(between)
-    values.sum()
-    races.check()
-
-
 def test_two_reads_and_neighbouring_bytes_are_no_race(races: Watch) -> None:
     values = torch.ones(1024, device=FIRST)
     torch.accelerator.synchronize()
@@ -116,31 +94,3 @@ def test_memory_that_is_used_again_while_another_stream_reads_it_is_found(
     found = races.races()
     assert bool(found) is not recorded
     assert recorded or "whoever was given the freed memory" in str(found[0])
-
-
-def test_a_copy_over_pinned_memory_that_another_copy_reads_is_found(races: Watch) -> None:
-    host = torch.ones(1024, pin_memory=True)
-    there = host.to(FIRST, non_blocking=True)
-    back = torch.zeros(1024, device=SECOND)
-    host.copy_(back, non_blocking=True)
-    (race,) = races.races()
-    assert not race.first.writes and race.second.writes
-    del there
-
-
-def test_copies_between_devices_are_ordered_on_both(races: Watch) -> None:
-    source = torch.ones(1024, device=FIRST)
-    source.to(SECOND, non_blocking=True).sum()
-    source.fill_(2)
-    races.check()
-
-
-def test_work_of_the_autograd_engine_is_seen(races: Watch) -> None:
-    weight = torch.ones(4, device=FIRST, requires_grad=True)
-    side = torch.Stream(FIRST)
-    (weight * 2).sum().backward()
-    with side:
-        assert weight.grad is not None
-        weight.grad.add_(1)
-    found = races.races()
-    assert any("given by the autograd engine" in str(race) for race in found)

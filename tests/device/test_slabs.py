@@ -91,16 +91,6 @@ def test_one_slab_serves_all_deliveries_when_none_is_held():
     assert slabs.made == 1
 
 
-def test_a_slab_that_was_only_looked_at_comes_back_and_not_before():
-    slabs = ring()
-    first = delivery(slabs, 7)
-    second = delivery(slabs, 8)
-    assert (contents(first), contents(second), slabs.made) == ({7}, {8}, 2)
-    where = first.data_ptr()
-    del first
-    assert slabs.take(32).data_ptr() == where
-
-
 def test_taking_never_waits_for_what_the_user_holds():
     slabs = ring(spare=4)
     held = [delivery(slabs, value) for value in range(50)]
@@ -124,17 +114,3 @@ def test_a_larger_batch_gets_a_larger_slab_and_smaller_ones_keep_using_it():
     slabs.lend(large)
     assert slabs.take(16).numel() == 64
     assert slabs.made == 2
-
-
-def test_fields_of_one_delivery_have_version_counters_of_their_own():
-    slabs = ring()
-    lease = slabs.lend(slabs.take(64))
-    a = lease.tensor(torch.uint8, (8,))
-    b = lease.tensor(torch.int32, (4,), offset=16)
-    b.add_(1)
-    assert (a._version, b._version) == (0, 1)
-
-
-def test_an_empty_batch_needs_no_memory():
-    slabs = ring()
-    assert slabs.lend(slabs.take(0)).tensor(torch.uint8, (0, 3)).shape == (0, 3)

@@ -13,7 +13,6 @@ import contextlib
 import io
 import sys
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import numpy as np
@@ -220,45 +219,6 @@ def test_only_the_given_slot_is_written(backend, odd_files):
         assert (slab[1] != 201).any()
 
 
-def test_a_slot_whose_rows_are_apart_is_filled(backend, odd_files):
-    data = odd_files["sampling-420.jpg"]
-    for flip in (False, True):
-        window = CropWindow(Region(3, 4, 80, 90), flip)
-        wide = np.full((32, 100, 3), 201, np.uint8)
-        backend.decode_into(data, probe(data), window, wide[:, 20:60], "linear")
-        assert np.array_equal(decoded(backend, data, window), wide[:, 20:60])
-        assert (wide[:, :20] == 201).all()
-        assert (wide[:, 60:] == 201).all()
-
-
-def test_any_bytes_like_object_is_decoded(backend, odd_files):
-    for name in ("sampling-420.jpg", "colour.png", "cmyk.jpg"):
-        data = odd_files[name]
-        window = CropWindow(Region(1, 2, 50, 60), False)
-        expected = decoded(backend, data, window)
-        assert np.array_equal(expected, decoded(backend, bytearray(data), window))
-        assert np.array_equal(expected, decoded(backend, memoryview(data), window))
-
-
-def test_the_encoded_bytes_are_left_as_they_were(backend, odd_files):
-    data = bytearray(odd_files["sampling-420.jpg"])
-    decoded(backend, data, CropWindow(Region(0, 0, 20, 121), False))
-    assert bytes(data) == odd_files["sampling-420.jpg"]
-
-
-def test_threads_that_share_a_backend_do_not_disturb_each_other(backend, photographs):
-    chosen = photographs[:16]
-    windows = [some_window(data, i, (64, 64)) for i, data in enumerate(chosen)]
-
-    def decode(i: int) -> np.ndarray:
-        return decoded(backend, chosen[i % 16], windows[i % 16], 64, 64)
-
-    alone = [decode(i) for i in range(16)]
-    with ThreadPoolExecutor(4) as pool:
-        for i, pixels in enumerate(pool.map(decode, range(64))):
-            assert np.array_equal(alone[i % 16], pixels)
-
-
 @pytest.mark.parametrize(
     "name", ["sampling-420.jpg", "progressive.jpg", "colour.png", "colour.webp", "grey.tiff"]
 )
@@ -268,14 +228,6 @@ def test_a_truncated_file_is_an_error_wherever_the_region_lies(backend, odd_file
     window = CropWindow(Region(0, 0, 8, 8), False)
     with pytest.raises(DecodeError, match=r"the image cannot be decoded: .+ \(\d+ bytes\)"):
         decoded(backend, data[: int(len(data) * share)], window)
-
-
-def test_a_file_with_another_formats_name_is_decoded_by_what_it_is(backend, tmp_path, odd_files):
-    path = tmp_path / "really-a-png.jpg"
-    path.write_bytes(odd_files["colour.png"])
-    data = path.read_bytes()
-    window = CropWindow(Region(0, 0, 93, 121), False)
-    assert np.array_equal(decoded(backend, data, window, 93, 121), np.asarray(Image.open(path)))
 
 
 @settings(max_examples=60)
@@ -305,25 +257,3 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch, name, module, l
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=line):
         open_backend(name)
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.float32])
-@pytest.mark.parametrize("pixels", [[0, 65535], [0, 70_000], [0, -1], [0.0, 0.5], [0.0, np.nan]], ids=str)
-def test_greys_of_32_bits_that_are_no_8_bits_are_refused_and_not_cut_off(backend, dtype, pixels):
-    if dtype is np.int32 and isinstance(pixels[1], float):
-        pytest.skip("no ints")
-    file = io.BytesIO()
-    Image.fromarray(np.array([pixels], dtype)).save(file, "TIFF")
-    with pytest.raises(DecodeError, match="32 bits.*: make it one of 8 or 16 bits"):
-        decoded(backend, file.getvalue(), CropWindow(Region(0, 0, 1, 1), False))
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.float32])
-def test_greys_of_32_bits_that_8_bits_hold_are_decoded(backend, dtype):
-    file = io.BytesIO()
-    pixels = np.array([[0, 7], [9, 255]], dtype)
-    if dtype is np.float32:
-        pixels[0, 1] = 7.4  # of a picture that was resampled
-    Image.fromarray(pixels).save(file, "TIFF")
-    out = decoded(backend, file.getvalue(), CropWindow(Region(0, 0, 2, 2), False), 2, 2, 1)
-    assert out.tolist() == [[[0], [7]], [[9], [255]]]

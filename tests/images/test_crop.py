@@ -41,20 +41,6 @@ def test_area_and_ratio_are_within_their_bounds(height, seed):
     assert 0.5 * (1 - rounding) <= region.width / region.height <= 2.0 * (1 + rounding)
 
 
-def test_areas_ratios_and_places_are_spread_over_their_whole_range():
-    rng = np.random.default_rng(5)
-    windows = [draw(RandomResizedCrop(), 0.25, 1000, 1000, (224, 224), rng) for _ in range(4000)]
-    regions = np.array([window.region for window in windows], dtype=float)
-    areas = regions[:, 2] * regions[:, 3] / 1e6
-    # Tries that do not fit are drawn again, so large areas are rarer than small ones.
-    assert 0.08 <= areas.min() < 0.10
-    assert 0.97 < areas.max() <= 1.0
-    assert abs(np.median(np.log(regions[:, 3] / regions[:, 2]))) < 0.02
-    places = regions[:, 0] / np.maximum(1, 1000 - regions[:, 2])
-    assert abs(places.mean() - 0.5) < 0.02
-    assert abs(np.mean([window.flip for window in windows]) - 0.25) < 0.03
-
-
 def test_the_same_state_gives_the_same_cut_and_the_flip_does_not_move_the_region():
     with_flip = draw(RandomResizedCrop(), 0.5, 300, 400, (224, 224), np.random.default_rng(9))
     again = draw(RandomResizedCrop(), 0.5, 300, 400, (224, 224), np.random.default_rng(9))
@@ -68,17 +54,6 @@ def test_a_crop_that_never_fits_becomes_the_largest_central_one():
     crop = RandomResizedCrop(scale=(1.0, 1.0))
     assert draw(crop, 0, 100, 1000, (9, 9), np.random.default_rng(0)).region == Region(0, 433, 100, 133)
     assert draw(crop, 0, 1000, 100, (9, 9), np.random.default_rng(0)).region == Region(433, 0, 133, 100)
-
-
-def test_what_is_not_random_needs_no_numbers():
-    assert crop_window(None, 0.0, 30, 40, (8, 8), ()).region == Region(0, 0, 30, 40)
-    assert crop_window(CenterCrop(), 0.0, 30, 40, (8, 8), ()) == draw(CenterCrop(), 0.0, 30, 40, (8, 8))
-
-
-def test_the_centre_crop_is_what_resizing_and_then_cutting_shows():
-    # 256/512 of 512x768 is 256x384; the central 224x224 of that is 448x448 of the original.
-    assert draw(CenterCrop(256), 0, 512, 768, (224, 224)).region == Region(32, 160, 448, 448)
-    assert draw(CenterCrop(224), 0, 100, 300, (224, 224)).region == Region(0, 100, 100, 100)
 
 
 def test_parameters_out_of_range_are_refused():

@@ -77,25 +77,6 @@ def test_the_generator_alone_decides_and_not_what_ran_before(runner, chunk):
 
 
 @needs_dali
-@pytest.mark.parametrize("definition", [pipeline, lambda: function])
-def test_another_worker_that_starts_there_gives_the_same(definition, chunk):
-    one, other = open_dali(definition(), ("image", "number")), open_dali(definition(), ("image", "number"))
-    expected = [run(one, chunk, seed) for seed in range(3)]
-    assert equal(expected[2], run(other, chunk, 2))
-    one.close()
-    other.close()
-
-
-@needs_dali
-def test_chunks_of_any_size_follow_each_other(runner, chunk):
-    for count in (4, 1, 3, 4):
-        part = {"jpg": chunk["jpg"][:count]}
-        assert run(runner, part)["image"].shape == (count, 32, 40, 3)
-    larger = {"jpg": chunk["jpg"] * 3}
-    assert run(runner, larger)["image"].shape == (12, 32, 40, 3)
-
-
-@needs_dali
 def test_a_held_output_is_never_written_again(runner, chunk):
     held = [run(runner, chunk, seed)["image"] for seed in range(6)]
     kept = [image.clone() for image in held]
@@ -111,19 +92,6 @@ def test_a_broken_sample_is_named_by_its_place_and_the_next_chunk_is_fine(runner
         run(runner, broken)
     assert caught.value.index == 2
     assert equal(run(runner, chunk, 5), run(runner, chunk, 5))
-
-
-@needs_dali
-def test_samples_of_different_shapes_stay_a_list(encode, make_scene):
-    def decode(jpg):
-        import nvidia.dali.experimental.dynamic as ndd
-
-        return {"picture": ndd.decoders.image(jpg)}
-
-    chunk = {"jpg": [encode(make_scene(20 + i, 30), "PNG") for i in range(3)]}
-    pictures = run(open_dali(decode), chunk)["picture"]
-    assert [tuple(picture.shape) for picture in pictures] == [(20, 30, 3), (21, 30, 3), (22, 30, 3)]
-    assert np.array_equal(pictures[1].numpy(), make_scene(21, 30))
 
 
 @needs_dali
@@ -183,61 +151,6 @@ def test_a_pipelines_outputs_are_delivered_where_they_lie(runner, chunk, monkeyp
     monkeypatch.setattr(whole, noted)
     result = run(runner, chunk)
     assert [result[name].data_ptr() for name in ("image", "number")] == made
-
-
-@needs_dali
-@pytest.mark.parametrize("apart", [False, True], ids=["one-array", "arrays"])
-def test_a_function_reads_its_inputs_where_they_lie(apart):
-    seen = []
-
-    def more(x):
-        seen.extend(torch.utils.dlpack.from_dlpack(tensor).data_ptr() for tensor in x.tensors)
-        return x + 1
-
-    batch = torch.zeros(4, 1000)
-    result = run(open_dali(more, ("y",)), {"x": list(batch) if apart else batch})
-    assert seen == [row.data_ptr() for row in batch]
-    assert torch.equal(result["y"], torch.ones(4, 1000))
-
-
-@needs_dali
-def test_an_input_that_comes_out_again_is_safe_to_keep():
-    from nvidia.dali import fn, pipeline_def
-
-    @pipeline_def
-    def same():
-        x = fn.external_source(name="x")
-        return x, fn.reshape(x, shape=[-1])
-
-    batch = torch.ones(4, 10, 10)
-    result = run(open_dali(same, ("x", "flat")), {"x": batch})
-    # A pipeline's outputs are memory of its own, so the batch may be used again at once.
-    assert all(batch.data_ptr() != result[name].data_ptr() for name in ("x", "flat"))
-    # A function's may be the input itself, which they then hold.
-    result = run(open_dali(lambda x: x, ("x",)), {"x": batch})
-    assert result["x"].data_ptr() == batch.data_ptr()
-    del batch
-    assert torch.equal(result["x"], torch.ones(4, 10, 10))
-
-
-@needs_dali
-def test_a_slab_fed_to_a_pipeline_comes_back_when_its_outputs_are_there():
-    from nvidia.dali import fn, pipeline_def
-
-    from pipegraph.device.slabs import SlabRing, pageable
-
-    @pipeline_def
-    def more():
-        return fn.external_source(name="x") + 1
-
-    runner, ring = open_dali(more, ("y",)), SlabRing(pageable, 4)
-    kept = []
-    for step in range(100):
-        slab = ring.take(400)
-        slab.view(torch.float32).fill_(step)
-        kept.append(run(runner, {"x": ring.lend(slab).tensor(torch.float32, (4, 25))})["y"])
-    assert ring.made == 1
-    assert all(torch.equal(y, torch.full((4, 25), step + 1.0)) for step, y in enumerate(kept))
 
 
 @needs_dali

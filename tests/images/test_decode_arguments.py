@@ -66,22 +66,6 @@ def test_a_second_decoding_does_not_overwrite_the_first_ones_image(encode, make_
     assert not torch.equal(both["photo"][..., :1], both["image"])
 
 
-def test_what_is_left_beside_samples_is_no_sample(tmp_path):
-    for name in ("a/1.jpg", "b/2.PNG", "README.txt", "LICENSE", "a/Thumbs.db", "b/desktop.ini", "readme.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"x")
-    files = ops.ListFiles(tmp_path).files()
-    assert files.paths == ("a/1.jpg", "b/2.PNG") and files.classes == ("a", "b")
-    assert ops.ListFiles(tmp_path, pattern="readme*").files().paths == ("README.txt", "readme.md")
-
-
-def test_several_patterns_take_what_matches_one_of_them_without_regard_to_case(tmp_path):
-    for name in ("1.jpg", "2.PNG", "3.txt"):
-        (tmp_path / name).write_bytes(b"x")
-    assert ops.ListFiles(tmp_path, pattern=("*.JPG", "*.png")).files().paths == ("1.jpg", "2.PNG")
-    assert ops.ListFiles(tmp_path, pattern="*.JPG").files().paths == ("1.jpg",)
-
-
 def test_a_pattern_with_folders_is_matched_against_the_path(tmp_path):
     for name in ("a.jpg", "train/b.jpg", "train/cat/c.JPG", "val/d.jpg"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -96,9 +80,3 @@ def test_a_pattern_with_folders_is_matched_against_the_path(tmp_path):
     assert found("**/*.jpg") == found("*.jpg") == {"a.jpg", "train/b.jpg", "train/cat/c.JPG", "val/d.jpg"}
     assert found("train/*.jpg") == {"train/b.jpg", "train/cat/c.JPG"}
     assert found("**/cat/*.jpg") == {"train/cat/c.JPG"}
-
-
-@pytest.mark.parametrize("pattern", [3, (), ["*.jpg", 3]])
-def test_a_pattern_that_is_none_is_refused(pattern):
-    with pytest.raises(pg.errors.GraphError, match="pattern must be a glob"):
-        ops.ListFiles(".", pattern=pattern)

@@ -11,7 +11,6 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -108,15 +107,6 @@ def test_they_stay_apart_where_being_one_would_change_something(what, build):
     assert all(stage.within is None for stage in plan.stages.values()), what
 
 
-def test_the_profile_says_whose_figures_hold_its_time():
-    with graph().loader() as loader:
-        list(loader)
-        profile = loader.profile()
-    assert profile.stages["normalize"].within == "decode"
-    assert profile.to_dict()["stages"]["normalize"]["within"] == "decode"
-    assert "in decode" in next(line for line in str(profile).splitlines() if line.startswith("normalize"))
-
-
 PIXELS = torch.arange(2 * 16 * 16 * 3).remainder(256).to(torch.uint8).view(2, 16, 16, 3)
 
 
@@ -185,11 +175,6 @@ def test_processes_that_decode_read_too_and_change_nothing(tmp_path, options):
     assert "bytes" not in ours[0]
 
 
-def test_a_load_in_other_processes_than_the_decoders_reads_for_itself(tmp_path):
-    plan = reading(files(tmp_path), "process", decode="process", workers=1).plan()
-    assert plan.stages["load"].within is None
-
-
 def test_states_fit_whoever_reads(tmp_path):
     samples = files(tmp_path)
     for first, second in (("inline", "thread"), ("thread", "inline")):
@@ -201,45 +186,3 @@ def test_states_fit_whoever_reads(tmp_path):
         with reading(samples, second).loader() as loader:
             loader.load_state_dict(state)
             assert_same(list(loader), rest)
-
-
-def test_a_batch_of_which_no_row_is_left_is_left_out_in_processes_too():
-    samples = [
-        {**sample, "image": b"no image" if n < 4 else sample["image"]} for n, sample in enumerate(SAMPLES)
-    ]
-    found = {}
-    for backend in ("thread", "process"):
-        made = pg.Graph("empty", seed=3)
-        batches = made.add(ops.FromSequence(samples)).then(ops.Batch(4))
-        batches.then(ops.DecodeImage(32), workers=2, backend=backend, on_error=pg.Skip())
-        found[backend] = [batch["key"] for batch in delivered(made)]
-    assert found["process"] == found["thread"] == [["k4", "k5", "k6", "k7"], ["k8", "k9"]]
-
-
-@pytest.mark.parametrize("decode", ["thread", "process"])
-def test_a_file_that_is_gone_is_told_as_the_load_stages_matter(tmp_path, decode):
-    samples = files(tmp_path)
-    samples[6]["path"] += ".gone"
-    with reading(samples, decode=decode).loader() as loader:
-        iterator = iter(loader)
-        next(iterator)
-        with pytest.raises(FileNotFoundError) as caught:
-            next(iterator)
-    notes = "\n".join(caught.value.__notes__)
-    assert "stage 'load'" in notes
-    assert "sample 'k6' at position 6" in notes
-    with reading([{"key": "a"}]).loader() as loader, pytest.raises(GraphError, match="'path'"):
-        list(loader)
-
-
-def test_encoded_bytes_of_another_field_are_decoded_and_the_files_ride_along(tmp_path):
-    samples = [{**s, "image": SAMPLES[n]["image"]} for n, s in enumerate(files(tmp_path))]
-    ours, theirs = delivered(reading(samples)), delivered(reading(samples, "thread"))
-    assert_same(ours, theirs)
-    assert [batch["bytes"] for batch in ours] == [batch["bytes"] for batch in theirs]
-
-
-@pytest.mark.parametrize("options", [{"on_error": pg.Skip()}, {"load": "thread"}])
-def test_a_load_with_a_thread_or_a_policy_of_its_own_reads_for_itself(tmp_path, options):
-    plan = reading(files(tmp_path), **options).plan()
-    assert plan.stages["load"].within is None

@@ -2,13 +2,12 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import GraphError
 
 PIXELS = torch.arange(2 * 5 * 7 * 3).remainder(256).to(torch.uint8).view(2, 5, 7, 3)
 
@@ -54,42 +53,6 @@ def test_a_layout_is_made_from_the_one_that_is_there(above, layout):
     assert batch.is_contiguous(memory_format=kept)
 
 
-def test_what_a_function_returns_is_taken_as_hwc():
-    back = ops.Map(lambda batch: batch.permute(0, 2, 3, 1))
-    batch = made_of(list(PIXELS), ops.Batch(2), normalized(), back, ops.ToLayout("NCHW"))
-    assert torch.allclose(batch, EXPECTED, atol=1e-6)
-
-
-def test_what_a_collate_makes_is_taken_as_hwc():
-    batches = ops.Batch(2, collate=lambda images: torch.stack(images).permute(0, 2, 3, 1))
-    batch = made_of(list(PIXELS), normalized(), batches, ops.ToLayout("NCHW"))
-    assert torch.allclose(batch, EXPECTED, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [False, True])
-@pytest.mark.parametrize(
-    ("steps", "shape", "message"),
-    [
-        ([ops.Batch(2)], (5, 7), r"a batch of images has at least 4 dimensions, NHWC, got shape \(2, 5, 7\)"),
-        (
-            [],
-            (5, 7),
-            r"an image has at least 3 dimensions, HWC, got shape \(5, 7\); .* image\[\.\.\., None\]",
-        ),
-    ],
-)
-def test_an_image_without_channels_is_refused(steps, shape, message, dtype):
-    after = [ops.ToDtype(torch.float32)] if dtype else []
-    with pytest.raises(DataError, match=f"ToLayout: {message}"):
-        made_of([torch.zeros(shape, dtype=torch.uint8)] * 2, *steps, ops.ToLayout("channels_last"), *after)
-
-
-def test_clips_keep_their_frames_in_front():
-    clips = torch.stack([PIXELS, PIXELS])
-    batch = made_of(list(clips), ops.Batch(2), ops.ToLayout("NCHW"))
-    assert torch.equal(batch, clips.permute(0, 1, 4, 2, 3))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -109,31 +72,3 @@ def test_clips_keep_their_frames_in_front():
 def test_what_no_image_can_be_made_with_is_refused_at_once(make, message):
     with pytest.raises(GraphError, match=message):
         make()
-
-
-@pytest.mark.parametrize(
-    ("samples", "steps", "message"),
-    [
-        ([PIXELS], [normalized()], r"shape \(2, 5, 7, 3\); a sample is one image, and NHWC is for what Batch makes"),
-        (
-            [{"image": np.zeros((5, 7, 3), np.uint8)}],
-            [normalized()],
-            "Normalize: .* field 'image' is of type ndarray; convert it with torch.from_numpy .* or put Batch before",
-        ),
-        (
-            [np.zeros((5, 7, 3), np.uint8)],
-            [ops.ToDtype(torch.float32)],
-            "ToDtype: .* got ndarray; convert it with torch.from_numpy",
-        ),
-        ([{"image": "a.jpg"}], [ops.ToLayout("NCHW")], "ToLayout: .* field 'image' is of type str\n"),
-        ([{"label": 1}], [ops.ToLayout("NCHW")], "ToLayout: a tensor or a field 'image' is needed, got label"),
-        (
-            [torch.zeros(0, 7, 3, dtype=torch.uint8)],
-            [ops.Batch(1), normalized()],
-            r"Normalize: images without pixels, of shape \(1, 0, 7, 3\)",
-        ),
-    ],
-)  # fmt: skip
-def test_what_is_given_is_named(samples, steps, message):
-    with pytest.raises(DataError, match=message):
-        made_of(samples, *steps)

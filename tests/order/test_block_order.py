@@ -68,13 +68,6 @@ def test_it_equals_the_cpp_sampler_index_for_index(cpp_samplers, kind, order):
         assert this.length(size, world_size) == len(expected)
 
 
-@pytest.mark.slow  # torch's headers take a compiler half a minute
-@pytest.mark.parametrize("size", [65_535, 65_536, 65_537, 200_000])
-def test_it_equals_the_cpp_sampler_where_the_shuffle_changes_its_way_of_drawing(cpp_samplers, size):
-    (expected,) = cpp_samplers([("random", size, 3, 2, 1, 17, -1)])
-    assert BlockOrder(compat=True).indices(size, 0, 17, 2, 3).tolist() == expected
-
-
 def test_without_duplicates_every_epoch_leaves_out_others():
     order = BlockOrder(allow_duplicates=False)
     left_out = set()
@@ -102,14 +95,6 @@ def test_a_resize_cuts_the_remaining_spans_of_the_first_list_anew():
     assert order.positions(20, rank=2, world_size=3, start=4, history=[(2, 3)]).tolist() == [23]
 
 
-def test_a_large_set_needs_no_memory_for_its_samples():
-    total = 2_500_000_000
-    positions = BlockOrder().positions(total, 1, 2, 15, 16, start=100_000_000, stop=100_001_000)
-    assert len(set(positions.tolist())) == 1_000
-    assert positions.max() < total
-    assert positions.max() > total // 2
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -120,13 +105,3 @@ def test_a_large_set_needs_no_memory_for_its_samples():
 def test_wrong_parameters_are_refused(arguments, message):
     with pytest.raises(GraphError, match=message):
         BlockOrder(**arguments)
-
-
-def test_a_size_beyond_the_data_is_refused():
-    with pytest.raises(GraphError, match="at most the samples there are, 10, got 11"):
-        BlockOrder(size=11).indices(10)
-
-
-def test_compat_refuses_sizes_where_the_class_shuffles_in_another_way():
-    with pytest.raises(GraphError, match=r"fewer than 2\*\*32 samples"):
-        BlockOrder(compat=True).indices(2**32, stop=1)

@@ -196,22 +196,6 @@ def test_orders_are_hashable_values_whose_config_is_json_and_makes_them_again(or
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=repr)
-def test_numpy_numbers_arrays_and_lists_are_taken_alike(order):
-    counts = [11, 0, 25, 4]
-    expected = order.indices(counts, 3, 1, 1, 3).tolist()
-    for layout in (tuple(counts), np.array(counts), np.array(counts, dtype=np.uint8)):
-        assert order.indices(layout, np.int64(3), np.int64(1), np.int64(1), np.int64(3)).tolist() == expected
-    assert order.length(40, 3) == order.length(np.int64(40), 3) == order.length(np.array(40), 3)
-
-
-@pytest.mark.parametrize("order", ORDERS, ids=repr)
-def test_what_is_returned_may_be_written_to(order):
-    first = order.indices(50, 1, 0, 0, 2)
-    first[:] = -1
-    assert Counter(order.indices(50, 1, 0, 0, 2).tolist())[-1] == 0
-
-
-@pytest.mark.parametrize("order", ORDERS, ids=repr)
 @settings(max_examples=12)
 @given(
     layout=LAYOUTS,
@@ -236,24 +220,3 @@ def test_what_ranks_consumed_unequally_and_with_holes_is_left_out_and_the_rest_c
     if pads(order) or is_uneven(order):
         assert len(seen) == total
     json.dumps(history)
-
-
-def test_a_history_that_does_not_fit_its_ranks_is_refused():
-    for history in ([(2, [1, 2, 3])], [(2, [1, "x"])], [(2, [1, -1])], [(0, 1)], [(2,)]):
-        with pytest.raises(GraphError, match="history must be pairs"):
-            LaneOrder().length(10, history=history)
-    with pytest.raises(StateError, match="consumed 6 samples"):
-        LaneOrder().length(10, history=[(2, [1, [2, "8"]])])
-
-
-def test_positions_may_be_a_list_or_one_number_and_others_are_said():
-    order = StridedOrder(shuffle=True)
-    expected = order.samples_at(10, np.arange(4), 3, 1).tolist()
-    assert order.samples_at(10, [0, 1, 2, 3], 3, 1).tolist() == expected
-    assert order.samples_at(10, range(4), 3, 1).tolist() == expected
-    assert order.samples_at(10, 2, 3, 1) == expected[2]
-    assert order.samples_at(10, [], 3, 1).tolist() == []
-    assert order.samples_at(0, [], 3, 1).tolist() == []
-    for wrong in ("ab", [1.5], [None]):
-        with pytest.raises(GraphError, match="positions must be whole numbers"):
-            order.samples_at(10, wrong, 3, 1)

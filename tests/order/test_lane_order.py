@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from pipegraph.errors import GraphError
-from pipegraph.order import LaneOrder, ManifestLike
+from pipegraph.order import LaneOrder
 from pipegraph.order.lane_order import LanedEpoch
-
-
-@dataclasses.dataclass(frozen=True)
-class Manifest:
-    """Parts of blocks, as a manifest lists them."""
-
-    parts: tuple[tuple[int, ...], ...]
-
-    @property
-    def part_samples(self):
-        return np.array([sum(blocks) for blocks in self.parts], dtype=np.int64)
-
-    @property
-    def block_samples(self):
-        return np.array([samples for blocks in self.parts for samples in blocks], dtype=np.int64)
-
-    @property
-    def digest(self):
-        return str(self.parts)
 
 
 def epoch_of(samples, lanes, window=1, seed=3, epoch=0):
@@ -70,23 +49,6 @@ def test_rotation_spreads_block_switches_in_time():
     # 240 lanes switch once in 999 steps; together they would do it in one step.
     assert switches.sum() >= 230
     assert switches.max() <= 5
-
-
-def test_a_layout_of_few_blocks_has_fewer_lanes():
-    order = LaneOrder()
-    assert order.lane_count(10**9) == 1
-    assert order.lane_count([5, 5, 5]) == 3
-    assert order.lane_count([5] * 1_000) == 240
-    assert order.lane_count([]) == 1
-    assert sorted(order.indices(3_000, 1, 2)) == list(range(3_000))
-
-
-def test_a_manifest_is_read_by_blocks_and_equals_the_layout_of_its_blocks():
-    manifest = Manifest(((4, 9, 0), (11,), (), (2, 2, 2, 70)))
-    assert isinstance(manifest, ManifestLike)
-    order = LaneOrder(lanes=3)
-    assert order.indices(manifest, 1, 0).tolist() == order.indices(manifest.block_samples, 1, 0).tolist()
-    assert order.indices(manifest, 1, 0).tolist() != order.indices(manifest.part_samples, 1, 0).tolist()
 
 
 def test_without_shuffle_samples_come_in_manifest_order():

@@ -19,13 +19,6 @@ class Backwards(pg.order.Order):
         return (-1 - epoch - positions) % pg.order.total_samples(layout)
 
 
-def test_every_rank_has_its_share_and_short_ones_are_padded():
-    order = Backwards()
-    shares = [order.indices(10, epoch=1, rank=rank, world_size=4).tolist() for rank in range(4)]
-    assert shares[0] == [8, 4, 0]
-    assert shares[3] == [5, 1, 7]  # 7: padding, from the head of the stream
-
-
 def test_what_is_left_is_dealt_to_another_number_of_ranks():
     order = Backwards()
     history = [(4, 1)]
@@ -50,15 +43,3 @@ def test_a_loader_resumes_with_it_at_another_world_size():
             loader.load_state_dict(states)
             seen += list(loader)
     assert list(range(24)) == sorted(seen)
-
-
-@dataclasses.dataclass(frozen=True)
-class OftenTheFirst(pg.order.Order):
-    """The first ten samples, the first of them in 91 of 100 places."""
-
-    def config(self):
-        return {"order": "OftenTheFirst"}
-
-    def draw(self, layout, positions, seed, epoch):
-        places = np.asarray(positions) % 100
-        return np.where(places % 10 == 0, places // 10, 0)

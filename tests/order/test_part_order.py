@@ -20,12 +20,6 @@ def test_the_parts_are_those_of_the_recipe(seed, trainer_num):
         assert ours.tolist() == recipe
 
 
-def test_other_epochs_and_large_seeds_have_other_orders():
-    order = PartOrder()
-    drawn = {tuple(order.parts(50, seed, epoch)) for seed in (0, 1, 2**32, 2**40) for epoch in (0, 1, 2)}
-    assert len(drawn) == 12
-
-
 def test_samples_are_those_of_the_parts_one_after_the_other_permuted_within():
     sizes = np.array([40, 7, 0, 90, 1, 33])
     starts = np.cumsum(sizes) - sizes
@@ -61,14 +55,6 @@ def test_unequal_parts_are_padded_dropped_or_left_uneven():
     assert (padded.positions(sizes, rank=1, world_size=2)[8:] >= 28).all()
 
 
-def test_ranks_without_a_part_repeat_anothers():
-    order = PartOrder(shuffle=False)
-    every = [order.positions([3, 3], rank=rank, world_size=5) for rank in range(5)]
-    assert [p[0] % 6 for p in every] == [0, 3, 0, 3, 0]
-    assert len(set(np.concatenate(every).tolist())) == 15
-    assert PartOrder(tail="drop").length([3, 3], 5) == 0
-
-
 def test_a_resize_splits_begun_parts_and_deals_the_others_again():
     order = PartOrder(shuffle=False, tail="uneven")
     sizes = [10] * 8
@@ -79,14 +65,6 @@ def test_a_resize_splits_begun_parts_and_deals_the_others_again():
     assert after[0][4:] == [*range(40, 50), *range(70, 80)]
     assert after[1][4:] == [*range(50, 60)]
     assert after[2][4:] == [*range(60, 70)]
-
-
-def test_a_part_is_split_again_when_it_is_begun_still():
-    order = PartOrder(shuffle=False, tail="uneven")
-    history = [(1, 4), (3, 1)]  # 4..99 is cut into three, of which each rank reads one
-    left = [order.indices([100], rank=r, world_size=2, history=history).tolist() for r in range(2)]
-    assert left[0] + left[1] == [*range(5, 36), *range(37, 68), *range(69, 100)]
-    assert abs(len(left[0]) - len(left[1])) <= 1
 
 
 @pytest.mark.parametrize(

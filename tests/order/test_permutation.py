@@ -47,25 +47,6 @@ def test_elements_of_many_permutations_are_permuted_each_by_its_own():
         assert np.array_equal(together[mine], permute_one(values[mine], size, key))
 
 
-@pytest.mark.parametrize("size", [TABLE_SIZE + 1, 2_047, 2_049, 3_000])
-def test_a_network_over_few_bits_moves_every_place_to_every_other_alike(size):
-    # Chi-square of where 16 places, and the distances of 16 neighbours, go under many keys.
-    keys = derived_keys(1, np.arange(6_000))
-    sixteenth = 16 / size
-    for place in np.linspace(0, size - 2, 16).astype(np.int64):
-        at = np.full(len(keys), place)
-        sizes = np.full(len(keys), size)
-        image, neighbour = permute(at, sizes, keys), permute(at + 1, sizes, keys)
-        for drawn in (image, (neighbour - image) % size):
-            counts = np.bincount((drawn * sixteenth).astype(np.int64), minlength=16)
-            expected = (
-                np.bincount((np.arange(size) * sixteenth).astype(np.int64), minlength=16) / size * 6_000
-            )
-            chi_square = ((counts - expected) ** 2 / expected).sum()
-            # 15 degrees of freedom: above 49 once in 60,000 draws; here are 128.
-            assert chi_square < 49
-
-
 def test_the_permutations_never_change():
     assert shuffled(10, 3).tolist() == [6, 8, 4, 1, 3, 5, 9, 7, 0, 2]
     assert permute_one(np.arange(8), 2**20 + 1, 3).tolist() == [
@@ -87,17 +68,6 @@ def test_keys_are_hashed_not_added():
     assert key64("x", 1) == key64("x", np.int64(1))
     a, b = np.array([0]), np.array([1])
     assert derived_keys(0, a, b) != derived_keys(0, b, a)
-
-
-def test_the_memo_keeps_the_latest_within_its_bytes_and_always_two():
-    memo = BoundedMemo[bytes](10, len)
-    for name in "abc":
-        memo.get(name, lambda: b"1234")
-    assert len(memo) == 2
-    assert memo.get("c", lambda: b"other") == b"1234"
-    memo.get("large", lambda: b"1" * 100)
-    assert len(memo) == 2
-    assert memo.get("c", lambda: b"other") == b"1234"
 
 
 def test_the_memo_gives_all_threads_the_first_result():

@@ -44,16 +44,6 @@ def test_plan_position_and_resume_take_under_200_megabytes(order, layout):
     assert peak < 200e6
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=repr)
-def test_ranks_draw_different_samples_before_and_after_a_resize(order, layout):
-    before = [order.indices(layout, 7, 1, r, 8, 20_000_000, 20_000_011) for r in range(8)]
-    after = [order.indices(layout, 7, 1, r, 6, 0, 5_000, RESIZES[:1]) for r in range(6)]
-    samples = np.concatenate(before + after)
-    assert len(np.unique(samples)) == len(samples)
-    assert samples.min() >= 0
-    assert samples.max() < TOTAL
-
-
 def test_a_resized_lane_order_reads_the_stream_on(layout):
     order = LaneOrder()
     consumed = sum(ranks * steps for ranks, steps in RESIZES)

@@ -4,7 +4,6 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError
 
 MAKE = {
     "FromSequence": lambda **options: ops.FromSequence(range(50), **options),
@@ -19,18 +18,6 @@ def test_shuffle_says_whether_the_default_order_shuffles(name, shuffle):
     made = MAKE[name](shuffle=shuffle)
     assert type(made.order) is type(MAKE[name]().order)
     assert made.order.shuffle is shuffle
-
-
-@pytest.mark.parametrize("name", MAKE)
-def test_an_order_and_shuffle_are_not_given_together(name):
-    with pytest.raises(GraphError, match=rf"{name}: give order= or shuffle=, not both"):
-        MAKE[name](shuffle=True, order=pg.order.BlockOrder())
-
-
-@pytest.mark.parametrize("name", MAKE)
-def test_what_is_no_bool_is_refused(name):
-    with pytest.raises(GraphError, match=rf"{name}: shuffle must be True, False or None, got 'yes'"):
-        MAKE[name](shuffle="yes")
 
 
 def test_a_shuffled_epoch_has_every_sample_once_in_another_order_each_time():

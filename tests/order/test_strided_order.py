@@ -40,11 +40,6 @@ def test_it_equals_distributed_sampler_on_a_large_set():
     np.testing.assert_array_equal(StridedOrder().indices(n, 3, 2, 5, 7), np.fromiter(sampler, np.int64))
 
 
-def test_an_empty_set_is_an_empty_epoch():
-    assert StridedOrder().indices(0, world_size=3).size == 0
-    assert StridedOrder().length([0, 0], 3) == 0
-
-
 def test_positions_of_padded_places_are_at_least_n_and_repeat_the_head():
     order = StridedOrder()
     positions = np.sort(np.concatenate([order.positions(5, rank=r, world_size=4) for r in range(4)]))
@@ -52,13 +47,6 @@ def test_positions_of_padded_places_are_at_least_n_and_repeat_the_head():
     head = order.samples_at(5, np.arange(3, dtype=np.int64), seed=9, epoch=4)
     padded = order.samples_at(5, np.arange(5, 8, dtype=np.int64), seed=9, epoch=4)
     assert head.tolist() == padded.tolist()
-
-
-def test_pieces_joined_are_the_whole():
-    order = StridedOrder()
-    whole = order.indices([300, 0, 701], 1, 2, 1, 3)
-    pieces = [order.indices([300, 0, 701], 1, 2, 1, 3, a, a + 50) for a in range(0, 400, 50)]
-    np.testing.assert_array_equal(np.concatenate(pieces), whole)
 
 
 def test_history_continues_in_the_same_stream():
@@ -95,21 +83,3 @@ def test_more_consumed_than_there_is_is_refused():
 def test_wrong_arguments_are_refused_with_rule_value_and_remedy(arguments, message):
     with pytest.raises(GraphError, match=message):
         StridedOrder().indices(**arguments)
-
-
-def test_orders_are_values_with_a_config_and_a_repr():
-    assert StridedOrder() == StridedOrder(shuffle=True, drop_last=False)
-    assert len({StridedOrder(), StridedOrder(), StridedOrder(drop_last=True)}) == 2
-    assert StridedOrder().config() == {"order": "StridedOrder", "shuffle": True, "drop_last": False}
-    assert repr(StridedOrder()) == "StridedOrder(shuffle=True, drop_last=False)"
-
-
-def test_a_permutation_that_takes_minutes_says_so_and_names_an_order_that_does_not(caplog, monkeypatch):
-    monkeypatch.setattr("pipegraph.order.strided_order.LARGE", 1000)
-    StridedOrder().indices(999, seed=41, rank=0, world_size=1)
-    StridedOrder(shuffle=False).indices(1000, seed=41, rank=0, world_size=1)
-    assert not caplog.records
-    StridedOrder().indices(1000, seed=41, rank=0, world_size=1)
-    (record,) = caplog.records
-    assert "a permutation of 1,000 samples" in record.getMessage()
-    assert "order=pg.order.BlockOrder()" in record.getMessage()

@@ -1,13 +1,9 @@
 """Planted bottlenecks, without threads: the facts come from an exact simulation of queues in a row."""
 
 import random
-from collections import Counter
 
 import pytest
 
-import pipegraph as pg
-from pipegraph import operators as ops
-from pipegraph.measured import Measured
 from pipegraph.measurements import StageProfile
 from pipegraph.profile.bottleneck import (
     CONSUMER,
@@ -17,7 +13,6 @@ from pipegraph.profile.bottleneck import (
     find_lock_holder,
     wait_for_each_other,
 )
-from pipegraph.profile.collect import _cause, _wake_s
 
 
 def line(costs, workers, capacity, items=400):
@@ -105,28 +100,6 @@ def test_of_two_branches_it_is_the_one_that_keeps_their_source_waiting():
     assert find_bottleneck(busy, edges) == "second"
 
 
-def test_a_short_pass_that_fills_its_queues_for_long_is_held_back_by_the_stage_that_works_most():
-    # Measured: 80 items, of which about 40 fit into the queues above "third".
-    busy = {
-        "read": 0.51,
-        "other": 0.0,
-        "first": 0.61,
-        "second": 0.28,
-        "zip": 0.0,
-        "third": 0.88,
-        CONSUMER: 0.34,
-    }
-    edges = [
-        EdgeFacts("read", "first", 0.38, 0.036),
-        EdgeFacts("other", "second", 0.42, 0.013),
-        EdgeFacts("first", "zip", 0.94, 0.0),
-        EdgeFacts("second", "zip", 0.0, 0.29),
-        EdgeFacts("zip", "third", 0.11, 0.0),
-        EdgeFacts("third", CONSUMER, 0.66, 0.0),
-    ]
-    assert find_bottleneck(busy, edges) == "third"
-
-
 @pytest.mark.parametrize(
     ("read", "decode", "train", "expected"),
     [(0.6, 0.1, 0.3, "read"), (0.1, 0.6, 0.3, "decode"), (0.1, 0.2, 0.7, CONSUMER)],
@@ -137,11 +110,6 @@ def test_inline_stages_take_turns_so_the_longest_turn_is_named(read, decode, tra
         EdgeFacts("decode", CONSUMER, read + decode, 0.0, inline=True),
     ]
     assert expected == find_bottleneck({"read": read, "decode": decode, CONSUMER: train}, edges)
-
-
-def test_a_trace_of_starvation_is_nobodys_fault():
-    edges = [EdgeFacts("read", CONSUMER, 0.01, 0.0)]
-    assert find_bottleneck({"read": 0.5, CONSUMER: 0.99}, edges) == CONSUMER
 
 
 def working(busy, cores, coreless=None):
@@ -177,28 +145,6 @@ def test_threads_that_have_no_core_do_not_wait_for_the_lock():
     assert find_lock_holder("burn", working(busy, cores, {"burn": 3.3}), 5e-3) is None
 
 
-def test_the_lock_is_found_also_where_other_programs_leave_few_cores():
-    stages = working({"loops": 1.96}, {"loops": 0.08}, {"loops": 1.5})
-    assert find_lock_holder("loops", stages, 6e-3) == "loops"
-
-
-def test_a_stage_that_hardly_ran_is_not_blamed_for_the_lock_where_others_take_the_cores():
-    stages = working({"read": 1.0, "map": 0.4}, {"read": 0.02, "map": 0.01}, {"read": 0.6})
-    assert find_lock_holder("read", stages, 8e-3) is None
-
-
-def test_what_a_thread_ran_outside_of_its_work_makes_no_stage_a_holder_of_the_lock():
-    """Imports at the start of a short pass."""
-    graph = pg.Graph("imports")
-    graph.add(ops.FromSequence(range(60)), name="source").then(abs, name="map")
-    plan = graph.plan()
-    stages = {
-        "source": StageProfile(1, running=0.2, coreless=0.2, backend=plan.stages["source"].backend),
-        "map": StageProfile(1, busy=0.1, running=0.02, backend=plan.stages["map"].backend),
-    }
-    assert _cause(plan, stages, "map", 2e-3, 0.25, 2.0) == ("map", "stage")
-
-
 @pytest.mark.parametrize(
     ("durations", "workers", "expected"),
     [
@@ -212,37 +158,6 @@ def test_what_a_thread_ran_outside_of_its_work_makes_no_stage_a_holder_of_the_lo
 )
 def test_workers_that_wait_for_each_other_are_told_by_their_first_calls(durations, workers, expected):
     assert wait_for_each_other(durations, workers, 1) == expected
-
-
-def test_a_wake_that_was_late_for_want_of_a_core_says_nothing_of_the_lock():
-    life = Counter({("coreless_ns", "idle"): 9_000_000, ("coreless_ns", "busy"): 90_000_000})
-    passes = Counter(
-        {("late_ns", "idle"): 10_000_000, ("wakes", "idle"): 4, ("late_ns", "busy"): 5, ("wakes", "busy"): 1}
-    )
-    measured = Measured(life, passes, workers={"idle": 1, "busy": 1})
-    assert _wake_s(measured) == pytest.approx(0.2e-3)
-
-
-def test_the_busiest_stage_may_have_waited_for_its_first_items():
-    busy = {"read": 0.43, "zip": 0.01, "slow": 0.92, CONSUMER: 0.2}
-    edges = [
-        EdgeFacts("read", "zip", 0.98, 0.0),
-        EdgeFacts("zip", "slow", 0.08, 0.0),
-        EdgeFacts("slow", CONSUMER, 0.8, 0.0),
-    ]
-    assert find_bottleneck(busy, edges) == "slow"
-    assert find_bottleneck({**busy, "read": 0.95}, edges) == "read"
-
-
-def test_filling_the_queues_at_the_start_is_no_waiting():
-    """A run so short that its queues never fill: the stage that works nearly all the time sets the pace."""
-    busy = {"read": 0.44, "zip": 0.01, "slow": 0.96, CONSUMER: 0.2}
-    edges = [
-        EdgeFacts("read", "zip", 0.98, 0.0),
-        EdgeFacts("zip", "slow", 0.03, 0.0),
-        EdgeFacts("slow", CONSUMER, 0.8, 0.0),
-    ]
-    assert find_bottleneck(busy, edges) == "slow"
 
 
 @pytest.mark.parametrize(

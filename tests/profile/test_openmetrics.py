@@ -1,13 +1,10 @@
 """The text that Prometheus scrapes, read with its own parser; and plain numbers for loggers."""
 
-import sys
-
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import MissingExtraError
 
 HOSTILE = 'a "quoted"\\ name\nof two lines, {braces}'
 
@@ -48,16 +45,3 @@ def test_counters_never_fall_from_pass_to_pass(loader):
             for earlier, later in ((before, middle), (middle, after)):
                 old = {tuple(sorted(s.labels.items())): s.value for s in earlier[name].samples}
                 assert all(s.value >= old[tuple(sorted(s.labels.items()))] for s in later[name].samples), name
-
-
-def test_scalars_are_plain_numbers(loader):
-    list(loader)
-    numbers = loader.profile().scalars()
-    assert numbers["source/workers"] == 1.0 and numbers[f"{HOSTILE}/workers"] == 2.0
-    assert all(type(value) is float for value in numbers.values())
-
-
-def test_metrics_without_prometheus_client_name_the_extra(loader, monkeypatch):
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(MissingExtraError, match='pip install "prometheus_client>='):
-        loader.metrics()

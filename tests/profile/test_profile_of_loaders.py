@@ -1,17 +1,13 @@
 """Profiles of real graphs. Planted costs are held by gates and by spinning, never judged by the clock."""
 
 import dataclasses
-import sys
 import threading
-from collections import Counter
-from time import perf_counter_ns, thread_time_ns
+from time import perf_counter_ns
 
 import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.measured import Measured
-from pipegraph.profile.collect import profile_of
 
 ITEMS = 60
 
@@ -60,26 +56,6 @@ def test_a_planted_bottleneck_is_named_in_a_running_graph(costs, workers, train,
             break
     else:
         pytest.skip("other programs made another stage slower in each of 20 runs, so there is nothing to see")
-    assert expected == found.bottleneck, str(found)
-
-
-@pytest.mark.parametrize(("cost", "expected"), [(6, "s0"), (0.2, "consumer")])
-def test_inline_stages_count_as_waiting_of_the_training_loop(cost, expected, monkeypatch):
-    now = [0]  # the time passes in the thread of the training loop alone
-    for name, module in list(sys.modules.items()):
-        if name.startswith("pipegraph.") and hasattr(module, "perf_counter_ns"):
-            monkeypatch.setattr(module, "perf_counter_ns", lambda: now[0])
-
-    def takes(milliseconds):
-        now[0] += int(milliseconds * 1e6)
-
-    graph = pg.Graph("planted")
-    source = graph.add(ops.FromIterable(range(ITEMS)), name="source")
-    source.then(lambda x: takes(cost), name="s0", backend="inline")
-    with graph.loader() as loader:
-        for _ in loader:
-            takes(3)
-        found = loader.profile()
     assert expected == found.bottleneck, str(found)
 
 
@@ -160,18 +136,6 @@ def test_rest_between_passes_does_not_dilute_the_rates():
         assert first.elapsed_s == loader.profile().elapsed_s
 
 
-def test_time_after_a_break_does_not_count_either():
-    loader = chain((1,), (1,)).loader()
-    with loader:
-        for _ in loader:
-            break
-        at_once = loader.profile()
-        works_for(150)(0)
-        later = loader.profile()
-    assert at_once.elapsed_s == later.elapsed_s
-    assert at_once.stall_s == later.stall_s
-
-
 def test_a_queue_that_had_to_grow_is_shown():
     graph = pg.Graph("branches")
     source = graph.add(ops.FromIterable(range(64)), name="source", capacity=2)
@@ -184,22 +148,6 @@ def test_a_queue_that_had_to_grow_is_shown():
     assert grown
     name = next(iter(grown))
     assert f"{name}: queue grew to {grown[name]} items" in str(found)
-
-
-def test_counters_of_an_operator_are_in_the_profile():
-    class Counts(pg.Operator):
-        def open(self, context):
-            self.count = context.count
-
-        def process(self, chunk):
-            self.count("evens", int(chunk.data % 2 == 0))
-            return chunk
-
-    graph = pg.Graph("counting")
-    graph.add(ops.FromIterable(range(9)), name="source").then(Counts(), name="counts", workers=2)
-    with graph.loader() as loader:
-        list(loader)
-        assert dict(loader.profile().stages["counts"].counters) == {"evens": 5}
 
 
 def test_profile_may_be_asked_from_another_thread_while_a_pass_runs():
@@ -223,24 +171,6 @@ def test_profile_may_be_asked_from_another_thread_while_a_pass_runs():
     assert found == sorted(found)
 
 
-def test_a_profile_after_an_open_that_failed_shows_that_nothing_ran():
-    class Fails(pg.Operator):
-        def open(self, context):
-            raise OSError("no such model")
-
-        def process(self, chunk):
-            return chunk
-
-    graph = pg.Graph("closed at once")
-    graph.add(ops.FromIterable(range(3)), name="source").then(Fails(), name="fails")
-    loader = graph.loader()
-    with pytest.raises(OSError, match="no such model"):
-        list(loader)
-    found = loader.profile()
-    assert found.items == 0
-    assert "Nothing has been delivered yet." in str(found)
-
-
 def test_stages_that_the_plan_left_out_are_listed_with_no_workers():
     import torch
 
@@ -252,104 +182,6 @@ def test_stages_that_the_plan_left_out_are_listed_with_no_workers():
         found = loader.profile()
     assert found.stages["copy"] == pg.types.StageProfile()
     assert "copy    left out" in str(found)
-
-
-def test_a_source_that_reads_groups_is_timed_by_the_item():
-    class Grouped:
-        """Each group of items takes 20 ms to read."""
-
-        def __len__(self):
-            return 64
-
-        def __getitem__(self, index):
-            raise AssertionError("read by groups")
-
-        def __getitems__(self, indices):
-            works_for(20)(None)
-            return list(indices)
-
-    graph = pg.Graph("groups")
-    graph.add(ops.FromSequence(Grouped()), name="source")
-    with graph.loader() as loader:
-        assert list(loader) == list(range(64))
-        source = loader.profile().stages["source"]
-    assert source.items == 64
-    assert source.service_mean_s * 64 == pytest.approx(source.busy * loader.profile().elapsed_s, rel=0.01)
-
-
-def test_a_workers_time_on_a_core_is_measured_beside_its_busy_time():
-    """One that computes runs while it is busy, one that waits inside its work does not."""
-    waited = threading.Event()
-
-    def compute(x):
-        end = thread_time_ns() + 3_000_000
-        while thread_time_ns() < end:
-            pass
-        return x
-
-    def wait(x):
-        waited.wait(0.02)
-        return x
-
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(range(20))).then(compute, name="compute").then(wait, name="wait").then(
-        lambda x: x, name="inline", backend="inline"
-    )
-    with graph.loader() as loader:
-        assert list(loader) == list(range(20))
-        running = loader.profile()
-    for profile in (running, loader.profile()):
-        seconds = {name: (s.running or 0.0) * profile.elapsed_s for name, s in profile.stages.items()}
-        assert seconds["compute"] >= 0.03  # the first rows may be done before the pass begins to count
-        assert seconds["wait"] < profile.stages["wait"].busy * profile.elapsed_s / 2
-        assert profile.stages["inline"].running is None
-
-
-def test_a_run_of_no_length_blames_nobody():
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable([1]))
-    with graph.loader() as loader:
-        list(loader)
-        totals = loader._crew.pass_totals
-        totals._total["elapsed", ""] = 1000
-        assert loader.profile().bottleneck == "consumer" and "too briefly" in loader.profile().conclusion
-
-
-class SlowSampler:
-    """Draws an index in no less than two milliseconds."""
-
-    def __len__(self):
-        return ITEMS
-
-    def __iter__(self):
-        return map(works_for(2), range(ITEMS))
-
-
-def test_the_time_in_which_a_sampler_draws_is_that_of_its_source():
-    graph = pg.Graph("sampled")
-    graph.add(ops.FromSequence(range(ITEMS), sampler=SlowSampler()), name="read", workers=2).then(
-        abs, name="map"
-    )
-    with graph.loader() as loader:
-        list(loader)
-        found = loader.profile()
-    assert found.stages["read"].drawing * found.elapsed_s >= 0.002 * ITEMS * 0.99
-    assert found.stages["map"].drawing == 0.0
-
-
-def test_a_slow_sampler_is_its_sources_and_not_the_maps_behind_it():
-    graph = pg.Graph("sampled")
-    read = graph.add(ops.FromSequence(range(ITEMS), sampler=range(ITEMS)), name="read", workers=2)
-    read.then(abs, name="map")
-    second = 10**9
-    waits = {("get", "map", 0): 0.9 * second, ("get", "", 0): 0.95 * second}
-    passes = {("elapsed", ""): second, ("drawing", "read"): 0.92 * second, ("busy_ns", "map"): 0.06 * second}
-    counts = {("items", stage): ITEMS for stage in ("read", "map", "")}
-    measured = Measured(Counter(counts), Counter(passes | waits), workers={"read": 2, "map": 1}, cores=2.0)
-    found = profile_of(graph.plan(), measured, (), 0)
-    assert (found.bottleneck, found.cause) == ("read", "stage")
-    assert "its sampler draws 92 % of the time, one index after the other" in found.conclusion
-    assert found.advice.settings == {} and "drawn before the pass" in found.advice.limit
 
 
 @pytest.mark.parametrize(

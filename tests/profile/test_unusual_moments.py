@@ -2,14 +2,12 @@
 
 import json
 import math
-import pickle
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError
 from pipegraph.profile.report import render_report
 
 
@@ -82,36 +80,3 @@ def test_a_pass_that_failed_at_an_item_and_one_that_could_not_start():
         with pytest.raises(RuntimeError, match="no device"):
             list(loader)
         check(loader)
-
-
-def test_an_earlier_profile_is_one_of_the_same_loader():
-    graph = pg.Graph("two loaders")
-    graph.add(ops.FromSequence(range(20)), name="numbers")
-    with graph.loader() as loader, graph.loader() as other:
-        for since in (3, "profile"):
-            with pytest.raises(GraphError, match="since must be an earlier profile of this loader"):
-                loader.profile(since=since)
-        first = loader.profile()
-        assert len(list(loader)) == len(list(other)) == 20
-        assert loader.profile(since=first).items == 20
-        with pytest.raises(GraphError, match="since must be an earlier profile of this loader"):
-            other.profile(since=loader.profile())
-        with pytest.raises(GraphError, match="since must be an earlier profile of this loader"):
-            loader.profile(since=pickle.loads(pickle.dumps(loader.profile())))
-
-
-def test_one_recording_at_a_time_traces_and_only_loaders_are_recorded(tmp_path):
-    graph = pg.Graph("traced twice")
-    graph.add(ops.FromSequence(range(20)), name="numbers")
-    with graph.loader() as loader, pg.record(loader, trace=tmp_path / "a.json"):
-        with (
-            pytest.raises(GraphError, match="traced by another recording"),
-            pg.record(loader, trace=tmp_path / "b.json"),
-        ):
-            pass
-        with pg.record(loader, log=lambda numbers, step: None):
-            assert len(list(loader)) == 20
-    assert json.loads((tmp_path / "a.json").read_text())["traceEvents"]
-    for make in (pg.record, pg.live):
-        with pytest.raises(GraphError, match=r"expected a loader, as graph.loader\(\) makes it"):
-            make(graph)

@@ -79,35 +79,6 @@ class Pass:
         return self.got
 
 
-def test_a_worker_that_waits_to_skip_its_sample_does_not_work_meanwhile(clock):
-    entered, gate = threading.Semaphore(0), threading.Event()
-
-    def parse(x):
-        entered.release()
-        if x == 0:
-            assert gate.wait(30)
-            return x
-        raise ValueError(x)
-
-    graph = pg.Graph("skips")
-    graph.add(ops.FromSequence(range(2)), name="read").then(
-        parse, name="parse", workers=2, on_error=pg.Skip(), capacity=1
-    )
-    with graph.loader() as loader:
-        running = Pass(loader)
-        assert entered.acquire(timeout=60) and entered.acquire(timeout=60)
-        until(loader._crew.run.channels["", 0], lambda stats: stats.putters_waiting == 1)
-        clock.moves(10)
-        under_way = loader.profile().stages["parse"]
-        gate.set()
-        assert running.ended() == [0]
-        parsed = loader.profile().stages["parse"]
-    assert (under_way.busy, under_way.blocked) == pytest.approx((0.5, 0.5))
-    assert (parsed.busy, parsed.blocked) == pytest.approx((0.5, 0.5))
-    assert parsed.service_mean_s == pytest.approx(5.0)  # ten seconds of two calls, of which one took no time
-    assert parsed.service_p50_s < 0.001
-
-
 def test_a_stage_that_hangs_is_busy_and_holds_training_back(clock):
     gate = Gate()
     graph = pg.Graph("hangs")
@@ -127,32 +98,6 @@ def test_a_stage_that_hangs_is_busy_and_holds_training_back(clock):
     assert hanging.busy == 1.0 and found.bottleneck == "hang"
     assert "'hang' holds training back: its worker is busy 100 % of the time" in found.conclusion
     assert hanging.service_mean_s == before.service_mean_s  # of items that came back
-
-
-def test_a_sampler_that_hangs_is_what_holds_training_back(clock):
-    entered, go = threading.Event(), threading.Event()
-
-    class Sampler:
-        def __len__(self):
-            return 4
-
-        def __iter__(self):
-            yield from (3, 2)
-            entered.set()
-            assert go.wait(30)
-            yield from (1, 0)
-
-    graph = pg.Graph("hangs")
-    graph.add(ops.FromSequence(range(4), sampler=Sampler()), name="read").then(abs, name="after")
-    with graph.loader() as loader:
-        running = Pass(loader)
-        assert entered.wait(30)
-        until_each_waits(loader, after=0, training=0)  # the first two are of a bundle
-        clock.moves(100)
-        found = loader.profile()
-        go.set()
-        assert running.ended() == [3, 2, 1, 0]
-    assert found.stages["read"].drawing == 1.0 and found.bottleneck == "read"
 
 
 def test_a_worker_is_not_at_work_while_it_sends_what_it_has(clock):

@@ -5,7 +5,6 @@ A number from one device with two slots is never called a two-device number.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -19,8 +18,6 @@ from pipegraph.device.backend import Stream, slots_on
 from pipegraph.device.copy import copy_tree
 from pipegraph.device.opening import backend_for
 from pipegraph.device.scattered import Scattered
-from pipegraph.errors import ReplicaError
-from pipegraph.replicas import gather, parallel_apply, replicate, scatter
 from pipegraph.replicas.buckets import plan_buckets
 from pipegraph.replicas.reduce_streams import ReduceStreams
 
@@ -190,71 +187,6 @@ def test_a_batch_scattered_on_copy_streams(make_executor: MakeExecutor, places: 
         backend.close()
 
 
-def test_the_parts_alone(places: list[str]) -> None:
-    module = model()
-    x = torch.randn(12, 8, dtype=torch.double, device=here(), requires_grad=True)
-    parts = scatter(x, places)
-    assert [part.device for part in parts] == [torch.device(place) for place in places]
-    outputs = parallel_apply(replicate(module, places), parts, devices=places)
-    joined = gather(outputs, here())
-    torch.testing.assert_close(joined, module(x), rtol=1e-12, atol=1e-12)
-    (grad,) = torch.autograd.grad(joined.pow(2).sum(), x)
-    (expected,) = torch.autograd.grad(module(x).pow(2).sum(), x)
-    torch.testing.assert_close(grad, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_what_is_gathered_on_the_host_is_there_when_the_call_returns(places: list[str]) -> None:
-    parts = []
-    for number, place in enumerate(places):
-        delay(100_000_000)
-        parts.append(torch.full((1 << 20,), float(number + 1), device=place))
-        parts[-1].mul_(2)
-    joined = gather(parts, "cpu")
-    assert [float(part.sum()) for part in joined.chunk(len(places))] == [
-        2.0 * (number + 1) * (1 << 20) for number in range(len(places))
-    ]
-
-
-class Complex(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.weight = nn.Parameter(torch.randn(8, 4, generator=generator, dtype=torch.complex128))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x.to(torch.complex128) @ self.weight).abs()
-
-
-def test_complex_parameters_are_summed(make_executor: MakeExecutor, places: list[str]) -> None:
-    alone = Complex().to(here())
-    theirs = sgd(alone.parameters())
-    executor = make_executor(Complex().to(here()), places, optimizer=sgd)
-    for step in (0, 1, 3):
-        theirs.zero_grad()
-        mean_loss(on_x(alone, there(batch(step))), there(batch(step))).backward()
-        theirs.step()
-        executor.step(batch(step), mean_loss, on_x)
-    assert_close(executor, alone)
-    assert_replicas_equal(executor)
-
-
-def test_a_batch_that_a_side_stream_makes_is_waited_for(
-    make_executor: MakeExecutor, places: list[str]
-) -> None:
-    executor = make_executor(model(), places)
-    whole = there(batch(0))["x"]
-    expected = executor(whole)
-    side = torch.Stream(here())
-    side.wait_stream(torch.accelerator.current_stream(here()))
-    with side:
-        late = torch.zeros_like(whole)
-        delay(100_000_000)
-        late.copy_(whole)
-        outputs = executor(late)
-    side.synchronize()
-    assert torch.equal(outputs, expected)
-
-
 def test_autocast_and_the_scaler(make_executor: MakeExecutor, accelerator: torch.device) -> None:
     executor = make_executor(model().float(), [here()] * 2, optimizer=sgd)
     scaler = torch.amp.GradScaler(accelerator.type, init_scale=2.0**30)
@@ -299,27 +231,6 @@ def test_forward_and_the_users_backward_equal_data_parallel(
             torch.testing.assert_close(ours.grad, other.grad, rtol=1e-12, atol=1e-13)
         executor.zero_grad()
         theirs.zero_grad()
-
-
-def test_a_loss_that_closes_over_a_module_of_the_model_is_refused_by_its_name(
-    make_executor: MakeExecutor, places: list[str]
-) -> None:
-    if len(places) == 1:
-        pytest.skip("the one replica is the model")
-    given = model()
-    head = given[-1]
-    executor = make_executor(given, places, optimizer=sgd)
-    with pytest.raises((ReplicaError, RuntimeError)) as failed:
-        executor.step(batch(0), lambda out, part: head(out.new_ones(len(out), 64)).pow(2).mean(), on_x)
-    said = "\n".join([str(failed.value), *failed.value.__notes__])
-    assert re.search(
-        r"loss of replica 1 uses parameter '6\.\w+' of replica 0: .*first replica.* forward=", said
-    )
-    executor.step(
-        batch(0),
-        lambda out, part: out.pow(2).mean(),
-        lambda module, part: module[-1](part["x"].new_ones(len(part["x"]), 64)),
-    )
 
 
 def test_a_vendors_own_sum_is_used_over_distinct_devices(

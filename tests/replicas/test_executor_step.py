@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,11 +10,9 @@ import pytest
 import torch
 from accelerators import drawn, places
 from torch import nn
-from torch.nn.functional import cross_entropy
 
-from pipegraph.device.scattered import Scattered
-from pipegraph.errors import PipegraphWarning, ReplicaError, StateError
-from pipegraph.replicas import ReplicaExecutor, Whole
+from pipegraph.errors import PipegraphWarning, ReplicaError
+from pipegraph.replicas import Whole
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
 
@@ -74,33 +71,6 @@ def test_a_scheduler_on_the_first_optimizer_drives_all(make_executor: MakeExecut
         executor.step(data(seed=step), square)
         ours.step()
         assert_replicas_equal(executor)
-    assert_close(executor, alone)
-
-
-def test_tensor_learning_rates_are_copied_by_value(make_executor: MakeExecutor) -> None:
-    executor = make_executor(
-        mlp(), 2, optimizer=lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), eps=1e-3)
-    )
-    executor.step(data(), square)
-    executor.optimizer.param_groups[0]["lr"].fill_(0.5)
-    executor.step(data(), square)
-    first, second = (optimizer.param_groups[0]["lr"] for optimizer in executor._optimizers.each)  # type: ignore
-    assert first.item() == second.item() == 0.5
-    assert first is not second
-    assert_replicas_equal(executor)
-
-
-def test_groups_by_name_from_the_module(make_executor: MakeExecutor) -> None:
-    def by_name(module: nn.Module) -> torch.optim.Optimizer:
-        biases = [p for name, p in module.named_parameters() if name.endswith("bias")]
-        weights = [p for name, p in module.named_parameters() if not name.endswith("bias")]
-        return torch.optim.SGD([{"params": weights, "weight_decay": 0.1}, {"params": biases}], lr=0.1)
-
-    alone = mlp()
-    train_alone(alone, 5, by_name(alone))
-    executor = make_executor(mlp(), 3, optimizer=by_name)
-    for step in range(5):
-        executor.step(data(seed=step), square)
     assert_close(executor, alone)
 
 
@@ -189,31 +159,6 @@ def test_sparse_frozen_shared_unused_and_sometimes_used(make_executor: MakeExecu
     assert executor.module.table.weight.grad is None
 
 
-def test_an_unused_parameter_is_not_moved_by_weight_decay(make_executor: MakeExecutor) -> None:
-    model = Odd()
-    model.table = nn.Embedding(10, 4, dtype=torch.double)
-    before = copy.deepcopy(model.unused.weight)
-    executor = make_executor(model, 2, optimizer=lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.5))
-    for _ in range(3):
-        executor.step(torch.arange(1, 7), square)
-    assert torch.equal(before, model.unused.weight)
-
-
-def test_freezing_and_thawing_between_steps(make_executor: MakeExecutor) -> None:
-    alone, optimizer = mlp(), None
-    executor = make_executor(mlp(), 2, optimizer=sgd)
-    optimizer = sgd(alone.parameters())
-    for step in range(9):
-        for model in (alone, executor.module):
-            model[0].requires_grad_(step % 3 != 1)
-        optimizer.zero_grad()
-        square(alone(data(seed=step)), None).backward()
-        optimizer.step()
-        executor.step(data(seed=step), square)
-        assert_replicas_equal(executor)
-    assert_close(executor, alone)
-
-
 def test_a_state_moves_between_any_numbers_of_replicas_and_one_device(
     make_executor: MakeExecutor,
 ) -> None:
@@ -249,33 +194,6 @@ def test_a_state_moves_between_any_numbers_of_replicas_and_one_device(
             assert_replicas_equal(each)
     for each in (executor, other, back):
         assert_close(each, alone)
-
-
-def test_a_loaded_state_is_every_replicas_own(make_executor: MakeExecutor) -> None:
-    executor = make_executor(mlp(), 2, optimizer=sgd)
-    executor.step(data(), square)
-    state = executor.state_dict()
-    executor.load_state_dict(state)
-    first, second = (next(iter(o.state.values()))["momentum_buffer"] for o in executor._optimizers.each)  # type: ignore
-    assert first.data_ptr() != second.data_ptr()
-
-
-def test_a_state_of_other_groups_is_refused(make_executor: MakeExecutor) -> None:
-    executor = make_executor(mlp(), 2, optimizer=sgd)
-    state = {"model": mlp().state_dict(), "optimizer": sgd(list(mlp().parameters())[:2]).state_dict()}
-    with pytest.raises(StateError, match=r"groups of \[2\] parameters, this optimizer of \[4\]"):
-        executor.load_state_dict(state)
-
-
-def test_train_and_eval_reach_every_replica(make_executor: MakeExecutor) -> None:
-    executor = make_executor(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)).double(), 2, optimizer=sgd)
-    executor.eval()
-    x = data()
-    torch.testing.assert_close(executor(x), executor.module(x), rtol=1e-12, atol=1e-12)
-    executor.module.train()  # directly on the module works too
-    warned = pytest.warns(PipegraphWarning, match="one generator")
-    with warned if torch.get_default_device().type == "cpu" else nullcontext():
-        assert not torch.equal(executor(x), executor.eval().module(x))
 
 
 def test_batch_norm_statistics_are_the_first_replicas_and_reach_all(make_executor: MakeExecutor) -> None:
@@ -317,55 +235,6 @@ def test_captions_and_keys_are_cut_by_rows_and_whole_values_are_not(make_executo
     assert seen == {0: (["a", "b", "c"], 9), 3: (["d", "e"], 9)}
 
 
-def test_a_scattered_batch_is_taken_as_it_is(make_executor: MakeExecutor) -> None:
-    executor, other = (make_executor(mlp(), 2, optimizer=sgd) for _ in range(2))
-    for step in range(3):
-        x = data(7, seed=step)
-        loss = executor.step(Scattered(x.split([4, 3]), places(2)), square).loss
-        assert torch.equal(loss, other.step(x, square).loss)
-    for mine, its in zip(executor.module.parameters(), other.module.parameters(), strict=True):
-        assert torch.equal(mine, its)
-    with pytest.raises(ReplicaError, match=r"scattered over \['(\w+)\S*, '\1"):
-        executor.step(Scattered(data(6).split(2), places(3)), square)
-
-
-def test_a_step_keeps_nothing_of_its_batch(make_executor: MakeExecutor) -> None:
-    import gc
-    import weakref
-
-    executor = make_executor(mlp(), 2, optimizer=sgd)
-    x = data()
-    held = weakref.ref(x.untyped_storage())
-    watched = weakref.ref(x)
-    executor.step(x, square)
-    del x
-    gc.collect()
-    assert watched() is None
-    assert held() is None
-
-
-def test_threads_are_started_once(make_executor: MakeExecutor) -> None:
-    executor = make_executor(mlp(), 3, optimizer=sgd)
-    executor.step(data(), square)
-    before = set(threading.enumerate())
-    for step in range(5):
-        executor.step(data(seed=step), square)
-    assert set(threading.enumerate()) <= before
-
-
-def test_each_replica_has_its_share_of_the_cores(make_executor: MakeExecutor) -> None:
-    widths: list[int] = []
-
-    def loss(outputs: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        widths.append(torch.get_num_threads())
-        return outputs.sum()
-
-    torch.set_num_threads(4)
-    make_executor(mlp(), 2, optimizer=sgd).step(data(), loss)
-    assert widths == [2, 2]
-    assert torch.get_num_threads() == 4
-
-
 def test_wrong_losses_are_refused_by_name(make_executor: MakeExecutor) -> None:
     executor = make_executor(mlp(), 2, optimizer=sgd)
     with pytest.raises(ReplicaError, match=r"0-dim tensor .* got shape \(3, 2\)"):
@@ -383,22 +252,6 @@ def test_wrong_losses_are_refused_by_name(make_executor: MakeExecutor) -> None:
     executor.step(data(), square)
 
 
-def test_optimizers_that_cannot_step_over_replicas_are_refused(make_executor: MakeExecutor) -> None:
-    with pytest.raises(ReplicaError, match="LBFGS needs a closure"):
-        ReplicaExecutor(mlp(), places(1), optimizer=torch.optim.LBFGS)
-    other = mlp()
-    with pytest.raises(ReplicaError, match="must use the parameters it is given"):
-        ReplicaExecutor(mlp(), places(2), optimizer=lambda params: sgd(other.parameters()))
-    with pytest.raises(ReplicaError, match=r"step\(\) needs optimizer="):
-        make_executor(mlp(), 2).step(data(), square)
-    with pytest.raises(ReplicaError, match="optimizer= must make one optimizer, got list"):
-        ReplicaExecutor(mlp(), places(2), optimizer=lambda params: [sgd(params)])  # type: ignore[arg-type, return-value]
-    executor = make_executor(mlp(), 2, optimizer=sgd)
-    executor.optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
-    with pytest.raises(ReplicaError, match="must use the parameters it is given"):
-        executor.step(data(), square)
-
-
 def test_a_model_compiled_before_works_and_says_that_nothing_overlaps(make_executor: MakeExecutor) -> None:
     alone = train_alone(mlp(), 3)
     model: Any = torch.compile(mlp(), backend="aot_eager")
@@ -411,19 +264,6 @@ def test_a_model_compiled_before_works_and_says_that_nothing_overlaps(make_execu
     for name, expected in alone.named_parameters():
         torch.testing.assert_close(assert_close_compiled[name], expected, rtol=1e-12, atol=1e-12)
     assert executor.state_dict()["model"].keys() == alone.state_dict().keys()
-
-
-def test_batches_may_be_nested_tuples(make_executor: MakeExecutor) -> None:
-    executor = make_executor(mlp(), 2, optimizer=sgd)
-    x = data()
-    y, target = torch.zeros(6, dtype=torch.long), torch.ones(6, 2, dtype=torch.double)
-    expected = cross_entropy(executor.module(x), y) + (executor.module(x) - target).pow(2).mean()
-    result = executor.step(
-        (x, (y, target)),
-        lambda out, part: cross_entropy(out, part[1][0]) + (out - part[1][1]).pow(2).mean(),
-        lambda module, part: module(part[0]),
-    )
-    assert result.loss.item() == pytest.approx(expected.item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("accumulating", [False, True])

@@ -110,16 +110,6 @@ def test_class_weights_and_ignored_rows_through_a_pair(make_executor: MakeExecut
     assert_close(executor, alone)
 
 
-def test_rows_alone_as_weights_would_be_wrong() -> None:
-    """Why the pair: part means weighted by rows are another number, NaN when a part has only ignored rows."""
-    torch.manual_seed(0)
-    logits, y = torch.randn(8, 4), torch.tensor([3, 3, 3, 3, 1, 0, 2, 1])
-    whole = cross_entropy(logits, y, ignore_index=3)
-    by_rows = (cross_entropy(logits[:4], y[:4], ignore_index=3) + cross_entropy(logits[4:], y[4:])) / 2
-    assert torch.isfinite(whole)
-    assert torch.isnan(by_rows)
-
-
 def test_sums_add_up(make_executor: MakeExecutor) -> None:
     alone = Net()
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.001)
@@ -196,46 +186,4 @@ def test_dropout_in_deterministic_mode_equals_a_serial_loop(make_executor: MakeE
         executor.step(batch, mean_loss, on_x)
         assert_replicas_equal(executor)
     assert torch.equal(before, torch.get_rng_state())
-    assert_close(executor, alone)
-
-
-def test_a_gradient_penalty_inside_the_loss(make_executor: MakeExecutor) -> None:
-    def penalised(module: Any, part: Batch) -> torch.Tensor:
-        x = part["x"].clone().requires_grad_()
-        out = module(x)
-        (grad,) = torch.autograd.grad(out.pow(2).sum(), x, create_graph=True)
-        return cross_entropy(out, part["y"]) + grad.pow(2).sum(1).mean()
-
-    alone = Net()
-    optimizer = SGD(alone.parameters())
-    executor = make_executor(Net(), 3, optimizer=SGD)
-    for batch in batches(10):
-        optimizer.zero_grad()
-        penalised(alone, batch).backward()
-        optimizer.step()
-        executor.step(batch, lambda out, part: out, penalised)
-        assert_replicas_equal(executor)
-    assert_close(executor, alone)
-
-
-def test_attention_with_adamw_and_a_large_eps(make_executor: MakeExecutor) -> None:
-    """An attention's key bias has a true gradient of zero: Adam would divide rounding noise by a small eps."""
-
-    def make() -> nn.Module:
-        torch.manual_seed(2)
-        return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, dtype=torch.double)
-
-    alone = make()
-    optimizer = OPTIMIZERS["adamw"](alone.parameters())
-    executor = make_executor(make(), 3, optimizer=OPTIMIZERS["adamw"])
-    generator = torch.Generator().manual_seed(1)
-    for rows in (7, 4, 1, 6) * 4:
-        x = torch.randn(rows, 5, 8, generator=generator, dtype=torch.double, device="cpu").to(
-            torch.get_default_device()
-        )
-        optimizer.zero_grad()
-        alone(x).pow(2).mean().backward()
-        optimizer.step()
-        executor.step(x, lambda out, part: out.pow(2).mean())
-        assert_replicas_equal(executor)
     assert_close(executor, alone)

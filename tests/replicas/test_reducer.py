@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerators import drawn, on_the_accelerator
-from hypothesis import given, strategies as st
+from accelerators import drawn
 from torch import nn
 
 from pipegraph.device.backend import slots_on
@@ -20,27 +19,6 @@ from pipegraph.replicas.reducer import Reducer
 from .conftest import MakeExecutor, assert_close
 
 # The plan
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 500), st.sampled_from([torch.float32, torch.float64]))),
-    st.randoms(use_true_random=False),
-)
-def test_every_parameter_has_one_aligned_place(sizes: list[Any], random: Any) -> None:
-    parameters = [torch.empty(numel, dtype=dtype) for numel, dtype in sizes]
-    order = list(range(len(sizes)))
-    random.shuffle(order)
-    buckets = plan_buckets(parameters, order, 3, first_bytes=64, bucket_bytes=1024)
-    placed = [index for bucket in buckets for index in bucket.offsets]
-    assert sorted(placed) == sorted(order)
-    for bucket in buckets:
-        end = 0
-        for index, offset in bucket.offsets.items():
-            assert offset >= end
-            assert offset * bucket.dtype.itemsize % 64 == 0
-            assert parameters[index].dtype == bucket.dtype
-            end = offset + parameters[index].numel()
-        assert end <= bucket.numel
 
 
 def test_the_first_bucket_is_small_and_owners_take_turns() -> None:
@@ -139,28 +117,6 @@ def test_buckets_are_reduced_while_backward_runs(make_executor: MakeExecutor) ->
     x = data(1).requires_grad_()
     executor.step(x, square)
     assert seen == [True, True]
-
-
-@on_the_accelerator
-def test_a_hook_that_waits_would_wait_for_itself(make_executor: MakeExecutor, place: torch.device) -> None:
-    """One thread of autograd's makes the backwards of all slots of a device, so no hook may wait for another replica."""
-    executor = make_executor(model(), 2, optimizer=sgd)
-    executor.step(data(0), square)
-    reducer = executor._reducer
-    assert reducer is not None
-    arrive = reducer._arrive
-    arrived: list[int] = []
-    threads: set[int] = set()
-
-    def watched(replica: int, index: int, parameter: torch.Tensor) -> None:
-        arrive(replica, index, parameter)
-        arrived.append(replica)
-        threads.add(threading.get_ident())
-
-    reducer._arrive = watched  # type: ignore[method-assign]
-    executor.step(data(1), square)
-    assert sorted(arrived) == [0] * 6 + [1] * 6
-    assert len(threads) == 1 and threading.get_ident() not in threads
 
 
 @pytest.mark.usefixtures("place")

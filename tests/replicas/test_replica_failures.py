@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerators import drawn, on_the_accelerator, places
+from accelerators import drawn, places
 from torch import nn
 
 from pipegraph.errors import ReplicaError
@@ -77,15 +77,6 @@ def test_a_failing_forward(make_executor: MakeExecutor, replica: int) -> None:
     assert_usable(executor, 6)
 
 
-def test_the_lowest_failing_replica_speaks(make_executor: MakeExecutor) -> None:
-    executor = make_executor(Net(), 3, optimizer=sgd)
-    x = data(bad=2)
-    x[3, 0] = 99
-    with pytest.raises(BrokenError) as caught:
-        executor(x)
-    assert caught.value.__notes__ == [f"in replica 1 on {executor._runner.slots[1]}"]
-
-
 def test_a_failing_loss(make_executor: MakeExecutor) -> None:
     def loss(outputs: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         if bool((part == 77).any()):
@@ -122,17 +113,6 @@ def test_a_failing_hook_in_backward(make_executor: MakeExecutor, place: torch.de
         handle.remove()
         executor.step(data(step), square)
     assert_usable(executor, 6)
-
-
-def test_a_failure_in_a_later_micro_batch_drops_what_was_accumulated(make_executor: MakeExecutor) -> None:
-    executor = make_executor(Net(), 3, optimizer=sgd)
-    with executor.no_sync():
-        executor.step(data(seed=50), square)
-    with pytest.raises(BrokenError):
-        executor.step(data(bad=1), square)
-    for step in range(3):
-        executor.step(data(step), square)
-    assert_usable(executor, 3)
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -193,110 +173,3 @@ def test_a_failing_optimizer_step_closes_the_executor_clearly(make_executor: Mak
     )
     with pytest.raises(ReplicaError, match="closed: an optimizer step failed half-way"):
         executor.step(data(), square)
-
-
-@pytest.mark.filterwarnings("ignore:Using backward.*create_graph")
-def test_create_graph_is_refused_by_name(make_executor: MakeExecutor) -> None:
-    executor = make_executor(Net(), 2, optimizer=sgd)
-
-    def own_backward(outputs: torch.Tensor, part: Any) -> torch.Tensor:
-        loss = square(outputs, part)
-        loss.backward(create_graph=True, retain_graph=True)
-        return loss
-
-    with pytest.raises(ReplicaError, match=r"backward\(create_graph=True\) is not supported"):
-        executor.step(data(), own_backward)
-    executor.step(data(), square)
-
-
-class Checkpointed(nn.Module):
-    """One block used twice under activation checkpoints."""
-
-    def __init__(self, reentrant: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.block = nn.Linear(4, 4).double()
-        self.late = nn.Linear(4, 4).double()
-        self.reentrant = reentrant
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        from torch.utils.checkpoint import checkpoint
-
-        y = x.requires_grad_()
-        for _ in range(2):
-            y = checkpoint(lambda z: torch.tanh(self.block(z)), y, use_reentrant=self.reentrant)  # type: ignore
-        return self.late(y)  # type: ignore[no-any-return]
-
-
-@on_the_accelerator
-@pytest.mark.usefixtures("missing_wait")  # autograd adds to a bucket that was summed, and is told so
-def test_reentrant_checkpoints_of_a_block_used_twice_are_found_out(make_executor: MakeExecutor) -> None:
-    executor = make_executor(Checkpointed(True), 2, optimizer=sgd)
-    with pytest.raises(ReplicaError, match=r"'block.\w+' got a second gradient .* use_reentrant=False"):
-        executor.step(data(), square)
-
-
-def test_checkpoints_of_a_block_used_twice_work(make_executor: MakeExecutor) -> None:
-    alone = Checkpointed(False)
-    optimizer = sgd(alone.parameters())
-    executor = make_executor(Checkpointed(False), 2, optimizer=sgd)
-    for step in range(3):
-        optimizer.zero_grad()
-        square(alone(data(step)), None).backward()
-        optimizer.step()
-        executor.step(data(step), square)
-    assert_close(executor, alone)
-
-
-def test_a_failing_side_stream_is_raised_and_leaves_the_executor_usable(make_executor: MakeExecutor) -> None:
-    executor = make_executor(Net(), 3, optimizer=sgd)
-    reducer = executor._reducer
-    assert reducer is not None
-
-    def fail(bucket: int, work: Any) -> None:
-        raise BrokenError("side stream")
-
-    for step in range(4):
-        reducer.streams.observer = fail
-        with pytest.raises(BrokenError, match="side stream"):
-            executor.step(data(seed=50), square)
-        reducer.streams.observer = None
-        executor.step(data(step), square)
-    assert_usable(executor, 4)
-
-
-def test_replicas_serve_where_no_thread_could_be_started_to_restore_the_width(
-    make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = threading.Thread.start
-
-    def starting(thread: threading.Thread) -> None:
-        if thread.name == "pipegraph-width":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    width = torch.get_num_threads()
-    monkeypatch.setattr(threading.Thread, "start", starting)
-    executor = make_executor(Net(), 3, optimizer=sgd)
-    executor.step(data(), square)
-    assert torch.get_num_threads() == width
-    monkeypatch.undo()
-    assert_usable(executor, 1)
-
-
-@pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize(("batch", "field"), [({"x": None, "y": None}, "'x'"), ((None, None), "0")])
-def test_a_model_that_gets_a_whole_part_for_a_field_names_forward(
-    make_executor: MakeExecutor, slots: int, batch: Any, field: str
-) -> None:
-    executor = make_executor(Net(), slots, optimizer=sgd)
-    x = drawn(4, 4)
-    filled = dict.fromkeys(batch, x) if isinstance(batch, dict) else (x, x)
-    for call in (lambda: executor(filled), lambda: executor.step(filled, lambda out, part: out.sum())):
-        with pytest.raises((TypeError, AttributeError, IndexError)) as caught:
-            call()
-        assert f"forward=lambda module, part: module(part[{field}])" in caught.value.__notes__[0]
-    own: Any = lambda module, part: module(part["z"])  # noqa: E731
-    with pytest.raises((TypeError, KeyError)) as caught:
-        executor.step(filled, lambda out, part: out.sum(), forward=own)
-    assert not any("whole part" in note for note in caught.value.__notes__)

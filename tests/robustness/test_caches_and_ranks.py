@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import RandomSampler
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import GraphError
-from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
 
 
 def add(x: int, k: int) -> int:
@@ -31,33 +29,6 @@ def cached(function: Callable[[Any], Any]) -> pg.Graph:
     numbers = graph.add(ops.FromSequence(range(5), order=pg.order.StridedOrder(shuffle=False)))
     numbers.then(function, name="function").then(ops.Cache("1 MB"))
     return graph
-
-
-def test_a_sample_from_the_cache_has_the_position_of_its_own_epoch_as_its_key() -> None:
-    def make() -> pg.Graph:
-        graph = pg.Graph("cached", seed=1)
-        numbers = graph.add(ops.FromSequence(range(11), order=pg.order.StridedOrder()))
-        numbers.then(str).then(ops.Cache("1 MB")).then(ops.Batch(3))
-        return graph
-
-    assert_resumes_exactly(make)
-    assert_same_everywhere(make)
-
-
-@pytest.mark.parametrize("limit", [1, 100, "1 MB"])
-def test_a_function_below_a_cache_may_change_the_containers_that_it_gets(limit: int | str) -> None:
-    def change(sample: dict[str, Any]) -> list[Any]:
-        sample["list"].append(9)
-        return [*sample["list"], float(sample["tensor"])]
-
-    graph = pg.Graph("changed")
-    made = graph.add(ops.FromSequence(range(3))).then(
-        lambda x: {"list": [x], "tensor": torch.tensor(float(x))}, name="made"
-    )
-    made.then(ops.Cache(limit)).then(change, on_error="raise")
-    with graph.loader() as loader:
-        passes = [list(loader) for _ in range(3)]
-    assert passes == [[[x, 9, float(x)] for x in range(3)]] * 3
 
 
 def test_a_state_knows_what_partial_has_bound() -> None:
@@ -166,24 +137,3 @@ def test_a_cache_below_a_draw_from_torch_is_refused(
     )
     with graph.loader(epochs=2) as loader, pytest.raises(GraphError, match=text):
         list(loader)
-
-
-@pytest.mark.parametrize("backend", ["thread", "process"])
-def test_what_a_sampler_draws_is_no_draw_of_the_samples(backend: Any) -> None:
-    graph = pg.Graph("cached", seed=1)
-    source = ops.FromSequence(range(9), sampler=RandomSampler(range(9)))
-    graph.add(source, backend=backend).then(ops.Cache("1 MB"))
-    with graph.loader(epochs=2) as loader:
-        assert sorted(loader) == sorted(loader) == list(range(9))
-
-
-@pytest.mark.parametrize("backend", ["thread", "process"])
-def test_a_cache_below_what_draws_nothing_or_from_its_own_generator_is_not_refused(backend: Any) -> None:
-    def own(x: int) -> float:
-        return float(torch.rand((), generator=torch.Generator().manual_seed(x)))
-
-    graph = pg.Graph("cached", seed=1)
-    own_numbers = graph.add(ops.FromSequence(range(5))).then(own, name="own", backend=backend)
-    own_numbers.then(ops.Cache("1 MB"))
-    with graph.loader(epochs=2) as loader:
-        assert list(loader) == list(loader) == list(map(own, range(5)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -88,50 +87,6 @@ def test_stop_iteration_never_ends_an_epoch_early() -> None:
         assert isinstance(found, RuntimeError) and "StopIteration" in str(found)
 
 
-def test_stop_iteration_in_a_data_set_or_a_collation_never_ends_an_epoch_early() -> None:
-    class Data:
-        def __len__(self) -> int:
-            return 6
-
-        __getitem__ = staticmethod(raises(StopIteration()))
-
-    def collate(items: list[int]) -> list[int]:
-        raise StopIteration
-
-    for source, stage in (
-        (ops.FromSequence(Data()), abs),
-        (ops.FromIterable(range(6)), ops.Batch(2, collate=collate)),
-    ):
-        graph = pg.Graph("stop")
-        graph.add(source).then(stage)
-        with graph.loader() as loader, pytest.raises(RuntimeError, match="StopIteration"):
-            list(loader)
-
-
-def test_a_generator_that_fails_midway_has_given_what_came_before() -> None:
-    def source() -> Iterator[int]:
-        yield from (1, 2)
-        raise Particular(1, reason="midway")
-
-    got, found = collected(abs, source=source)
-    assert got == [1, 2] and isinstance(found, Particular)
-    assert "item 2 of this rank" in found.__notes__[0]
-
-
-def test_a_task_that_cancels_itself_is_an_error_that_can_be_skipped() -> None:
-    assert collected(raises_later(asyncio.CancelledError()), on_error=pg.Skip(1)) == ([0, 1, 2, 4, 5], None)
-
-
-def test_a_timeout_inside_an_async_function_is_that_items_error() -> None:
-    async def slow(x: int) -> int:
-        async with asyncio.timeout(None if x != 3 else 0):
-            await (asyncio.Event().wait() if x == 3 else asyncio.sleep(0))
-        return x
-
-    got, found = collected(slow, workers=3)
-    assert got == [0, 1, 2] and isinstance(found, TimeoutError)
-
-
 def test_breaking_off_cancels_the_tasks_that_wait() -> None:
     started, ended = [], []
 
@@ -166,23 +121,3 @@ def test_generators_are_closed_where_they_are_left() -> None:
     with graph.loader() as loader:
         assert next(iter(loader)) == 1
     assert sorted(closed) == ["children", "source"]
-
-
-def test_half_made_children_of_a_failing_flat_map_are_kept_once_under_skip_and_retry() -> None:
-    tries = []
-
-    def pair(x: int) -> Iterator[int]:
-        yield x
-        tries.append(x)
-        if x == 3 and len(tries) < 6:
-            raise OSError("half")
-        yield x + 100
-
-    whole = [y for x in range(6) for y in (x, x + 100)]
-    assert collected(ops.FlatMap(pair), on_error=pg.Retry(5)) == (whole, None)
-
-
-@pytest.mark.parametrize("weight", [0, -1, math.nan, math.inf])
-def test_mix_refuses_weights_that_leave_an_input_out(weight: float) -> None:
-    with pytest.raises(pg.errors.GraphError, match="weights must be positive numbers"):
-        ops.Mix([1, weight])

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DataError, GraphError, PipegraphWarning, StateError
-from pipegraph.storage import build_manifest
-from pipegraph.storage.object_file import open_part
-from pipegraph.storage.read_file import read_file
+from pipegraph.errors import StateError
 
 ORDERS = [pg.order.LaneOrder(shuffle=False), pg.order.PartOrder(shuffle=False)]
 
@@ -50,40 +46,6 @@ def test_long_names_scripts_and_dots_in_folders_make_the_key(
     names = ["d" * 150 + "/" + "k" * 200, "日本/ключ é", "v1.0/a.b/x"]
     path = tar(folder / "a#b?c%20d.tar", [(f"{name}.txt", b"1") for name in names], form)
     assert [sample["key"] for sample in loaded(path, order)] == names
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_an_archive_of_no_samples_beside_another_adds_none(tmp_path: Path, order: pg.order.Order) -> None:
-    tar(tmp_path / "0.tar", [])
-    tar(tmp_path / "1.tar", [("README", b"")])
-    tar(tmp_path / "2.tar", [("a.txt", b"")])
-    assert loaded(str(tmp_path / "*.tar"), order) == [{"key": "a", "txt": b""}]
-
-
-@pytest.mark.filterwarnings("ignore:.*is broken")
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_parquet_footer_of_nothing_is_refused_and_not_an_empty_shard(
-    tmp_path: Path, order: pg.order.Order
-) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    path = tmp_path / "a.parquet"
-    parquet.write_table(arrow.table({"a": [1, 2]}), path)
-    data = path.read_bytes()
-    footer = int.from_bytes(data[-8:-4], "little")
-    path.write_bytes(data[: -8 - footer] + bytes(footer) + data[-8:])
-    with pytest.raises(pg.errors.ShardError, match="Parquet"):
-        loaded(path, order)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_two_parquet_columns_of_one_name_are_refused(tmp_path: Path, order: pg.order.Order) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    path = tmp_path / "a.parquet"
-    parquet.write_table(arrow.table([arrow.array([1]), arrow.array([2])], names=["a", "a"]), path)
-    with pytest.raises(pg.errors.ShardError, match="two columns 'a'"):
-        loaded(path, order)
 
 
 def test_parquet_with_nested_nullable_and_dictionary_columns_and_an_empty_row_group(tmp_path: Path) -> None:
@@ -124,14 +86,6 @@ def test_lines_with_marks_blanks_and_odd_separators(
     assert [sample["x"] for sample in loaded(path, order)] == values
 
 
-def test_blank_lines_alone_are_an_epoch_without_samples_and_said(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"\n\n")
-    with pytest.warns(PipegraphWarning, match=r"'a\.jsonl' holds no samples"):
-        assert loaded(path) == []
-    assert loaded(path, pg.order.PartOrder()) == []  # which knows of a part only when it reads it
-
-
 def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"")
     os.mkfifo(tmp_path / "b.jpg")
@@ -141,69 +95,6 @@ def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path: Path) -> Non
         assert [sample["bytes"] for sample in loader] == [b""]
         (left_out,) = loader.profile().quarantined
     assert "no regular file" in left_out.error
-
-
-@pytest.fixture
-def pipe_with_bytes(tmp_path: Path) -> Iterator[Path]:
-    """A pipe in which ten bytes wait."""
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    fd = os.open(path, os.O_RDWR)
-    os.write(fd, b"0123456789")
-    yield path
-    os.close(fd)
-
-
-def test_a_pipe_with_bytes_in_it_is_refused_too(pipe_with_bytes: Path) -> None:
-    graph = pg.Graph("pipe")
-    graph.add(ops.FromSequence([{"path": pipe_with_bytes}])).then(ops.Load())
-    with graph.loader() as loader, pytest.raises(DataError, match=r"pipe' is no regular file \(a pipe"):
-        list(loader)
-
-
-def test_a_file_whose_size_the_system_does_not_say_or_says_wrongly_is_read_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(bytes(range(256)) * 20_000)
-    if Path("/proc/self/cmdline").exists():
-        assert read_file("/proc/self/cmdline") == Path("/proc/self/cmdline").read_bytes() != b""
-    whole = path.read_bytes()
-    assert read_file(path) == read_file(bytes(path)) == whole
-    # What a file that grows, or shrinks, or one larger than a read may be looks like.
-    fstat = os.fstat
-    for wrong in (0, 1, len(whole) - 1, len(whole) + 1, 2 * len(whole)):
-        monkeypatch.setattr(
-            os, "fstat", lambda fd, n=wrong: os.stat_result([*fstat(fd)[:6], n, *fstat(fd)[7:10]])
-        )
-        assert read_file(path) == whole
-    monkeypatch.undo()
-    with pytest.raises(IsADirectoryError, match=f": {str(tmp_path)!r}$"):
-        read_file(tmp_path)
-
-
-def test_a_pipe_holds_no_tokens(pipe_with_bytes: Path) -> None:
-    with pytest.raises(GraphError, match=r"FromTokens: '.*pipe' is no regular file"):
-        ops.FromTokens(pipe_with_bytes, window=2, dtype="uint8")
-
-
-def test_a_shard_in_whose_place_a_pipe_has_come_is_refused(tmp_path: Path) -> None:
-    path = tar(tmp_path / "a.tar", [("a.x", b"1")])
-    manifest = build_manifest(path)
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(DataError, match=r"a\.tar.*has 0 bytes"):
-        open_part(manifest.parts[0])
-
-
-def test_a_file_that_says_it_is_empty_is_read() -> None:
-    path = "/proc/self/status"
-    if not os.path.exists(path):
-        pytest.skip("a file system of Linux's")
-    graph = pg.Graph("proc")
-    graph.add(ops.FromSequence([{"path": path}])).then(ops.Load())
-    with graph.loader() as loader:
-        assert next(iter(loader))["bytes"].startswith(b"Name:")
 
 
 def test_names_that_are_not_utf8_and_broken_links_are_skipped_and_kept_in_a_json_state(
@@ -246,11 +137,6 @@ def test_a_state_is_refused_where_the_folder_has_other_names_or_other_labels(tmp
     names = r"stage 'files' has other .*3 files, whose names have the digest [0-9a-f]{12}\).*allow=\("
     with made(folder) as loader, pytest.raises(StateError, match=names):
         loader.load_state_dict(state)
-
-
-def test_an_unknown_choice_of_classes_is_refused() -> None:
-    with pytest.raises(pg.errors.GraphError, match="classes must be"):
-        ops.ListFiles(".", classes="maybe")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -310,50 +196,3 @@ def test_sixteen_bits_of_grey_keep_their_upper_byte(kind: str) -> None:
 def test_what_holds_no_encoded_image_is_named(field: Any, names: str) -> None:
     with pytest.raises(pg.errors.DecodeError, match=names):
         decoded(field, size=8)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [lambda folder: folder.glob("*.jsonl"), lambda folder: {*map(str, folder.glob("*.jsonl"))}],
-    ids=["Path.glob", "set"],
-)
-def test_shards_may_be_given_as_anything_that_can_be_iterated(given: Any, tmp_path: Path) -> None:
-    for number in range(4):
-        (tmp_path / f"{number}.jsonl").write_text(f'{{"x": {number}}}\n')
-    graph = pg.Graph("shards")
-    select = ops.ShardSelect(given(tmp_path))
-    graph.add(select).then(ops.Load())
-    with graph.loader(epochs=2) as loader:
-        for _ in range(2):
-            assert sorted(sample["x"] for sample in loader) == [0, 1, 2, 3]
-
-
-def test_a_set_of_shards_has_one_order_in_all_processes() -> None:
-    assert ops.ShardSelect({"b.tar", "c.tar", "a.tar"}).parts == ["a.tar", "b.tar", "c.tar"]  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("parts", [None, 3])
-def test_what_names_no_shards_is_refused_where_it_is_given(parts: Any) -> None:
-    with pytest.raises(
-        pg.errors.GraphError, match="ShardSelect: parts must be a glob, a folder, a URL or a list"
-    ):
-        ops.ShardSelect(parts)
-
-
-def test_shards_whose_names_are_not_utf8_are_read_cached_resumed_and_indexed(tmp_path: Path) -> None:
-    folder = tmp_path / "od\udcffd"
-    folder.mkdir()
-    for name in ("s-\udcff.jsonl", "s-1.jsonl"):
-        (folder / name).write_text('{"x": 1}\n{"x": 2}\n')
-    for cache in (None, pg.NodeCache(tmp_path / "cache", "10 MB")):
-        graph = pg.Graph("odd")
-        graph.add(ops.ShardSelect(folder)).then(ops.Load(cache=cache)).then(ops.Batch(1))
-        with graph.loader() as loader:
-            rows = iter(loader)
-            next(rows)
-            state = json.loads(json.dumps(loader.state_dict()))
-        with graph.loader() as loader:
-            loader.load_state_dict(state)
-            assert len(list(loader)) == 3
-    build_manifest(folder, folder / "_manifest.json")
-    assert len(loaded(folder)) == 4

@@ -48,30 +48,10 @@ def samples(kind: str, n: int = 12) -> list[dict[str, Any]]:
     return [{"key": KEYS[kind](i), "x": np.full(2, i)} for i in range(n)]
 
 
-def shown(keys: Any) -> list[str]:
-    return [repr(key) for key in keys]
-
-
 def fails_at_five(sample: dict[str, Any]) -> dict[str, Any]:
     if sample["x"][0] == 5:
         raise ValueError("five")
     return sample
-
-
-def without_key(sample: dict[str, Any]) -> dict[str, Any]:
-    return {"x": sample["x"]}
-
-
-@pytest.mark.parametrize("backend", ["inline", "thread"])
-@pytest.mark.parametrize("kind", KEYS)
-def test_any_key_names_the_samples_of_a_batch(kind: str, backend: str) -> None:
-    given = samples(kind)
-    graph = pg.Graph("keys")
-    node = graph.add(ops.FromSequence(given), backend=backend).then(without_key, backend=backend)
-    node.then(ops.Batch(5), backend=backend)
-    with graph.loader() as loader:
-        chunks = list(loader.chunks())
-        assert shown(key for chunk in chunks for key in chunk.keys) == shown(s["key"] for s in given)
 
 
 @pytest.mark.parametrize("backend", ["inline", "thread"])
@@ -99,24 +79,3 @@ def test_a_skipped_sample_with_any_key_is_in_the_ledger_the_state_and_the_profil
         loader.load_state_dict(json.loads(state))
         assert [int(s["x"][0]) for batch in loader for s in batch] == [11]
         assert len(loader.profile().quarantined) == 1
-
-
-@pytest.mark.parametrize("kind", KEYS)
-def test_any_key_comes_out_of_a_cache_as_it_went_in(kind: str) -> None:
-    graph = pg.Graph("keys")
-    node = graph.add(ops.FromSequence(samples(kind))).then(without_key)
-    node.then(ops.Cache("1 MB")).then(ops.Batch(5))
-    expected = shown(sample["key"] for sample in samples(kind))
-    with graph.loader() as loader:
-        for _ in range(2):
-            assert shown(key for chunk in loader.chunks() for key in chunk.keys) == expected
-
-
-def test_a_key_equal_to_its_position_follows_its_sample_into_the_next_epoch() -> None:
-    order = pg.order.StridedOrder(shuffle=True)
-    graph = pg.Graph("keys", seed=1)
-    source = graph.add(ops.FromSequence([{"key": i, "x": i} for i in range(30)], order=order))
-    source.then(without_key).then(ops.Cache("1 MB"))
-    with graph.loader() as loader:
-        for _ in range(2):
-            assert all(chunk.keys == (chunk.data["x"],) for chunk in loader.chunks())

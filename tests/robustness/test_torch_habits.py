@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import signal
 from collections.abc import Iterator
 from typing import Any
-from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from torch.utils import data
 
 import pipegraph as pg
-from pipegraph import operators as ops, torch_modes
+from pipegraph import operators as ops
 
 
 def delivered(*stages: Any, **options: Any) -> list[Any]:
@@ -114,53 +110,6 @@ def test_a_sampler_with_a_generator_resumes_in_every_epoch(name: str, times: int
                 assert [list(loader) for _ in range(epoch + 1, epochs)] == whole[epoch + 1 :]
 
 
-def test_a_sampler_with_a_generator_resumes_between_epochs() -> None:
-    def make() -> pg.Graph:
-        graph = pg.Graph("sampled")
-        graph.add(ops.FromSequence(range(9), sampler=OF_A_GENERATOR["permutation"]()))
-        return graph
-
-    with make().loader() as loader:
-        list(loader)
-        state = loader.state_dict()
-        following = list(loader)
-    with make().loader() as loader:
-        loader.load_state_dict(state)
-        assert list(loader) == following
-
-
-class OfItself(data.Sampler[int]):
-    """Says that it draws from a sampler, which is itself, and refuses to say its length."""
-
-    def __init__(self, **attributes: Any) -> None:
-        self.sampler, self.generator = self, seeded(3)
-        vars(self).update(attributes)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(torch.randperm(9, generator=self.generator).tolist())
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-
-@pytest.mark.parametrize("attributes", [{}, {"sampler": Mock()}], ids=["itself", "a mock"])
-def test_a_sampler_with_an_endless_line_of_samplers_and_no_length_is_drawn_from(attributes: Any) -> None:
-    def loader() -> Any:
-        return pg.DataLoader(NUMBERS, 2, sampler=OfItself(**attributes))
-
-    def batches(loader: Any) -> list[list[int]]:
-        return [batch.tolist() for batch in loader]
-
-    expected = [b.tolist() for b in data.DataLoader(NUMBERS, 2, sampler=OfItself(**attributes))]
-    passing = iter(first := loader())
-    assert next(passing).tolist() == expected[0]
-    second = loader()
-    second.load_state_dict(first.state_dict())
-    assert batches(second) == expected[1:]
-    rows = delivered(ops.FromSequence(NUMBERS, sampler=OfItself(**attributes)))
-    assert rows == [row for batch in expected for row in batch]
-
-
 def test_a_batch_sampler_gives_lists_of_indices_to_the_data_set() -> None:
     class Lists(data.Dataset[Any]):
         def __len__(self) -> int:
@@ -175,12 +124,6 @@ def test_a_batch_sampler_gives_lists_of_indices_to_the_data_set() -> None:
         [40, 50, 60, 70],
         [80, 90],
     ]
-
-
-@pytest.mark.parametrize("sampler", [iter([1, 2]), 5])
-def test_a_sampler_that_serves_one_epoch_at_most_is_refused(sampler: Any) -> None:
-    with pytest.raises(pg.errors.GraphError, match="a sampler gives its indices anew for each epoch"):
-        ops.FromSequence(NUMBERS, sampler=sampler)
 
 
 def test_torchs_own_data_sets() -> None:
@@ -215,178 +158,6 @@ def test_a_fast_path_that_fails_or_is_short_falls_back_to_single_items() -> None
     graph.add(ops.FromSequence(Short()), on_error=pg.Skip(1))
     with graph.loader() as loader:
         assert list(loader) == [i for i in range(40) if i != 33]
-
-
-class BatchedOnly(data.Dataset[int]):
-    """Reads several items at once, as torch's loader asks it to, and none by itself."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitems__(self, indices: list[int]) -> list[int]:
-        if 5 in indices:
-            raise LookupError("no 5")
-        return indices
-
-
-@pytest.mark.parametrize("backend", ["inline", "thread", "process"])
-@pytest.mark.parametrize("subset", [False, True], ids=["itself", "subset"])
-@pytest.mark.parametrize("cached", [False, True], ids=["read", "cached"])
-def test_a_dataset_that_only_reads_several_items_at_once_works_on_every_backend(
-    backend: Any, subset: bool, cached: bool
-) -> None:
-    dataset = data.Subset(BatchedOnly(), range(12)) if subset else BatchedOnly()
-    graph = pg.Graph("several")
-    node = graph.add(ops.FromSequence(dataset), name="read", backend=backend, on_error=pg.Skip(1))
-    if cached:
-        node.then(ops.Cache("1MB"))
-    with graph.loader() as loader:
-        assert list(loader) == [each for each in range(12) if each != 5]
-        (lost,) = loader.profile().quarantined
-        assert (lost.position, lost.error) == (5, "LookupError: no 5")
-
-
-def shuffled(n: int = 30) -> pg.Graph:
-    graph = pg.Graph("shuffled", seed=1)
-    numbers = graph.add(ops.FromSequence(range(n), order=pg.order.StridedOrder()))
-    drawn = numbers.then(lambda x, rng: (x, int(rng.integers(100))), workers=2)
-    drawn.then(ops.Shuffle(8)).then(ops.Batch(3, collate=list))
-    return graph
-
-
-@pytest.mark.parametrize("steps", [0, 1, 9, 10])
-def test_a_state_restores_a_loader_that_has_gone_on_and_one_in_the_middle_of_a_pass(steps: int) -> None:
-    with shuffled().loader(epochs=3) as loader:
-        passing = iter(loader)
-        for _ in range(steps):
-            next(passing)
-        state = copy.deepcopy(loader.state_dict())
-        rest = [list(passing), list(loader), list(loader)]
-        loader.load_state_dict(state)
-        assert [list(loader) for _ in range(3)] == rest
-        next(iter(loader))
-        loader.load_state_dict(state)
-        assert [list(loader) for _ in range(3)] == rest
-
-
-def test_training_in_pieces_of_four_steps_sees_what_training_in_one_piece_sees() -> None:
-    with shuffled().loader(epochs=3) as loader:
-        whole = [(epoch, batch) for epoch in range(3) for batch in loader]
-    seen: list[Any] = []
-    state = None
-    while len(seen) < len(whole):
-        with shuffled().loader(epochs=3) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            piece = ((loader.epoch, batch) for _ in range(loader.epoch, 3) for batch in loader)
-            for step, each in enumerate(piece, 1):
-                seen.append(each)
-                state = json.loads(json.dumps(loader.state_dict()))
-                if step == 4:
-                    break
-    assert seen == whole
-
-
-def test_what_was_delivered_before_a_ctrl_c_in_a_stage_is_not_delivered_again() -> None:
-    whole = list(shuffled(60).loader())
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        for steps in range(0, len(whole), 4):
-            got = []
-            with shuffled(60).loader() as loader:
-                with pytest.raises(KeyboardInterrupt):
-                    for batch in loader:
-                        got.append(batch)
-                        if len(got) > steps:
-                            signal.raise_signal(signal.SIGINT)
-                state = loader.state_dict()
-            with shuffled(60).loader() as loader:
-                loader.load_state_dict(state)
-                assert got + list(loader) == whole
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-def test_the_global_random_generators_are_left_alone() -> None:
-    torch.manual_seed(0)
-    np.random.seed(0)
-    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist()  # type: ignore[index]
-    list(shuffled().loader())
-    assert torch.equal(torch.random.get_rng_state(), before[0])
-    assert np.random.get_state()[1].tolist() == before[1]  # type: ignore[index]
-
-
-@pytest.mark.parametrize("seed", [-1, 1 << 64])
-def test_a_seed_that_no_order_takes_is_refused_where_it_is_given(seed: int) -> None:
-    with pytest.raises(pg.errors.GraphError, match=r"seed must be an int in 0\.\.2\*\*64-1"):
-        pg.Graph("seed", seed=seed)
-
-
-@pytest.mark.parametrize("options", [{"size": 2, "collate": 3}, {"cost": 3, "limit": 4}])
-def test_what_batch_is_to_call_must_be_callable(options: dict[str, Any]) -> None:
-    with pytest.raises(pg.errors.GraphError, match="must be a function of .*, got 3"):
-        ops.Batch(**options)
-
-
-def test_two_thousand_epochs_of_one_item() -> None:
-    graph = pg.Graph("tiny")
-    graph.add(ops.FromSequence([7])).then(abs, workers=2)
-    with graph.loader(epochs=2_000) as loader:
-        assert sum(item for _ in range(2_000) for item in loader) == 14_000
-        assert loader.epoch == 2_000
-
-
-class Several:
-    """A dataset that also reads several items at once, as Hugging Face's do."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-    def __getitems__(self, indices: list[int]) -> list[int]:
-        return [Several.__getitem__(self, index) for index in indices]
-
-
-class Overriding(Several):
-    def __getitem__(self, index: int) -> int:
-        return super().__getitem__(index) * 100
-
-
-class Wrapping:
-    """Changes the items of another dataset, and leaves everything else to it."""
-
-    def __init__(self, inner: Several) -> None:
-        self.inner = inner
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getitem__(self, index: int) -> int:
-        return self.inner[index] * 100
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "inner":
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
-
-@pytest.mark.parametrize("backend", ["inline", "thread", "process"])
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        Overriding(),
-        Wrapping(Several()),
-        data.Subset(Wrapping(Several()), range(4)),  # type: ignore[arg-type]
-    ],
-    ids=["subclass", "wrapper", "subset of a wrapper"],
-)
-def test_several_items_are_not_asked_of_whom_a_dataset_inherits_or_wraps(dataset: Any, backend: Any) -> None:
-    graph = pg.Graph("wrapped")
-    graph.add(ops.FromSequence(dataset), backend=backend)
-    with graph.loader() as loader:
-        assert list(loader) == [0, 100, 200, 300]
 
 
 def modes() -> tuple[Any, ...]:
@@ -432,12 +203,3 @@ def test_a_default_device_does_not_reach_a_stage() -> None:
         assert modes()[-1] == "meta"
     finally:
         torch.set_default_device(None)
-
-
-def test_the_workers_of_a_dataloader_get_the_modes_back_that_torchs_have() -> None:
-    with torch.no_grad(), MODES["autocast"](), MODES["device"]():
-        there = modes()
-        torch_modes.leave()
-        assert modes() == PLAIN
-        torch_modes.back()
-        assert modes() == there
