@@ -30,13 +30,14 @@ from typing import Any, NamedTuple
 
 from pipegraph import concurrency
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, EndOfEpoch
+from pipegraph.chunk import Chunk, EndOfEpoch, Item, Token
 from pipegraph.engine.activity import Activity, Cancelled, Leaving, Waiter
 from pipegraph.engine.contents import Contents
+from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage_pump import StagePump
 from pipegraph.engine.unwanted import Unwanted
 
-Stamp = Callable[[Any], None]
+Stamp = Callable[[Item], None]
 
 
 class ChannelStats(NamedTuple):
@@ -64,7 +65,7 @@ class _Putter(Waiter):
 
     __slots__ = ("entered", "item", "last", "seq", "stamp")
 
-    def __init__(self, seq: int, item: Any, last: bool, stamp: Stamp | None) -> None:
+    def __init__(self, seq: int, item: Item | None, last: bool, stamp: Stamp | None) -> None:
         super().__init__(perf_counter_ns())
         self.seq = seq
         self.item = item
@@ -108,12 +109,12 @@ class Channel:
             raise ValueError(f"capacity must be >= 1, got {capacity}")
         self.activity = activity or Activity()
         self.pump: StagePump | None = None
-        self.on_take: Callable[[int, Any], None] | None = None
+        self.on_take: Callable[[int, Item], None] | None = None
         self.may_take: Callable[[int], bool] | None = None
         self.leaving: Callable[[], bool] | None = None
         self.changed: Callable[[], None] | None = None
         self.readers = 1
-        self.share: Callable[[Any], None] = lambda buffers: None
+        self.share: Callable[[Buffers], None] = lambda buffers: None
         self._lock = concurrency.Lock()
         self._contents = Contents(capacity, max_bytes, sequenced, bundle_rows, heavy_capacity)
         self._unwanted = Unwanted()
@@ -128,7 +129,7 @@ class Channel:
 
     # -- putting -------------------------------------------------------------------------------
 
-    def put(self, item: Any, more: bool = False) -> bool:
+    def put(self, item: Item, more: bool = False) -> bool:
         """Append; blocks while full. False if the item was discarded.
 
         Args:
@@ -139,7 +140,7 @@ class Channel:
         """
         return self._put(-1, item, False, more=more)
 
-    def put_at(self, seq: int, item: Any, last: bool = True, stamp: Stamp | None = None) -> bool:
+    def put_at(self, seq: int, item: Item, last: bool = True, stamp: Stamp | None = None) -> bool:
         """Append in the order of sequence numbers; blocks while there is no room for this one.
 
         Args:
@@ -158,7 +159,9 @@ class Channel:
         """Blocks until every lower number is closed."""
         self._put(seq, None, False)
 
-    def _put(self, seq: int, item: Any, last: bool, stamp: Stamp | None = None, more: bool = False) -> bool:
+    def _put(
+        self, seq: int, item: Item | None, last: bool, stamp: Stamp | None = None, more: bool = False
+    ) -> bool:
         with self._lock:
             if self._cancelled:
                 raise Cancelled
@@ -177,14 +180,16 @@ class Channel:
             raise Cancelled
         return waiter.entered
 
-    def _may_enter(self, seq: int, item: Any) -> bool:
+    def _may_enter(self, seq: int, item: Item | None) -> bool:
         if item is None:
             return self._contents.is_next(seq)
         return self._contents.admits(seq, item) or (
             self._unwanted.active and self._unwanted.left_of(item) is None
         )
 
-    def _enter(self, seq: int, item: Any, last: bool, stamp: Stamp | None, more: bool = False) -> bool:
+    def _enter(
+        self, seq: int, item: Item | None, last: bool, stamp: Stamp | None, more: bool = False
+    ) -> bool:
         if item is None:
             return True
         left = self._unwanted.left_of(item) if self._unwanted.active else item
@@ -196,10 +201,10 @@ class Channel:
             self._arrived(self._contents.close(seq))
         return left is not None
 
-    def _arrived(self, items: Iterable[Any], more: bool = False) -> None:
+    def _arrived(self, items: Iterable[Item], more: bool = False) -> None:
         """Items have become ready."""
         for item in items:
-            if self._unwanted.active and item.__class__ is EndOfEpoch:
+            if self._unwanted.active and isinstance(item, EndOfEpoch):
                 # Not earlier: until now an item of the epoch, with another number, may still have been on its way.
                 self._unwanted.ended(item.epoch)
             if self._getters and not more:
@@ -225,9 +230,10 @@ class Channel:
 
     # -- getting -------------------------------------------------------------------------------
 
-    def get(self) -> Any:
+    def get(self) -> Item:
         """The next item; blocks while there is none."""
-        return self.take()[1]
+        item: Item = self.take()[1]
+        return item
 
     def take(self, rows: int | None = None, other_work: Callable[[], bool] | None = None) -> tuple[int, Any]:
         """``(ticket, item)``, blocking while there is none. Tickets number the calls 0, 1, 2 ..., in item order, across
@@ -264,7 +270,7 @@ class Channel:
                 continue
             self._wait(waiter, self._getters)
 
-    def take_ahead(self, rows: int | None = None) -> tuple[int, Any] | None:
+    def take_ahead(self, rows: int | None = None) -> tuple[int, Item] | None:
         """As :meth:`take`, for a thread with an item still in work; None if there is no item to spare. Never waits.
 
         There is one to spare while the channel holds ``rows`` samples for each reader. Tokens are not taken: their turn
@@ -285,10 +291,10 @@ class Channel:
                 return None
             return self._pop(rows) if may is None or may(self._tickets) else None
 
-    def _pop(self, rows: int | None) -> tuple[int, Any]:
+    def _pop(self, rows: int | None) -> tuple[int, Item]:
         ticket = self._tickets
         item = self._contents.pop(rows, self.share, self.readers > 1)
-        self._gets += item.count if item.__class__ is Bundle else 1
+        self._gets += item.count if isinstance(item, Bundle) else 1
         self._tickets += 1
         if self.on_take is not None:
             self.on_take(ticket, item)
@@ -304,7 +310,7 @@ class Channel:
         """Blocks until there is an item, and does not take it."""
         self.take(other_work=lambda: bool(self._contents.ready))
 
-    def ahead(self) -> tuple[int, Any]:
+    def ahead(self) -> tuple[int, Token | None]:
         """How many chunks can be taken without waiting, and the token after them, if there is one."""
         with self._lock:
             return self._contents.ahead()
@@ -329,7 +335,7 @@ class Channel:
         self._getters[0].wake(self.activity)
         self._getters.popleft()
 
-    def _wait(self, waiter: Any, queue: deque[Any]) -> None:
+    def _wait(self, waiter: Waiter, queue: deque[Any]) -> None:
         try:
             waiter.wait(self.activity)
         except BaseException:
@@ -381,7 +387,7 @@ class Channel:
         with self._lock:
             return epoch <= self._unwanted.discarded
 
-    def skip(self, epoch: int, seen: Callable[[Any], bool]) -> None:
+    def skip(self, epoch: int, seen: Callable[[Chunk], bool]) -> None:
         """Leave out the chunks of ``epoch`` for which ``seen`` is true: they were delivered before the run began."""
         with self._lock:
             self._unwanted.skip(epoch, seen)
@@ -401,7 +407,7 @@ class Channel:
         """Parks' rule: make room for the item that must come next. Returns the new capacity."""
         with self._lock:
             waiter = self._blocked()
-            if waiter is not None:
+            if waiter is not None and waiter.item is not None:
                 self._contents.grow(waiter.item)
                 self._grown += 1
                 self._let_in()

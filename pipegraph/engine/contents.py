@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, Failure
+from pipegraph.chunk import Chunk, Failure, Item, Token
+from pipegraph.engine.memory import Buffers
 from pipegraph.engine.reorder import ReorderBuffer
 
 LIGHT_BYTES = 1 << 20
 """A channel holds more than ``heavy_capacity`` items only while their bytes together do not exceed this."""
 
 
-def samples_in(item: Any) -> int:
+def samples_in(item: Item) -> int:
     """The number of samples that an item counts as: those of a bundle, none for a failure, else one."""
-    return item.count if item.__class__ is Bundle else item.__class__ is not Failure
+    return item.count if isinstance(item, Bundle) else not isinstance(item, Failure)
 
 
 class Contents:
@@ -55,9 +55,9 @@ class Contents:
         self.grown = 1
         self.max_bytes = max_bytes
         self.bundle_rows = bundle_rows
-        self.ready: deque[Any] = deque()
+        self.ready: deque[Item] = deque()
         self.offset = 0
-        self.reorder: ReorderBuffer[Any] | None = ReorderBuffer() if sequenced else None
+        self.reorder: ReorderBuffer[Item] | None = ReorderBuffer() if sequenced else None
         self.held = 0
         self.nbytes = 0
 
@@ -65,7 +65,7 @@ class Contents:
         """Whether all lower numbers are closed."""
         return self.reorder is None or seq <= self.reorder.next
 
-    def admits(self, seq: int, item: Any) -> bool:
+    def admits(self, seq: int, item: Item) -> bool:
         """Whether there is room for an item; items of later numbers leave room for a bundle of the next number."""
         after = self.held + samples_in(item)
         nbytes = self.nbytes + item.nbytes
@@ -75,7 +75,7 @@ class Contents:
             return after <= room - self.bundle_rows and fits
         return (after <= room and fits) or (not self.ready and after <= self.highest)
 
-    def enter(self, seq: int, item: Any, last: bool) -> Sequence[Any]:
+    def enter(self, seq: int, item: Item, last: bool) -> Sequence[Item]:
         """Add an item; returns the items that became ready."""
         self.nbytes += item.nbytes
         self.held += samples_in(item)
@@ -86,7 +86,7 @@ class Contents:
         self.ready += released
         return released
 
-    def close(self, seq: int) -> Sequence[Any]:
+    def close(self, seq: int) -> Sequence[Item]:
         """No more items for this number; returns the items that became ready."""
         if self.reorder is None:
             return ()
@@ -94,7 +94,7 @@ class Contents:
         self.ready += released
         return released
 
-    def pop(self, rows: int | None, share: Callable[[Any], None], evenly: bool = False) -> Any:
+    def pop(self, rows: int | None, share: Callable[[Buffers], None], evenly: bool = False) -> Item:
         """Take the first item, or at most ``rows`` of its samples.
 
         Args:
@@ -103,8 +103,8 @@ class Contents:
                 workers idle.
         """
         item = self.ready[0]
-        if item.__class__ is not Bundle:
-            self.held -= item.__class__ is not Failure
+        if not isinstance(item, Bundle):
+            self.held -= not isinstance(item, Failure)
             self.nbytes -= item.nbytes
             return self.ready.popleft()
         offset, count = self.offset, item.count
@@ -127,7 +127,7 @@ class Contents:
         self.nbytes -= item.nbytes
         return item
 
-    def ahead(self) -> tuple[int, Any]:
+    def ahead(self) -> tuple[int, Token | None]:
         """How many chunks can be taken without waiting, and the token after them, if there is one."""
         chunks = -self.offset
         for item in self.ready:
@@ -161,7 +161,7 @@ class Contents:
             self.reorder = ReorderBuffer()
         self.nbytes = self.held = self.offset = 0
 
-    def grow(self, item: Any) -> None:
+    def grow(self, item: Item) -> None:
         """Enlarge the bounds so that ``item`` fits."""
         self.capacity = max(self.capacity, self.held + max(samples_in(item), self.bundle_rows))
         self.grown = self.highest = self.capacity

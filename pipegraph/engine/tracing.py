@@ -13,6 +13,7 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from pipegraph import concurrency
+from pipegraph.chunk import Chunk, Lineage
 
 MAX_EVENTS = 200_000
 """Events of each kind that are kept."""
@@ -33,7 +34,7 @@ class Sent(NamedTuple):
     stage: str
     at_ns: int
     epoch: int
-    lineages: Sequence[Any]
+    lineages: Sequence[Lineage]
 
 
 class DeliveredEvent(NamedTuple):
@@ -43,7 +44,7 @@ class DeliveredEvent(NamedTuple):
     asked_ns: int
     got_ns: int
     epoch: int
-    lineages: Sequence[Any]
+    lineages: Sequence[Lineage]
 
 
 class Events(NamedTuple):
@@ -76,11 +77,11 @@ class Tracer:
         """The calling thread has just worked for ``took_ns``."""
         self._worked.extend((concurrency.get_ident(), stage, perf_counter_ns(), took_ns))
 
-    def sent(self, stage: str, item: Any) -> None:
+    def sent(self, stage: str, item: Chunk) -> None:
         """A stage sends a chunk or a bundle."""
         self._sent.extend((stage, perf_counter_ns(), item.epoch, item.lineages))
 
-    def delivered(self, asked_ns: int, item: Any) -> None:
+    def delivered(self, asked_ns: int, item: Chunk) -> None:
         """The training loop gets a chunk or a bundle."""
         self._delivered.extend(
             (concurrency.get_ident(), asked_ns, perf_counter_ns(), item.epoch, item.lineages)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, EndOfEpoch
+from pipegraph.chunk import Chunk, EndOfEpoch, Item
 
 
 class Unwanted:
@@ -23,14 +22,14 @@ class Unwanted:
         self.discarded = -1
         self.active = False
         self._epoch = -1
-        self._seen: list[Callable[[Any], bool]] = []
+        self._seen: list[Callable[[Chunk], bool]] = []
 
     def discard(self, epoch: int) -> None:
         """Filter out all items of ``epoch`` or earlier."""
         self.discarded = max(epoch, self.discarded)
         self.active = True
 
-    def skip(self, epoch: int, seen: Callable[[Any], bool]) -> None:
+    def skip(self, epoch: int, seen: Callable[[Chunk], bool]) -> None:
         """Filter out chunks of ``epoch`` for which ``seen`` is true; adds to its earlier filters."""
         self._epoch = epoch
         self._seen.append(seen)
@@ -42,7 +41,7 @@ class Unwanted:
             self._seen.clear()
         self.active = bool(self._seen) or epoch < self.discarded
 
-    def left_of(self, item: Any) -> Any:
+    def left_of(self, item: Item) -> Item | None:
         """The item, the wanted samples of a bundle, or None."""
         if isinstance(item, EndOfEpoch):
             return item
@@ -68,5 +67,5 @@ class Unwanted:
         left.buffers, left.nbytes = bundle.buffers, bundle.nbytes
         return left
 
-    def _was_seen(self, item: Any) -> bool:
+    def _was_seen(self, item: Chunk) -> bool:
         return any(seen(item) for seen in self._seen)
