@@ -25,7 +25,7 @@ READING = ("items", "iterate")
 """Methods of sources that return an iterator, which does the work item by item."""
 
 
-def show_ranges(operator: Any, stage: str, tracer: Tracer) -> None:
+def show_ranges(operator: object, stage: str, tracer: Tracer) -> None:
     """Wrap an operator so that its work shows as a range named after its stage while ``tracer.ranges`` is set.
 
     Args:
@@ -49,7 +49,7 @@ def show_ranges(operator: Any, stage: str, tracer: Tracer) -> None:
 
     def working(method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
-        def work(*args: Any, **kwargs: Any) -> Any:
+        def work(*args: object, **kwargs: object) -> Any:
             with shown():
                 return method(*args, **kwargs)
 
@@ -57,7 +57,7 @@ def show_ranges(operator: Any, stage: str, tracer: Tracer) -> None:
 
     def reading(method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
-        def read(*args: Any, **kwargs: Any) -> Any:
+        def read(*args: object, **kwargs: object) -> Any:
             items = method(*args, **kwargs)
             return None if items is None else each(iter(items))
 

@@ -284,5 +284,5 @@ def _for_chunks(loader: LoaderContext) -> int:
     return max(1, limit - sum(holds(limit) for holds in holding if holds is not None))
 
 
-def _before(cursor: Any) -> Callable[[Any], bool]:
+def _before(cursor: object) -> Callable[[Any], bool]:
     return lambda item: earlier(item.before, cursor)

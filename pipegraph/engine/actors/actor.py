@@ -6,7 +6,6 @@ import contextlib
 import sys
 import time
 import traceback
-from typing import Any
 
 import torch
 
@@ -82,7 +81,7 @@ class StageActor:
         self._worker: ProcessWorker | None = None
         self._thread = 0
 
-    def start(self, sealed: Received, context: Context, pack: Any) -> Parcel:
+    def start(self, sealed: Received, context: Context, pack: object) -> Parcel:
         """Open the operator; returns the exception, if one is raised."""
         torch.set_num_threads(1)
         if "cv2" in sys.modules:
@@ -116,7 +115,7 @@ class StageActor:
         del args
         return self._answer(result)
 
-    def _answer(self, result: Any) -> Parcel:
+    def _answer(self, result: object) -> Parcel:
         counts = self._counts.take()
         try:
             answer = Parcel((result, counts), back=True)

@@ -205,7 +205,7 @@ class ActorHost(Host):
         self,
         options: dict[str, Any],
         context: Context,
-        opening: Any,
+        opening: object,
         timeout_s: float | None,
         connection: Connection,
     ) -> None:

@@ -55,7 +55,7 @@ class Cluster(Pool):
         )
         self._connection = Connection(lambda: fail(lost))
 
-    def _seal(self, operator: Any, stage: str) -> Any:
+    def _seal(self, operator: object, stage: str) -> Any:
         import ray
 
         from pipegraph.engine.actors.parcel import Parcel
@@ -65,7 +65,7 @@ class Cluster(Pool):
         except Exception as error:
             raise cannot_be_sent(operator, stage, error) from error
 
-    def _host(self, stage: StagePlan, context: Context, sealed: Any, opening: tuple[Any, ...]) -> Host:
+    def _host(self, stage: StagePlan, context: Context, sealed: object, opening: tuple[Any, ...]) -> Host:
         from pipegraph.engine.actors.actor_host import ActorHost
 
         spec, asked = stage.spec, stage.backend

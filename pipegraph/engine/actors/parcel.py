@@ -26,7 +26,7 @@ class Parcel:
 
     __slots__ = ("_buffers", "_refs", "_stream", "nbytes")
 
-    def __init__(self, value: Any, back: bool = False) -> None:
+    def __init__(self, value: object, back: bool = False) -> None:
         take, self._buffers = set_apart()
         file = io.BytesIO()
         pickler = _Pickler(file, take, back)
@@ -48,7 +48,7 @@ class _Pickler(TreePickler):
         super().__init__(file, take, back)
         self.refs: list[Any] = []
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         if isinstance(value, ray.ObjectRef | ActorHandle):
             self.refs.append(value)
             return _of_parcel, (len(self.refs) - 1,)
@@ -127,7 +127,7 @@ def _own_tensor(buffer: Any, *rest: Any) -> Any:
     return _tensor(bytearray(buffer), *rest)
 
 
-def _received(stream: Any, refs: Sequence[Any], *buffers: Any) -> Received:
+def _received(stream: Any, refs: Sequence[Any], *buffers: object) -> Received:
     return Received(stream, refs, buffers)
 
 

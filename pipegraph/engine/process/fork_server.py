@@ -132,7 +132,7 @@ def _leave_signals_to_the_trainer() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, a child's exit status would be lost
 
 
-def _caught(signum: int, frame: Any) -> None:
+def _caught(signum: int, frame: object) -> None:
     pass
 
 

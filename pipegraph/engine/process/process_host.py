@@ -49,7 +49,7 @@ class ProcessLink(Link):
     def holds(self) -> bool:  # type: ignore[override]
         return self._port.holds
 
-    def send(self, message: Any, wait: bool = True) -> None:
+    def send(self, message: object, wait: bool = True) -> None:
         self._port.send(message, wait)
 
     def receive(self) -> Any:

@@ -34,7 +34,7 @@ class Sealed:
             Or, unless it ``copies`` these with a warning, it has arrays in memory that processes share.
     """
 
-    def __init__(self, value: Any, stage: str, copies: bool = True) -> None:
+    def __init__(self, value: object, stage: str, copies: bool = True) -> None:
         take, buffers = set_apart()
         file = io.BytesIO()
         pickler = _SealingPickler(file, take, copies)
@@ -95,7 +95,7 @@ class _SealingPickler(TreePickler):
         self.storages: list[Any] = []
         self._numbers: dict[int, int] = {}  # of storages, by address
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         kind = type(value)
         # A parameter has a tensor, which comes next.
         if isinstance(value, torch.Tensor | np.ndarray) and kind is not torch.nn.Parameter:
@@ -139,7 +139,7 @@ def _attach(number: int, nbytes: int, place: tuple[Any, ...], grad: bool) -> tor
     return made.requires_grad_() if grad else made
 
 
-def _is_shared(value: Any) -> bool:
+def _is_shared(value: object) -> bool:
     """Whether what is written to a tensor or an array is seen by other processes."""
     while isinstance(value, np.ndarray):
         if not value.size:
@@ -179,7 +179,7 @@ def _check_rebuilt(kind: Any) -> None:
         return  # it may be made in another way
 
 
-def cannot_be_sent(value: Any, stage: str, error: Exception) -> NotPicklableError:
+def cannot_be_sent(value: object, stage: str, error: Exception) -> NotPicklableError:
     """The error that names the part of an object that cannot be pickled."""
     return NotPicklableError(
         f"stage {stage!r}: the operator cannot be sent to another process: {_culprit(value, error)}. "
@@ -209,7 +209,7 @@ def unseal(fd: int, spans: list[tuple[int, int]], shared: Sequence[int] = ()) ->
             os.close(each)
 
 
-def _culprit(value: Any, error: Exception) -> str:
+def _culprit(value: object, error: Exception) -> str:
     """The path from ``value`` to the attribute that cannot be pickled."""
     path, passed = type(value).__name__, [value]
     while len(passed) <= 8:

@@ -36,7 +36,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         back: whether the reader is the process that this one has its classes from.
     """
 
-    def __init__(self, file: Any, back: bool, **options: Any) -> None:
+    def __init__(self, file: object, back: bool, **options: object) -> None:
         super().__init__(file, protocol=5, **options)
         self._back = back
 
@@ -85,7 +85,7 @@ def _sent(number: str) -> type:
     return next(given for given, its in list(_GIVEN.items()) if its == number) if mine is None else mine
 
 
-def dumps_back(value: Any) -> bytes:
+def dumps_back(value: object) -> bytes:
     """A pickle for the process that this one has its classes from."""
     file = io.BytesIO()
     ByValuePickler(file, True).dump(value)

@@ -83,7 +83,7 @@ def _made(
     return error
 
 
-def _arrived(value: Any) -> Any:
+def _arrived(value: object) -> Any:
     return value.error() if isinstance(value, Carried) else value
 
 
@@ -94,7 +94,7 @@ def _formatted(error: BaseException) -> list[str]:
         return [*traceback.format_tb(error.__traceback__), type(error).__qualname__]
 
 
-def _repr_of(value: Any) -> str:
+def _repr_of(value: object) -> str:
     try:
         return repr(value)
     except Exception:
@@ -102,7 +102,7 @@ def _repr_of(value: Any) -> str:
 
 
 def _dumped(error: BaseException, within: tuple[BaseException, ...]) -> bytes:
-    def sent(value: Any, otherwise: Callable[[Any], Any]) -> Any:
+    def sent(value: object, otherwise: Callable[[Any], Any]) -> Any:
         if _can(value):
             return value
         if isinstance(value, BaseException) and not any(value is each for each in within):
@@ -139,7 +139,7 @@ def _slots(error: BaseException) -> dict[str, Any]:
     return found
 
 
-def _can(value: Any) -> bool:
+def _can(value: object) -> bool:
     try:
         pickle.loads(cloudpickle.dumps(value))  # an exception's class may reject its args
     except Exception:

@@ -40,7 +40,7 @@ class Pool(ABC):
         """Called after every worker has closed its own host."""
 
     @abstractmethod
-    def _seal(self, operator: Any, stage: str) -> Any:
+    def _seal(self, operator: object, stage: str) -> Any:
         """The pickled operator of a stage, once for all workers.
 
         Raises:
@@ -48,7 +48,7 @@ class Pool(ABC):
         """
 
     @abstractmethod
-    def _host(self, stage: StagePlan, context: Context, sealed: Any, opening: tuple[Any, ...]) -> Host:
+    def _host(self, stage: StagePlan, context: Context, sealed: object, opening: tuple[Any, ...]) -> Host:
         """The host of one worker's operator; ``opening`` is what ``child.opened_worker`` needs besides it."""
 
     def _packing(self, stage: StagePlan) -> Callable[[list[Any]], Any] | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch
 from pipegraph.planning.plan import StagePlan
@@ -38,7 +36,7 @@ class Ordinals:
         self._epoch = -1
         self._totals: dict[int, int] = {}  # of epochs that have come to their end, until that is judged
 
-    def number(self, ticket: int, item: Any) -> None:
+    def number(self, ticket: int, item: object) -> None:
         """Number the item that was taken with this ticket."""
         if item.__class__ is EndOfEpoch:
             self._turn_to(item.epoch)

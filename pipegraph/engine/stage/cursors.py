@@ -11,7 +11,7 @@ from pipegraph.contracts import FanIn
 from pipegraph.tree import copy_containers
 
 
-def freeze(value: Any) -> Any:
+def freeze(value: object) -> Any:
     """Convert JSON's lists back to tuples; dicts, which hold snapshots, are left alone."""
     if isinstance(value, list | tuple):
         return tuple(freeze(item) for item in value)

@@ -66,7 +66,7 @@ def log_first(spec: StageSpec, lost: Sequence[Quarantined], made: int = 0) -> No
     )
 
 
-def not_a_chunk(out: Any, stage: str, method: str, kind: str = "the operator") -> TypeError:
+def not_a_chunk(out: object, stage: str, method: str, kind: str = "the operator") -> TypeError:
     """The error for an operator that returned something else."""
     if out is None:
         return TypeError(

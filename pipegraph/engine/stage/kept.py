@@ -52,7 +52,7 @@ class _NotEncodable(TypeError):
     """An object cannot be encoded; the message is its class."""
 
 
-def encode_state(value: Any, stage: str) -> Any:
+def encode_state(value: object, stage: str) -> Any:
     """As :func:`encode`, for the state of a stage's operator or iterator.
 
     Raises:
@@ -146,7 +146,7 @@ def _encode_chunk(chunk: Chunk) -> dict[str, Any]:
     }
 
 
-def decode(value: Any) -> Any:
+def decode(value: object) -> Any:
     """The inverse of :func:`encode`. Cursors of chunks are not kept: a stage sets those of its outputs itself."""
     if value.__class__ is list:
         return [decode(each) for each in value]

@@ -173,7 +173,7 @@ class Ledger:
             self.resumed_without = epoch if any(each.epoch == epoch for each in entries) else None
 
 
-def _plain(key: Any) -> Any:
+def _plain(key: object) -> Any:
     """A sample's key as a JSON value, or as text if JSON has no such value."""
     if key is None or isinstance(key, str | bool | int | float):
         return key
@@ -187,5 +187,5 @@ def _plain(key: Any) -> Any:
         return shown(key)
 
 
-def _hashable(value: Any) -> Any:
+def _hashable(value: object) -> Any:
     return tuple(_hashable(item) for item in value) if isinstance(value, list) else value

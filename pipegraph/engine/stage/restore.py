@@ -236,7 +236,7 @@ def was_delivered(
     a batch that the other still needs: with ``shorten`` the filter removes that part from the batch.
     """
 
-    def seen(item: Any) -> bool:
+    def seen(item: object) -> bool:
         if not isinstance(item, Chunk) or not item.lineages:
             return False
         paths = item.paths or ((),) * len(item.lineages)

@@ -63,7 +63,7 @@ class Sender:
         """Finish a ticket without a (further) result."""
         self._done(ticket)
 
-    def token(self, ticket: int, token: Any) -> None:
+    def token(self, ticket: int, token: object) -> None:
         """Pass a token on, in its place."""
         if token.__class__ is EndOfEpoch and (failure := self.failures.at_end(token.epoch)) is not None:
             self.send(ticket, failure, False)
@@ -78,7 +78,7 @@ class Sender:
     def _done(self, ticket: int) -> None:
         """All results of a ticket have left."""
 
-    def _fan_out(self, ticket: int, item: Any, last: bool) -> bool:
+    def _fan_out(self, ticket: int, item: object, last: bool) -> bool:
         channels = self.channels
         if not isinstance(item, Chunk):
             for index in range(len(channels)):
@@ -111,7 +111,7 @@ class ByTicket(Sender):
             channel.close_seq(ticket)
         self._done(ticket)
 
-    def token(self, ticket: int, token: Any) -> None:
+    def token(self, ticket: int, token: object) -> None:
         if token.__class__ is EndOfEpoch and self.failures.judges_epochs:
             self.wait_turn(ticket)  # until the policy has been applied to all earlier items
         super().token(ticket, token)
@@ -179,7 +179,7 @@ class AsFinished(Sender):
         self._window = 4 * (workers + capacity)
         self.stage.inboxes[0].nudge()
 
-    def on_take(self, ticket: int, item: Any) -> None:
+    def on_take(self, ticket: int, item: object) -> None:
         """Record that a worker takes an item; called in the order of tickets."""
         if isinstance(item, Chunk):
             with self._lock:

@@ -56,7 +56,7 @@ class Snapshots:
             step, snapshot = self.first
             source.restore(step, decode(snapshot))
 
-    def add(self, epoch: int, step: int, snapshot: Any) -> None:
+    def add(self, epoch: int, step: int, snapshot: object) -> None:
         """Add the iterator's snapshot from before item ``step`` of ``epoch``.
 
         Raises:
@@ -106,6 +106,6 @@ def _bytes(taken: Entries) -> int:
     return sum(nbytes for *_, nbytes in taken)
 
 
-def snapshot_bytes(snapshot: Any) -> int:
+def snapshot_bytes(snapshot: object) -> int:
     """Bytes of the arrays, texts and long containers in a snapshot."""
     return sum(nbytes for _, nbytes in buffers(snapshot))

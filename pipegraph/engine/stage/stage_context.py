@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from pipegraph import concurrency
 from pipegraph.contracts import Context, History
@@ -67,7 +67,7 @@ class StageContext:
         self.judging = concurrency.Lock()
         self.stop_epoch = -1
 
-    def number(self, worker: Worker, item: Any) -> None:
+    def number(self, worker: Worker, item: object) -> None:
         """Number an item of a stage with a budget and a single worker that does not use ``take``."""
         if self.budgeted:
             self.ordinals.forget(worker.ticket)
