@@ -49,7 +49,7 @@ class StageKind:
         by_sample: whether its input may be filtered by sample, because chunks keep their lineages.
         expands: whether it makes several items of one.
         gathers: whether it makes one item of several.
-        collects: whether its operators with ``bundles`` take whole bundles.
+        collects: whether its operators that take blocks are given whole bundles.
         stateless: why its operators cannot have a ``state_dict()``, in words.
         judges_rows: whether it applies the stage's policy to each row of a batch.
         reads_in_turn: whether its operators decide which of several inputs is read next.
