@@ -12,7 +12,7 @@ from pipegraph.backends import BackendName, Ray, backend_of
 from pipegraph.contracts import Component, FanIn, Operator, Source
 from pipegraph.errors import GraphError, shown
 from pipegraph.foreign_arguments import names_ours, placed
-from pipegraph.integers import integer
+from pipegraph.integers import flag, integer
 from pipegraph.parameters import carried, plain_parameters
 from pipegraph.policies import Policy
 from pipegraph.stage_spec import RESERVED, Edge, StageSpec
@@ -325,6 +325,7 @@ class Graph:
         memory_limit: int | str | None = None,
         equal_steps: bool | None = None,
         autotune: bool = False,
+        isolate: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
         mesh: Any = None,
@@ -342,6 +343,8 @@ class Graph:
                 the lengths are unknown.
             autotune: find the workers and capacities of all stages during training, starting from those of the graph;
                 :meth:`Loader.tuning` shows the result.
+            isolate: run all stages above the first ``Pin`` or copy to a device in a process of its own, so that their
+                Python code does not wait for the training loop's, nor it for theirs (``docs/processes.md``).
             rank, world_size: by default those of torch.distributed, else of the environment, else 0 and 1.
             mesh: a DeviceMesh dimension that gives rank and world size.
             log_every: log a line with rate, waits and bottleneck after so many seconds each, as a batch is asked for,
@@ -352,11 +355,12 @@ class Graph:
         """
         from pipegraph.loader.loader import Loader, LoaderOptions
 
-        return Loader(
-            self,
-            output,
-            LoaderOptions(epochs, memory_limit, equal_steps, autotune, rank, world_size, mesh, log_every),
-        )
+        options = LoaderOptions(epochs, memory_limit, equal_steps, autotune, rank, world_size, mesh, log_every)
+        if flag(isolate, "isolate"):
+            from pipegraph.loader.isolated import IsolatedLoader
+
+            return IsolatedLoader(self, output, options)
+        return Loader(self, output, options)
 
     def to_networkx(self) -> networkx.DiGraph[str]:
         """The graph as a ``networkx.DiGraph``; each node has its ``spec``."""
