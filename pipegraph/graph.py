@@ -355,7 +355,9 @@ class Graph:
         """
         from pipegraph.loader.loader import Loader, LoaderOptions
 
-        options = LoaderOptions(epochs, memory_limit, equal_steps, autotune, rank, world_size, mesh, log_every)
+        options = LoaderOptions(
+            epochs, memory_limit, equal_steps, autotune, rank, world_size, mesh, log_every
+        )
         if flag(isolate, "isolate"):
             from pipegraph.loader.isolated import IsolatedLoader
 

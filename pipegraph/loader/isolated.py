@@ -1,8 +1,8 @@
 """``loader(isolate=True)``: the host's part of a graph runs with a loader of its own in a child process.
 
-To the trainer that loader is a source in a process, which gives its chunks and the state behind each. Below it run the
-stages from the first that moves data to a device on. So a lost child, a close, Ctrl-C and a resume are what they are for
-any source in a process.
+To the trainer that loader is a source in a process: its items are the loader's chunks, and its state is the loader's.
+Below it run the stages from the first that moves data to a device on. So a lost child, a close, Ctrl-C and a resume are
+what they are for any such source.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from pipegraph.backends import INLINE, PROCESS
-from pipegraph.capabilities import Moves, Resumable
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Fact, Operator, Source
+from pipegraph.contracts import Context, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.graph import Graph, Node
 from pipegraph.loader.loader import Loader
 from pipegraph.loader.options import LoaderOptions
-from pipegraph.profile import Profile
+from pipegraph.measured import Measured
+from pipegraph.planning.plan import Plan
+from pipegraph.profile import Profile, profile_of
 from pipegraph.stage_spec import Edge, StageSpec
+from pipegraph.traits import Traits
 
-PROFILE_S = 1.0
-"""Seconds between two profiles that the child sends."""
+COUNTED_S = 1.0
+"""Seconds after which the child sends what it has counted again."""
 
 
-class HostPart(Source, Resumable):
+class HostPart(Source):
     """The chunks of a graph's node, from a loader that runs where this source is read."""
 
     name = "isolated"
-    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED | Fact.SPLITS_ITSELF | Fact.ONE_WORLD_SIZE
     reads_ahead = True
 
     def __init__(self, graph: Graph, output: str, options: LoaderOptions) -> None:
@@ -39,14 +39,30 @@ class HostPart(Source, Resumable):
         self._loader: Loader | None = None
         self._restored: Any = None
         self._next = -1  # the epoch that the loader goes on with by itself
-        plan = graph.plan(output)
+        plan = self._plan()
         self.gives = plan.stages[plan.output.stage].level
 
+    def _plan(self) -> Plan:
+        return self._graph.plan(self._output)
+
+    @property
+    def traits(self) -> Traits:
+        sources = [stage.source.traits for stage in self._plan().running if stage.source is not None]
+        return Traits(
+            seeds_itself=True,
+            trusted=True,
+            resumable=True,
+            one_world_size=True,
+            splits_itself=True,
+            sees=lambda: "; ".join(filter(None, (each.sees() for each in sources))),
+            deals_by=lambda: ", ".join(filter(None, (each.deals_by() for each in sources))),
+        )
+
     def config(self) -> dict[str, Any]:
-        return {"graph": self._graph.plan(self._output).digests()}
+        return {"graph": self._plan().digests()}
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
-        plan = self._graph.plan(self._output)
+        plan = self._plan()
         return plan.steps(epoch, rank, world_size, plan.seed, ())
 
     def open(self, context: Context) -> None:
@@ -72,7 +88,7 @@ class HostPart(Source, Resumable):
             self._graph.seed = self._seed
             options = replace(self._options, rank=rank, world_size=world_size, mesh=None)
             self._loader = Loader(self._graph, self._output, options)
-        loader, (step, state) = self._loader, self._restored or (0, None)
+        loader, (first, state) = self._loader, self._restored or (0, None)
         self._restored = None
         if state is not None:
             loader.load_state_dict(state)
@@ -80,12 +96,12 @@ class HostPart(Source, Resumable):
             loader.set_epoch(epoch + 1)
             loader.set_epoch(epoch)  # as a whole, also one that was begun
         self._next, told = -1, 0.0
-        for step, chunk in enumerate(loader.chunks(), step):
-            profile = None
-            if monotonic() - told > PROFILE_S:
-                profile, told = loader.profile(), monotonic()
+        for step, chunk in enumerate(loader.chunks(), first):
+            counted = None
+            if monotonic() - told > COUNTED_S:
+                counted, told = (loader._measure(), *loader._ledger.shown()), monotonic()
             if step >= start:
-                yield step * world_size + rank, (chunk, profile)
+                yield step * world_size + rank, (chunk, counted)
         self._next = epoch + 1
 
 
@@ -93,15 +109,15 @@ class Received(Operator):
     """Makes the child's chunk the trainer's."""
 
     name = "received"
-    facts = Fact.SEEDS_ITSELF | Fact.TRUSTED
+    traits = Traits(seeds_itself=True, trusted=True)
 
     def __init__(self) -> None:
-        self.profiles: list[Profile] = []
+        self.counted: list[Any] = []
 
     def process(self, chunk: Chunk) -> Chunk:
-        made, profile = chunk.data
-        if profile is not None:
-            self.profiles[:] = [profile]
+        made, counted = chunk.data
+        if counted is not None:
+            self.counted[:] = [counted]
         # The same chunk, in its place in the stream, with what the child's says of its samples.
         chunk.data, chunk.lineages, chunk.keys = made.data, made.lineages, made.keys
         chunk.batched, chunk.spans, chunk.layout = made.batched, made.spans, made.layout
@@ -113,7 +129,9 @@ class IsolatedLoader(Loader):
 
     def __init__(self, graph: Graph, output: Node | str | None, options: LoaderOptions) -> None:
         if options.autotune:
-            raise GraphError("autotune=True sees the training loop, and isolate=True runs the stages elsewhere: one of both")
+            raise GraphError(
+                "autotune=True watches the training loop, which isolate=True keeps away: give one"
+            )
         graph.plan(output)  # raises what is wrong
         last = output.name if isinstance(output, Node) else output or graph.sinks()[0]
         below: list[StageSpec] = []
@@ -121,15 +139,15 @@ class IsolatedLoader(Loader):
         while len(spec.upstream) == 1:
             walked.append(spec := graph.stages[spec.upstream[0].stage])
         for number, spec in enumerate(walked):
-            if spec.operator.can(Moves) is not None:
+            if spec.operator.traits.moves:
                 below = walked[: number + 1][::-1]
         cut = below[0].upstream[0] if below else Edge(last)
         inner = replace(options, epochs=options.epochs, equal_steps=False, log_every=None)
         outer = Graph(graph.name, graph.seed)
-        host = outer.add(HostPart(graph, cut.stage, inner), name="isolated", backend=PROCESS, capacity=2)
+        host = outer.add(HostPart(graph, cut.stage, inner), name="isolated", backend="process", capacity=2)
         received = Received()
-        outer.add(received, host, name="received", backend=INLINE, capacity=1)
-        self._profiles = received.profiles
+        outer.add(received, host, name="received", backend="inline", capacity=1)
+        self._host_plan, self._counted = graph.plan(cut.stage), received.counted
         above = "received"
         for spec in below:
             outer.stages[spec.name] = replace(spec, upstream=(Edge(above),))
@@ -137,6 +155,5 @@ class IsolatedLoader(Loader):
         super().__init__(outer, above, options)
 
     def profile(self, since: Profile | None = None) -> Profile:
-        if since is not None or not self._profiles:
-            return super().profile(since)
-        return self._profiles[-1]
+        measured, lost, count = self._counted[-1] if self._counted else (Measured(), (), 0)
+        return profile_of(self._host_plan, replace(measured, identity=self._counted), lost, count, since)
