@@ -7,20 +7,20 @@ what they are for any such source.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Source
+from pipegraph.engine.stage.ledger import Quarantined
 from pipegraph.errors import GraphError
 from pipegraph.graph import Graph, Node
 from pipegraph.loader.loader import Loader
 from pipegraph.loader.options import LoaderOptions
 from pipegraph.measured import Measured
 from pipegraph.planning.plan import Plan
-from pipegraph.profile import Profile, profile_of
 from pipegraph.stage_spec import Edge, StageSpec
 from pipegraph.traits import Traits
 
@@ -34,8 +34,8 @@ class HostPart(Source):
     name = "isolated"
     reads_ahead = True
 
-    def __init__(self, graph: Graph, output: str, options: LoaderOptions) -> None:
-        self._graph, self._output, self._options = graph, output, options
+    def __init__(self, output: Node, options: LoaderOptions) -> None:
+        self._output, self._options = output, options
         self._loader: Loader | None = None
         self._restored: Any = None
         self._next = -1  # the epoch that the loader goes on with by itself
@@ -43,7 +43,7 @@ class HostPart(Source):
         self.gives = plan.stages[plan.output.stage].level
 
     def _plan(self) -> Plan:
-        return self._graph.plan(self._output)
+        return self._output.graph.plan(self._output)
 
     @property
     def traits(self) -> Traits:
@@ -85,9 +85,9 @@ class HostPart(Source):
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[Any]:
         if self._loader is None:
-            self._graph.seed = self._seed
+            self._output.graph.seed = self._seed
             options = replace(self._options, rank=rank, world_size=world_size, mesh=None)
-            self._loader = Loader(self._graph, self._output, options)
+            self._loader = Loader(self._output.graph, self._output, options)
         loader, (first, state) = self._loader, self._restored or (0, None)
         self._restored = None
         if state is not None:
@@ -99,7 +99,7 @@ class HostPart(Source):
         for step, chunk in enumerate(loader.chunks(), first):
             counted = None
             if monotonic() - told > COUNTED_S:
-                counted, told = (loader._measure(), *loader._ledger.shown()), monotonic()
+                counted, told = loader._counted()[1:], monotonic()
             if step >= start:
                 yield step * world_size + rank, (chunk, counted)
         self._next = epoch + 1
@@ -125,7 +125,7 @@ class Received(Operator):
 
 
 class IsolatedLoader(Loader):
-    """The loader of a graph whose host's part is isolated; :meth:`profile` is of that part, as of a second ago."""
+    """The loader of a graph whose host's part is isolated, which its profile is of, as of a second ago."""
 
     def __init__(self, graph: Graph, output: Node | str | None, options: LoaderOptions) -> None:
         if options.autotune:
@@ -133,27 +133,31 @@ class IsolatedLoader(Loader):
                 "autotune=True watches the training loop, which isolate=True keeps away: give one"
             )
         graph.plan(output)  # raises what is wrong
-        last = output.name if isinstance(output, Node) else output or graph.sinks()[0]
+        cut = output._edge if isinstance(output, Node) else Edge(output or graph.sinks()[0])
         below: list[StageSpec] = []
-        walked = [spec := graph.stages[last]]
+        walked = [spec := graph.stages[cut.stage]]
         while len(spec.upstream) == 1:
             walked.append(spec := graph.stages[spec.upstream[0].stage])
         for number, spec in enumerate(walked):
             if spec.operator.traits.moves:
-                below = walked[: number + 1][::-1]
-        cut = below[0].upstream[0] if below else Edge(last)
-        inner = replace(options, epochs=options.epochs, equal_steps=False, log_every=None)
+                below, (cut,) = walked[: number + 1][::-1], spec.upstream
+        self._host_plan = graph.plan(Node(graph, cut))
+        if any(stage.operator.traits.moves for stage in self._host_plan.running):
+            raise GraphError(
+                "isolate=True: stages that move data to a device must follow all fan-ins, in the trainer"
+            )
+        inner = replace(options, equal_steps=False, log_every=None)
         outer = Graph(graph.name, graph.seed)
-        host = outer.add(HostPart(graph, cut.stage, inner), name="isolated", backend="process", capacity=2)
+        host = outer.add(HostPart(Node(graph, cut), inner), name="isolated", backend="process", capacity=2)
         received = Received()
         outer.add(received, host, name="received", backend="inline", capacity=1)
-        self._host_plan, self._counted = graph.plan(cut.stage), received.counted
+        self._received = received
         above = "received"
         for spec in below:
             outer.stages[spec.name] = replace(spec, upstream=(Edge(above),))
             above = spec.name
         super().__init__(outer, above, options)
 
-    def profile(self, since: Profile | None = None) -> Profile:
-        measured, lost, count = self._counted[-1] if self._counted else (Measured(), (), 0)
-        return profile_of(self._host_plan, replace(measured, identity=self._counted), lost, count, since)
+    def _counted(self) -> tuple[Plan, Measured, Sequence[Quarantined], int]:
+        measured, lost, count = self._received.counted[-1] if self._received.counted else (Measured(), (), 0)
+        return self._host_plan, replace(measured, identity=self._received), lost, count

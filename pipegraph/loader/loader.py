@@ -28,7 +28,7 @@ from pipegraph.closing import Closing
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.crew import Crew
 from pipegraph.engine.run import Run
-from pipegraph.engine.stage.ledger import Ledger
+from pipegraph.engine.stage.ledger import Ledger, Quarantined
 from pipegraph.engine.tracing import Events, Tracer
 from pipegraph.errors import GraphError, LoaderClosedError, NeverStops, PipegraphWarning
 from pipegraph.graph import Graph, Node
@@ -47,6 +47,7 @@ from pipegraph.planning.tunable import tune_all, why_not_tuned
 if TYPE_CHECKING:
     from pipegraph.loader.same_data import SameData
     from pipegraph.measured import Measured
+    from pipegraph.planning.plan import Plan
     from pipegraph.profile import Profile
     from pipegraph.profile.headspace import Headspace
     from pipegraph.tuning.decisions import Tuning
@@ -347,7 +348,11 @@ class Loader(Closing):
         """
         from pipegraph.profile import profile_of
 
-        return profile_of(self.plan, self._measure(), *self._ledger.shown(), since)
+        return profile_of(*self._counted(), since)
+
+    def _counted(self) -> tuple[Plan, Measured, Sequence[Quarantined], int]:
+        """What a profile is made of."""
+        return self.plan, self._measure(), *self._ledger.shown()
 
     def _measure(self) -> Measured:
         """All that was counted so far, for profiles and the tuner."""
