@@ -20,6 +20,7 @@ from pipegraph.graph import Graph, Node
 from pipegraph.loader.loader import Loader
 from pipegraph.loader.options import LoaderOptions
 from pipegraph.measured import Measured
+from pipegraph.planning.digests import digests
 from pipegraph.planning.plan import Plan
 from pipegraph.stage_spec import Edge, StageSpec
 from pipegraph.traits import Traits
@@ -59,7 +60,7 @@ class HostPart(Source):
         )
 
     def config(self) -> dict[str, Any]:
-        return {"graph": self._plan().digests()}
+        return {"graph": digests(self._plan())}
 
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
         plan = self._plan()
