@@ -104,7 +104,7 @@ class LanedEpoch:
     def of(
         cls, samples: Int64Array, lanes: int, window: int, seed: int, epoch: int, digest: str | None = None
     ) -> LanedEpoch:
-        """The epoch of blocks with these numbers of samples; ``digest`` as for ``BlockTable.of``."""
+        """The epoch of blocks with these numbers of samples; ``digest`` as for ``BlockPlaces.of``."""
         table = BlockPlaces.of(samples, spread(samples, lanes, seed, epoch), digest)
         share, rest = divmod(int(samples.sum()), lanes)
         lane = np.arange(lanes + 1, dtype=np.int64)

@@ -174,8 +174,8 @@ class ManifestSource(BlockSource):
         samples = form.within(room).read(file, block)
         if len(samples) != block.samples:
             raise ShardError(
-                f"{file.name}, byte {block.offset}: {type(form).__name__}.read gives {len(samples)} samples, the manifest "
-                f"says {block.samples}: the part has changed or is broken; index the parts again"
+                f"{file.name}, byte {block.offset}: {type(form).__name__}.read gives {len(samples)} samples, the "
+                f"manifest says {block.samples}: the part has changed or is broken; index the parts again"
             )
         return samples
 
