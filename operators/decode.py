@@ -20,10 +20,10 @@ from pipegraph.operators.collate import collate
 from pipegraph.operators.images.choice import BACKENDS, family_of, note_of, open_backend
 from pipegraph.operators.images.companions import Companions, names_of
 from pipegraph.operators.images.crop import DRAWS, Crop, check_crop, crop_window
-from pipegraph.operators.images.decoder import Interpolation, Row, Scratch, check_interpolation
+from pipegraph.operators.images.decoder import Interpolation, Scratch, check_interpolation
 from pipegraph.operators.images.header import probe
 from pipegraph.operators.images.image_batch import FIELDS, ImageBatch, ImagePart, find_encoded, with_pixels
-from pipegraph.operators.images.normalize_tables import bits_of, filler, rows_at_once
+from pipegraph.operators.images.normalize_tables import bits_of, row_filler
 from pipegraph.operators.load import Load, no_path
 from pipegraph.operators.normalize import Normalize
 from pipegraph.storage.read_file import read_file
@@ -112,7 +112,6 @@ class DecodeImage(RowOperator):
         if twice is not None:
             raise GraphError(f"DecodeImage: field {twice!r} is named for two things")
         self.size = (pair[0], pair[1])
-        self.rows_at_once = min(16, rows_at_once(*self.size))
         if field is not None and not isinstance(field, str):
             raise GraphError(f"DecodeImage: field must be a field's name or None, got {shown(field)}")
         self.field = field
@@ -184,7 +183,7 @@ class DecodeImage(RowOperator):
         self._slabs = StageSlabs(context)
         if self._normalize is not None:
             ours = self._normalize
-            self._fill = filler(ours.mean, ours.std, ours.dtype, ours.layout)
+            self._fill = row_filler(ours.mean, ours.std, ours.dtype, ours.layout)
 
     def _output(self) -> tuple[torch.dtype, Any, tuple[int, ...]]:
         """Dtype, the dtype as which NumPy writes it, and shape of one image."""
@@ -203,9 +202,7 @@ class DecodeImage(RowOperator):
         (numbers,) = self._draw(chunk)
         part = self._part(encoded, numbers)
         beside = self._beside(chunk.data, field, part)
-        (error,) = self._decode([part], image[None])
-        if error is not None:
-            raise error
+        self._decode(encoded, part, image)
         chunk.keys = chunk.own_keys
         chunk.data = with_pixels(chunk.data, field, self.output, torch.from_numpy(image).view(dtype), beside)
         return chunk
@@ -221,7 +218,7 @@ class DecodeImage(RowOperator):
         for name in self.companions.fields:
             if name not in sample:
                 raise DataError(f"DecodeImage: no field {name!r} in {', '.join(map(str, sample))}")
-        _, header, cut = part
+        header, cut = part
         return self.companions.of(sample, header.size, cut, self.size)
 
     # -- the rows of a batch -------------------------------------------------------------------
@@ -244,10 +241,13 @@ class DecodeImage(RowOperator):
         rows = slab.numpy()[:nbytes].view(written).reshape(count, *shape)
         # All at once, before decoding drives this code and its data from the processor's caches.
         numbers = self._draw(chunk)
-        if field is not None and paths is None:  # then each row's bytes are released one by one
+        if paths is not None:
+            return ImageBatch(chunk, field, [], paths, numbers, (), slab, rows)
+        parts = [self._part_or_error(*row) for row in zip(encoded, numbers, strict=True)]
+        if field is not None:  # then each row's bytes are released one by one
             chunk.keys = chunk.own_keys
             chunk.data = {name: value for name, value in chunk.data.items() if name != field}
-        return ImageBatch(chunk, field, list(encoded), paths is not None, numbers, slab, rows)
+        return ImageBatch(chunk, field, list(encoded), None, numbers, parts, slab, rows)
 
     def _paths(self, chunk: Chunk) -> Sequence[Any] | None:
         """What the rows are to read; None once they are read, because another field is to be decoded."""
@@ -266,30 +266,20 @@ class DecodeImage(RowOperator):
             note(error, f"pipegraph: in the work of stage {self._load!r}")
             raise
 
-    def begin_rows(self, batch: ImageBatch, start: int, stop: int) -> None:
-        parts = [self._part_of_row(batch, index) for index in range(start, stop)]
-        batch.done.update(enumerate(self._decode(parts, batch.rows[start:stop]), start))
-
     def do_row(self, batch: ImageBatch, index: int) -> None:
-        if index not in batch.done:  # alone, or again
-            self.begin_rows(batch, index, index + 1)
-        error = batch.done.pop(index)
-        if error is not None:
-            raise error
-        if not batch.reads:
-            batch.encoded[index] = None
-
-    def _part_of_row(self, batch: ImageBatch, index: int) -> ImagePart | Exception:
-        try:
-            encoded = self._read(batch.encoded[index]) if batch.reads else batch.encoded[index]
-            part = self._part(encoded, batch.numbers[index])
-            if self.companions:
-                data = batch.chunk.data
-                row = {name: data[name][index] for name in self._columns(batch)}
-                batch.beside[index] = self._beside(row, batch.field, part)
-        except Exception as error:
-            return error
-        return part
+        if batch.paths is not None:
+            encoded = self._read(batch.paths[index])
+            self._decode(encoded, self._part(encoded, batch.numbers[index]), batch.rows[index])
+            return
+        encoded, part = batch.encoded[index], batch.parts[index]
+        if isinstance(part, Exception):
+            raise part
+        if self.companions:
+            data = batch.chunk.data
+            row = {name: data[name][index] for name in self._columns(batch)}
+            batch.beside[index] = self._beside(row, batch.field, part)
+        self._decode(encoded, part, batch.rows[index])
+        batch.encoded[index] = None
 
     def _columns(self, batch: ImageBatch) -> list[str]:
         """The fields that follow the image and are there; each must have an entry per sample."""
@@ -343,27 +333,23 @@ class DecodeImage(RowOperator):
     def _part(self, encoded: Any, numbers: Sequence[float]) -> ImagePart:
         header = probe(encoded)
         exact = self.interpolation == "antialias"
+        return header, crop_window(self.crop, self.flip, *header.size, self.size, numbers, exact)
+
+    def _part_or_error(self, encoded: Any, numbers: Sequence[float]) -> ImagePart | Exception:
+        try:
+            return self._part(encoded, numbers)
+        except Exception as error:
+            return error
+
+    def _decode(self, encoded: Any, part: ImagePart, out: Any) -> None:
+        header, window = part
         if not isinstance(encoded, bytes) and not memoryview(encoded).c_contiguous:
             encoded = bytes(encoded)
-        return encoded, header, crop_window(self.crop, self.flip, *header.size, self.size, numbers, exact)
-
-    def _decode(self, parts: Sequence[ImagePart | Exception], out: Any) -> list[Exception | None]:
-        """Fill a row of ``out`` from each part; returns the error of each."""
         pixels = out
         if self._normalize is not None:
-            shape = (len(parts), *self.size, self._channels)
+            shape = (*self.size, self._channels)
             count = math.prod(shape)
             pixels = _pixels.take(count)[:count].reshape(shape)
-        errors = [part if isinstance(part, Exception) else None for part in parts]
-        rows = {
-            place: Row(*part, pixels[place])
-            for place, part in enumerate(parts)
-            if not isinstance(part, Exception)
-        }
-        if rows:
-            found = self._decoder.decode_rows(list(rows.values()), self.interpolation)
-            for place, error in zip(rows, found, strict=True):
-                errors[place] = error
-            if self._normalize is not None:
-                self._fill(pixels, out)
-        return errors
+        self._decoder.decode_into(encoded, header, window, pixels, interpolation=self.interpolation)
+        if self._normalize is not None:
+            self._fill(pixels, out)

@@ -10,8 +10,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, final
 
-import numpy as np
-
 from pipegraph.bundle import DROPPED, Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Source, Traits
@@ -24,6 +22,7 @@ from pipegraph.operators.shared_reader import (
     ShardFeed,
     ShardPart,
     ShardSample,
+    ShardSamples,
     blocks_nbytes,
     check_memory,
     holds_blocks,
@@ -36,6 +35,7 @@ from pipegraph.storage.read_file import read_file
 
 if TYPE_CHECKING:
     from pipegraph.columns import Columns
+    from pipegraph.encoded_rows import EncodedRows
     from pipegraph.operators.shards import ShardSelect
     from pipegraph.reader.block_reader import BlockReader
     from pipegraph.storage import NodeCache
@@ -256,7 +256,9 @@ class Load(_Reads):
 
     @property
     def traits(self) -> Traits:
-        return replace(super().traits, blocks=True, columns=True, bind=self._bound, notes=self._notes)
+        below_shards = self._select is not None
+        own = replace(super().traits, blocks=True, columns=True, encoded=True, unpacks=below_shards)
+        return replace(own, bind=self._bound, notes=self._notes)
 
     def _bound(self, upstream: Sequence[Operator | Source], images: str | None) -> Operator:
         source = _shards(upstream[0])
@@ -324,23 +326,29 @@ class Load(_Reads):
         return chunk
 
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
-        if bundle.data[start].__class__ is not ShardSample:
+        if bundle.packed is None and bundle.data[start].__class__ is not ShardSample:
             made.extend(map(_with_bytes, islice(bundle.data, start, None)))
             return
-        reader, epoch, steps = self._reader(bundle.data[start].feed), bundle.epoch, bundle.steps()
-        for row in range(start, len(bundle.data)):
-            given = bundle.data[row]
-            sample = reader.sample(given.number, given.index, epoch, steps[row])
+        given, epoch, steps = ShardSamples.of(bundle), bundle.epoch, bundle.steps()
+        reader, numbers, indices = self._reader(given.feed), given.numbers.tolist(), given.indices.tolist()
+        for row in range(start, bundle.count):
+            sample = reader.sample(numbers[row], indices[row], epoch, steps[row])
             made.append(DROPPED if sample is None else sample)
 
     def columns(self, bundle: Bundle) -> Columns | None:
         if self._select is None or self.choice.filter is not None or not self._columnar():
             return None
-        given: Sequence[ShardSample] = bundle.data
-        numbers = np.array([each.number for each in given])
-        indices = np.array([each.index for each in given])
-        found = self._reader(given[0].feed).columns(numbers, indices, bundle.epoch, bundle.steps())
+        found: Columns | None = self._together("columns", bundle)
         return None if found is None or "key" in found.data else found
+
+    def encoded(self, bundle: Bundle) -> EncodedRows | None:
+        found: EncodedRows | None = None if self._select is None else self._together("encoded", bundle)
+        return found
+
+    def _together(self, form: str, bundle: Bundle) -> Any:
+        given = ShardSamples.of(bundle)
+        reader = self._reader(given.feed)
+        return reader.together(form, given.numbers, given.indices, bundle.epoch, bundle.steps())
 
     def _columnar(self) -> bool:
         from pipegraph.storage.formats import format_of

@@ -15,12 +15,12 @@ from pipegraph.contracts import Context, Drawn, History, Source, Traits
 from pipegraph.errors import GraphError
 from pipegraph.integers import flag
 from pipegraph.order.base import Order
-from pipegraph.order.layout import ManifestLike, total_samples
+from pipegraph.order.layout import Int64Array, ManifestLike, total_samples
 
 if TYPE_CHECKING:
     from pipegraph.order import LaneOrder, StridedOrder
 
-POSITIONS_AT_ONCE = 1024
+POSITIONS_AT_ONCE = 4096
 """Positions drawn from an order in one call: the cost of a draw is shared, the array stays in cache."""
 
 
@@ -59,7 +59,7 @@ class OrderedSource(Source):
         self.seed = 0
         self._stride = 1
         self._history: tuple[int, History] = (0, ())
-        self._block: tuple[tuple[int, int, Any], list[int]] | None = None
+        self._block: tuple[tuple[int, int, Any], Int64Array] | None = None
 
     @property
     def traits(self) -> Traits:
@@ -145,21 +145,27 @@ class OrderedSource(Source):
 
     def index_of(self, position: int, epoch: int) -> int:
         """The index at a position; those that this rank reads next are drawn together."""
-        stride = self._stride
-        turn, residue = divmod(position, stride)
-        first = (turn - turn % POSITIONS_AT_ONCE) * stride + residue
-        block, layout = self._block, self.layout_of(epoch)
-        key = epoch, first, layout if layout.__class__ is int else None  # a dataset may grow
-        if block is None or block[0] != key:
-            drawn = np.arange(first, first + POSITIONS_AT_ONCE * stride, stride)
-            indices = self.order.samples_at(layout, drawn, self.seed, epoch).tolist()
-            block = self._block = (key, indices)
-        return block[1][turn % POSITIONS_AT_ONCE]
+        return int(self.indices_of([position], epoch)[0])
 
     def indices_of(self, positions: Sequence[int], epoch: int) -> Sequence[Any]:
         drawn = np.fromiter(positions, np.int64, len(positions))
-        found: list[int] = self.order.samples_at(self.layout_of(epoch), drawn, self.seed, epoch).tolist()
-        return found
+        places = drawn // self._stride % POSITIONS_AT_ONCE
+        firsts = drawn - places * self._stride
+        found = np.empty_like(drawn)
+        start = 0
+        for stop in (*(np.flatnonzero(np.diff(firsts)) + 1).tolist(), len(drawn)):
+            found[start:stop] = self._drawn_from(int(firsts[start]), epoch)[places[start:stop]]
+            start = stop
+        return list(found.tolist())
+
+    def _drawn_from(self, first: int, epoch: int) -> Int64Array:
+        """The indices at the positions from ``first`` on that this rank reads together."""
+        layout = self.layout_of(epoch)
+        key = epoch, first, layout if layout.__class__ is int else None  # a dataset may grow
+        if self._block is None or self._block[0] != key:
+            drawn = np.arange(first, first + POSITIONS_AT_ONCE * self._stride, self._stride)
+            self._block = key, self.order.samples_at(layout, drawn, self.seed, epoch)
+        return self._block[1]
 
     def read(self, position: int, epoch: int) -> Any:
         return self.item(self.index_of(position, epoch))

@@ -14,7 +14,7 @@ from pipegraph.contracts import Context, Drawn, History, Traits
 from pipegraph.errors import GraphError, StateError
 from pipegraph.once import Once
 from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
-from pipegraph.operators.shared_reader import ShardFeed, ShardPart, ShardSample
+from pipegraph.operators.shared_reader import ShardFeed, ShardPart, ShardSample, ShardSamples
 from pipegraph.order import LaneOrder, Order, PartOrder
 from pipegraph.order.layout import Int64Array
 from pipegraph.paths import path_of, paths_of
@@ -85,7 +85,7 @@ class ShardSelect(OrderedSource):
 
     @property
     def traits(self) -> Traits:
-        return replace(super().traits, group=DEALT_AT_ONCE, one_world_size=self.whole_parts)
+        return replace(super().traits, group=DEALT_AT_ONCE, encoded=True, one_world_size=self.whole_parts)
 
     def find(self, stopping: Stopping) -> None:
         """List the parts, or find their manifest, unless that was done; ``stopping`` ends the wait for a store."""
@@ -193,19 +193,18 @@ class ShardSelect(OrderedSource):
         return np.searchsorted(manifest.first_sample, indices, side="right") - 1
 
     def item(self, index: int) -> ShardSample:
-        (found,) = self._samples([index])
+        (found,) = self.encoded([index]).rows()
         return found
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
-        found += self._samples(indices[start:])
+        found += self.encoded(indices[start:]).rows()
 
-    def _samples(self, indices: Sequence[int]) -> list[ShardSample]:
+    def encoded(self, indices: Sequence[Any]) -> ShardSamples:
         feed = self._feed
         assert feed is not None
         starts, drawn = self.manifest().first_sample, np.asarray(indices, np.int64)
         numbers = np.searchsorted(starts, drawn, side="right") - 1
-        places = (drawn - starts[numbers]).tolist()
-        return [ShardSample(feed, *found) for found in zip(numbers.tolist(), places, strict=True)]
+        return ShardSamples(feed, numbers, drawn - starts[numbers])
 
     def _my_parts(self, epoch: int, rank: int, world_size: int) -> list[int]:
         assert isinstance(self.order, PartOrder)

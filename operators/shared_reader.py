@@ -6,7 +6,10 @@ A sample or whole part refers to the feed that it comes from, which tells the re
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
+
+import numpy as np
 
 from pipegraph import concurrency
 from pipegraph.contracts import Context
@@ -15,8 +18,10 @@ from pipegraph.machine import available_memory
 from pipegraph.reader.schedule import SHARE
 
 if TYPE_CHECKING:
+    from pipegraph.bundle import Bundle
     from pipegraph.operators.shards import ShardSelect
     from pipegraph.order import LaneOrder
+    from pipegraph.order.layout import Int64Array
     from pipegraph.reader.block_reader import BlockReader
     from pipegraph.reader.columns_filter import Choice
     from pipegraph.reader.schedule import RankSteps
@@ -71,6 +76,42 @@ class ShardSample:
 
     def __repr__(self) -> str:
         return f"<ShardSample {self.index} of block {self.number}>"
+
+
+class ShardSamples:
+    """Several ``ShardSample``s: in place of these where ``Load`` comes next, which makes none of them.
+
+    Attributes:
+        numbers, indices: int64 (samples,).
+    """
+
+    __slots__ = ("feed", "indices", "numbers")
+    kind = None
+
+    def __init__(self, feed: ShardFeed, numbers: Int64Array, indices: Int64Array) -> None:
+        self.feed, self.numbers, self.indices = feed, numbers, indices
+
+    @staticmethod
+    def of(bundle: Bundle) -> ShardSamples:
+        """Those of a bundle."""
+        if isinstance(bundle.packed, ShardSamples):
+            return bundle.packed
+        given: Sequence[ShardSample] = bundle.data
+        numbers = np.array([each.number for each in given])
+        return ShardSamples(given[0].feed, numbers, np.array([each.index for each in given]))
+
+    def part(self, start: int, stop: int) -> ShardSamples:
+        """Samples ``start`` to ``stop``."""
+        return ShardSamples(self.feed, self.numbers[start:stop], self.indices[start:stop])
+
+    def rows(self) -> list[ShardSample]:
+        """The samples."""
+        feed, indices = self.feed, self.indices.tolist()
+        return [ShardSample(feed, *found) for found in zip(self.numbers.tolist(), indices, strict=True)]
+
+    def buffers(self) -> tuple[()]:
+        """None that count."""
+        return ()
 
 
 class ShardPart:

@@ -49,7 +49,8 @@ class Bundle(Chunk):
         places: ``(before, after)`` of each sample; None where they are consecutive steps of a source.
         count: how many samples.
         names: the key of each sample, or ``UNNAMED`` while it is not fixed; None if none is.
-        packed: in place of ``data``, all samples as packed by the ``Batch`` that will collect them.
+        packed: in place of ``data``, all samples as ``Columns`` or ``PackedParts``, for the ``Batch`` that will collect
+            them, or as these or ``EncodedRows`` for the process that makes the samples of them.
     """
 
     __slots__ = ("count", "names", "packed", "places")
@@ -102,6 +103,12 @@ class Bundle(Chunk):
         if packed.kind is dict:
             self.names = list(_keys(self))  # as ``Chunk.group`` would fix them
 
+    def unpack(self) -> None:
+        """Make the samples of their packed form; the first that cannot be made is raised."""
+        if self.packed is not None:
+            self.data, self.packed = self.packed.rows(), None
+            self.names = named(self.data, self.names)
+
     def items(self) -> list[Any]:
         """The samples."""
         found: list[Any] = self.data if self.packed is None else self.packed.rows()
@@ -136,9 +143,17 @@ class Bundle(Chunk):
 
     def one(self, index: int) -> Chunk:
         """Sample ``index`` as a chunk."""
+        if self.packed is not None:
+            row = self.part(index, index + 1)
+            row.unpack()
+            return row.one(0)
+        return self.named_one(index, self.data[index])
+
+    def named_one(self, index: int, data: Any) -> Chunk:
+        """A chunk of ``data`` in place of sample ``index``."""
         names, (before, after) = self.names, self.place(index)
         keys = None if names is None or names[index] is UNNAMED else (names[index],)
-        return Chunk(self.data[index], (self.lineages[index],), self.epoch, before, after, keys)
+        return Chunk(data, (self.lineages[index],), self.epoch, before, after, keys)
 
     def part(self, start: int, stop: int) -> Bundle:
         """Samples ``start`` to ``stop``; their memory is still counted with this bundle."""

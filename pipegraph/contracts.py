@@ -101,20 +101,15 @@ def _definer(kind: type, name: str) -> type:
 class RowOperator(Operator):
     """A one-to-one operator that works, and fails, sample by sample, even on batches.
 
-    One worker begins a batch, all workers of the stage do its rows in parallel, each up to ``rows_at_once`` of them
-    one after the other, and the worker that did the last row ends it. For a chunk of a single sample only ``process``
-    is called.
+    One worker begins a batch, all workers of the stage do its rows in parallel, and the worker that did the last row
+    ends it. For a chunk of a single sample only ``process`` is called.
     """
 
     kind: ClassVar[Kind] = "rows"
-    rows_at_once = 1
 
     @abstractmethod
     def begin_batch(self, chunk: Chunk) -> Any:
         """Returns what ``do_row`` needs, such as the memory for all rows."""
-
-    def begin_rows(self, batch: Any, start: int, stop: int) -> None:
-        """Called in threads before ``do_row`` of these rows, for what they can share; keeps errors for ``do_row``."""
 
     @abstractmethod
     def do_row(self, batch: Any, index: int) -> None:

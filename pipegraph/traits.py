@@ -29,6 +29,9 @@ class Traits:
             and ``read_into`` (or ``items``), a regrouping operator ``take_bundle``, ``missing``, ``group_size`` and
             ``packing``.
         columns: a map or source that has ``columns(block)``: all rows as the next ``Batch`` would pack them.
+        encoded: a map or source that has ``encoded(block)``: all rows in one object that makes them when it is asked
+            to, as ``EncodedRows``, for a next stage in processes, or one that ``unpacks`` it; None where it cannot.
+        unpacks: a map that takes rows ``encoded`` by the stage above it.
         group: positions that a random-access source is asked for at a time.
         one_worker: a map that must have a single worker.
         needs_order: a resumed run must give it the samples in the same order, so it may not follow a stage with
@@ -85,6 +88,8 @@ class Traits:
     notes: Callable[[], Sequence[str]] = tuple
     blocks: bool = False
     columns: bool = False
+    encoded: bool = False
+    unpacks: bool = False
     group: int = 1
     one_worker: bool = False
     needs_order: bool = False

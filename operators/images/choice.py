@@ -10,15 +10,12 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from pipegraph.errors import GraphError, MissingExtraError, PipegraphWarning
-from pipegraph.operators.images.decoder import (
-    ImageBackend,
-    Interpolation,
-    RegionDecoder,
-    Row,
-    Wanted,
-)
+from pipegraph.operators.images.crop import CropWindow, Region
+from pipegraph.operators.images.decoder import Buffer, ImageBackend, ImageHWC, Interpolation
+from pipegraph.operators.images.header import Header
 from pipegraph.operators.images.nvimgcodec import NvimgcodecRegions
 from pipegraph.operators.images.opencv import OpencvRegions, reduction, resize_into
 from pipegraph.operators.images.orientation import stored_region, swaps_sides
@@ -26,52 +23,55 @@ from pipegraph.operators.images.pillow import PillowBackend, antialias_into
 from pipegraph.operators.images.simplejpeg import SimplejpegRegions
 
 
-class RegionBackend(ImageBackend):
+class RegionDecoder(Protocol):
+    """Decodes one region of a plain, complete image; safe on any number of threads."""
+
+    name: str
+
+    def decode(
+        self, data: Buffer, header: Header, region: Region, factor: int, channels: int
+    ) -> ImageHWC | None:
+        """The pixels of ``region`` (stored rows and columns, inside the image), shrunk by ``factor``, of a JPEG if
+        above 1.
+
+        Returns:
+            uint8 (rows, columns) or (rows, columns, channels), valid until this thread's next call; None where the
+            decoder cannot do it.
+        """
+        ...
+
+
+class RegionBackend:
     """A backend that decodes no more than it must; Pillow decodes what is unusual or broken.
 
     Args:
-        decoders: each does what those before it cannot.
+        decoders: of regions of JPEGs; each does what those before it cannot. The last one decodes other formats too.
     """
 
     def __init__(self, name: str, decoders: Sequence[RegionDecoder]) -> None:
         self.name, self._decoders = name, decoders
         self._pillow = PillowBackend()
 
-    def decode_rows(self, rows: Sequence[Row], interpolation: Interpolation) -> list[Exception | None]:
-        wanted = [_wanted(row, interpolation) for row in rows]
-        channels = rows[0].out.shape[2]
-        first, *others = self._decoders
-        found = first.decode([each for each in wanted if each is not None], channels)
-        errors: list[Exception | None] = [None] * len(rows)
-        for index, (row, region) in enumerate(zip(rows, wanted, strict=True)):
-            try:
-                pixels = None
-                if region is not None:
-                    pixels = next(found)
-                    for decoder in others:
-                        if pixels is not None:
-                            break
-                        (pixels,) = decoder.decode([region], channels)
-                if pixels is None:
-                    self._pillow.decode_row(row, interpolation)
-                elif interpolation == "antialias":
-                    antialias_into(pixels, row.out, row.header.orientation, row.window)
-                else:
-                    resize_into(pixels, row.out, row.header.orientation, row.window.flip, interpolation)
-            except Exception as error:
-                errors[index] = error
-        return errors
-
-
-def _wanted(row: Row, interpolation: Interpolation) -> Wanted | None:
-    """What a region decoder has to decode; None for what is Pillow's."""
-    data, header, window, out = row
-    if not (header.plain and header.complete):
-        return None
-    region = stored_region(window.region, header.orientation, *header.size)
-    height, width = out.shape[1::-1] if swaps_sides(header.orientation) else out.shape[:2]
-    whole = header.format != "JPEG" or interpolation in ("nearest", "antialias")
-    return Wanted(data, header, region, 1 if whole else reduction(region, height, width))
+    def decode_into(
+        self, data: Buffer, header: Header, window: CropWindow, out: ImageHWC, interpolation: Interpolation
+    ) -> None:
+        pixels = None
+        if header.plain and header.complete:
+            region = stored_region(window.region, header.orientation, *header.size)
+            height, width = out.shape[1::-1] if swaps_sides(header.orientation) else out.shape[:2]
+            jpeg = header.format == "JPEG"
+            whole = not jpeg or interpolation in ("nearest", "antialias")
+            factor = 1 if whole else reduction(region, height, width)
+            for decoder in self._decoders if jpeg else self._decoders[-1:]:
+                pixels = decoder.decode(data, header, region, factor, out.shape[2])
+                if pixels is not None:
+                    break
+        if pixels is None:
+            self._pillow.decode_into(data, header, window, out, interpolation=interpolation)
+        elif interpolation == "antialias":
+            antialias_into(pixels, out, header.orientation, window)
+        else:
+            resize_into(pixels, out, header.orientation, window.flip, interpolation)
 
 
 BACKENDS: tuple[str, ...] = ("auto", "pillow", "opencv", "simplejpeg", "nvimgcodec")

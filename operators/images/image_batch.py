@@ -16,28 +16,26 @@ from pipegraph.operators.images.header import Header
 FIELDS = ("image", "jpg", "jpeg", "png", "webp", "bytes")
 """Where encoded bytes are looked for, in this order."""
 
-ImagePart = tuple[Any, Header, CropWindow]
-"""Encoded bytes, their header, and what is to be decoded of them."""
+ImagePart = tuple[Header, CropWindow]
 
 
 @dataclass(slots=True, eq=False)
 class ImageBatch:
-    """A batch in work: its slab, the rows to write, and of each row the bytes and the random numbers of its crop.
+    """A batch in work: its slab, the rows to write, and for each row what to decode and which part of it.
 
-    Where the rows are read too (``reads``), ``encoded`` are the paths of their files.
+    Where the rows are read too, ``paths`` says from which files, and what to decode is known row by row.
     """
 
     chunk: Chunk
     field: Any
     encoded: list[Any]
-    reads: bool
+    paths: Sequence[Any] | None
     numbers: Sequence[Sequence[float]]
+    parts: Sequence[ImagePart | Exception]
     slab: torch.Tensor
     rows: Any
     beside: dict[int, dict[str, Any]] = field(default_factory=dict)
     """By row: what follows its cut."""
-    done: dict[int, Exception | None] = field(default_factory=dict)
-    """By row that was begun: its error."""
 
 
 def find_encoded(data: Any, wanted: str | None, output: str) -> tuple[Any, Any]:

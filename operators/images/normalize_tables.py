@@ -77,23 +77,17 @@ def normalize_into(
     bits = out.view(_BITS[out.element_size()])
     if layout == "NCHW" and not bits.is_contiguous():
         bits, layout = bits.permute(0, 2, 3, 1), "NHWC"
-    pixels, filled = images_NHWC.numpy(), bits.numpy()
-    at_once, fill = rows_at_once(*pixels.shape[1:3]), filler(mean, std, out.dtype, layout)
-    for start in range(0, len(pixels), at_once):
-        fill(pixels[start : start + at_once], filled[start : start + at_once])
+    fill = row_filler(mean, std, out.dtype, layout)
+    for image_HWC, target_bits in zip(images_NHWC.numpy(), bits.numpy(), strict=True):
+        fill(image_HWC, target_bits)
 
 
-def rows_at_once(height: int, width: int) -> int:
-    """How many images one call does: what stays in a core's cache, and OpenCV does not divide among threads."""
-    return max(1, (1 << 18) // (height * width))
-
-
-def filler(
+def row_filler(
     mean: Sequence[float], std: Sequence[float], dtype: torch.dtype, layout: Layout
 ) -> Callable[[npt.NDArray[np.uint8], npt.NDArray[Any]], None]:
-    """A function that normalises uint8 (N, H, W, C) images into memory of the caller's, on any thread.
+    """A function that normalises one uint8 (H, W, C) image into memory of its own, on any thread.
 
-    Its target is (N, C, H, W) for layout ``"NCHW"``, else (N, H, W, C), of the integers of ``bits_of(dtype)``.
+    Its target is (C, H, W) for layout ``"NCHW"``, else (H, W, C), of the integers of ``bits_of(dtype)``.
     """
     tables = _tables(tuple(mean), tuple(std), dtype)
     return partial(_fill_planes if layout == "NCHW" else _fill_pixels, tables)
@@ -114,32 +108,30 @@ def _cv2() -> Any:
 
 
 def _fill_planes(
-    tables: npt.NDArray[Any], images_NHWC: npt.NDArray[np.uint8], out_NCHW: npt.NDArray[Any]
+    tables: npt.NDArray[Any], image_HWC: npt.NDArray[np.uint8], out_CHW: npt.NDArray[Any]
 ) -> None:
-    count, height, width, channels = images_NHWC.shape
-    targets = out_NCHW.reshape(count, channels, height * width)
+    height, width, channels = image_HWC.shape
     cv2 = _cv2()
     if cv2 is None:
-        pixels = images_NHWC.reshape(count, height * width, channels)
         for channel, table in enumerate(tables):
-            np.take(table, pixels[:, :, channel], out=targets[:, channel], mode="clip")
+            np.take(table, image_HWC[:, :, channel], out=out_CHW[channel], mode="clip")
         return
-    planes = tuple(_planes.take(images_NHWC.size)[: images_NHWC.size].reshape(channels, count, -1))
-    cv2.split(images_NHWC.reshape(count, height * width, channels), planes)
-    for channel, table in enumerate(tables):
-        cv2.LUT(planes[channel], table, dst=targets[:, channel])
+    count = channels * height * width
+    planes = tuple(_planes.take(count)[:count].reshape(channels, height, width))
+    cv2.split(image_HWC, planes)
+    for plane, table, target in zip(planes, tables, out_CHW, strict=True):
+        cv2.LUT(plane, table, dst=target)
 
 
 def _fill_pixels(
-    tables: npt.NDArray[Any], images_NHWC: npt.NDArray[np.uint8], out_NHWC: npt.NDArray[Any]
+    tables: npt.NDArray[Any], image_HWC: npt.NDArray[np.uint8], out_HWC: npt.NDArray[Any]
 ) -> None:
     cv2 = _cv2()
     if cv2 is None:
         for channel, table in enumerate(tables):
-            out_NHWC[..., channel] = table[images_NHWC[..., channel]]
+            out_HWC[:, :, channel] = table[image_HWC[:, :, channel]]
         return
-    rows = (len(images_NHWC), -1, images_NHWC.shape[3])
-    cv2.LUT(images_NHWC.reshape(rows), np.ascontiguousarray(tables.T)[None], dst=out_NHWC.reshape(rows))
+    cv2.LUT(image_HWC, np.ascontiguousarray(tables.T)[None], dst=out_HWC)
 
 
 @lru_cache(maxsize=16)

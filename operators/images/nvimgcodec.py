@@ -1,7 +1,7 @@
 """nvImageCodec on the CPU as a region decoder: inverse DCT and colour conversion of the region only.
 
 JPEG at full scale; it offers no reduced scale. Each thread has a decoder of its
-own that decodes on that thread, and images whose memory is used again.
+own that decodes on that thread, and one image whose memory is used again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ import numpy as np
 from pipegraph import concurrency
 from pipegraph.errors import MissingExtraError
 from pipegraph.forks import lock_free_after_fork
-from pipegraph.operators.images.decoder import KEPT_NBYTES, ImageHWC, Wanted
+from pipegraph.operators.images.crop import Region
+from pipegraph.operators.images.decoder import KEPT_NBYTES, Buffer, ImageHWC
+from pipegraph.operators.images.header import Header
 
 # What the library says on standard error where its GPU libraries are missing, which is no fault here.
 _NOTICE = re.compile(
@@ -78,11 +80,11 @@ def _decoder(nvimgcodec: Any) -> Any:
 
 class _PerThread(concurrency.local):
     decoder: Any = None
-    images: Sequence[Any] = ()
+    image: Any = None
 
 
 class NvimgcodecRegions:
-    """See ``RegionDecoder``. JPEG at factor 1 only, all in one call."""
+    """See ``RegionDecoder``. JPEG at factor 1 only."""
 
     name = "nvimgcodec"
 
@@ -94,31 +96,22 @@ class NvimgcodecRegions:
         }
         self._mine = _PerThread()
 
-    def decode(self, wanted: Sequence[Wanted], channels: int) -> Iterator[ImageHWC | None]:
-        mine = self._mine
+    def decode(
+        self, data: Buffer, header: Header, region: Region, factor: int, channels: int
+    ) -> ImageHWC | None:
+        if factor != 1:
+            return None
+        nv, mine = self._nv, self._mine
         if mine.decoder is None:
-            mine.decoder = _decoder(self._nv)
-        streams = [self._stream(each) for each in wanted]
-        ours = [each for each in streams if each is not None]
-        kept = mine.images[: len(ours)] if len(mine.images) >= len(ours) else None
-        mine.images = ()
-        images = mine.decoder.decode(ours, params=self._parameters[channels], images=kept) if ours else []
-        if None not in images and sum(image.capacity for image in images) <= KEPT_NBYTES:
-            mine.images = images
-        found = iter(images)
-        for each, stream in zip(wanted, streams, strict=True):
-            image = None if stream is None else next(found)
-            pixels: ImageHWC | None = None if image is None else np.asarray(image)
-            yield pixels if pixels is not None and pixels.shape == (*each.region[2:], channels) else None
-
-    def _stream(self, wanted: Wanted) -> Any:
-        """What it decodes of an image; None if it cannot."""
-        data, header, (top, left, height, width), factor = wanted
-        if factor != 1 or header.format != "JPEG":
-            return None
+            mine.decoder = _decoder(nv)
+        top, left, height, width = region
         source = data if isinstance(data, bytes) else np.frombuffer(data, np.uint8)
-        region = self._nv.Region(top, left, top + height, left + width)
-        try:
-            return self._nv.CodeStream(source).get_sub_code_stream(0, region)
-        except RuntimeError:
+        stream = nv.CodeStream(source).get_sub_code_stream(
+            0, nv.Region(top, left, top + height, left + width)
+        )
+        image = mine.decoder.decode(stream, params=self._parameters[channels], image=mine.image)
+        mine.image = image if image is not None and height * width * channels <= KEPT_NBYTES else None
+        if image is None:
             return None
+        pixels: ImageHWC = np.asarray(image)
+        return pixels if pixels.shape == (height, width, channels) else None

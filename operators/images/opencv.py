@@ -8,15 +8,15 @@ costs seven times as much (photographs to 224: 615 us instead of 87).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from pipegraph.errors import extra_module
 from pipegraph.operators.images.crop import Region
-from pipegraph.operators.images.decoder import ImageHWC, Interpolation, Wanted
+from pipegraph.operators.images.decoder import Buffer, ImageHWC, Interpolation
+from pipegraph.operators.images.header import Header
 from pipegraph.operators.images.orientation import oriented, swaps_sides
 
 
@@ -101,11 +101,9 @@ class OpencvRegions:
             for factor, flag in reduced.items()
         }
 
-    def decode(self, wanted: Sequence[Wanted], channels: int) -> Iterator[ImageHWC | None]:
-        return map(partial(self._one, channels), wanted)
-
-    def _one(self, channels: int, wanted: Wanted) -> ImageHWC | None:
-        data, header, region, factor = wanted
+    def decode(
+        self, data: Buffer, header: Header, region: Region, factor: int, channels: int
+    ) -> ImageHWC | None:
         cv2 = opencv()
         try:
             whole = cv2.imdecode(np.frombuffer(data, np.uint8), self._flags[channels, factor])

@@ -10,15 +10,14 @@ level of torch's at most, and by two of Pillow's, of whole images, which are cro
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from pipegraph.errors import DecodeError
 from pipegraph.operators.images.crop import CropWindow
-from pipegraph.operators.images.decoder import ImageBackend, ImageHWC, Interpolation, Row
-from pipegraph.operators.images.header import opened, pillow, refusal
+from pipegraph.operators.images.decoder import Buffer, ImageHWC, Interpolation
+from pipegraph.operators.images.header import Header, opened, pillow, refusal
 from pipegraph.operators.images.orientation import oriented, stored_region
 
 
@@ -56,7 +55,7 @@ def _refuse_cut_off(image: Any) -> None:
         )
 
 
-class PillowBackend(ImageBackend):
+class PillowBackend:
     """See the module; the other backends give it everything unusual."""
 
     name = "pillow"
@@ -64,19 +63,10 @@ class PillowBackend(ImageBackend):
     def __init__(self) -> None:
         self._images = pillow("decoding images")
 
-    def decode_rows(self, rows: Sequence[Row], interpolation: Interpolation) -> list[Exception | None]:
-        return [self._error(row, interpolation) for row in rows]
-
-    def _error(self, row: Row, interpolation: Interpolation) -> Exception | None:
-        try:
-            self.decode_row(row, interpolation)
-        except Exception as error:
-            return error
-        return None
-
-    def decode_row(self, row: Row, interpolation: Interpolation) -> None:
-        """Decode one row, or raise its error."""
-        Image, (data, header, window, out) = self._images, row
+    def decode_into(
+        self, data: Buffer, header: Header, window: CropWindow, out: ImageHWC, interpolation: Interpolation
+    ) -> None:
+        Image = self._images
         top, left, h, w = stored_region(window.region, header.orientation, *header.size)
         try:
             image = opened(io.BytesIO(data))

@@ -9,14 +9,14 @@ that the chroma upsampling of the region's last row sees its true neighbours.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from pipegraph.errors import extra_module
-from pipegraph.operators.images.decoder import ImageHWC, Scratch, Wanted
+from pipegraph.operators.images.crop import Region
+from pipegraph.operators.images.decoder import Buffer, ImageHWC, Scratch
+from pipegraph.operators.images.header import Header
 from pipegraph.operators.images.opencv import part_of
 
 _MARGIN_ROWS = 16
@@ -33,13 +33,9 @@ class SimplejpegRegions:
         self._encoded = Scratch()
         self._pixels = Scratch()
 
-    def decode(self, wanted: Sequence[Wanted], channels: int) -> Iterator[ImageHWC | None]:
-        return map(partial(self._one, channels), wanted)
-
-    def _one(self, channels: int, wanted: Wanted) -> ImageHWC | None:
-        data, header, region, factor = wanted
-        if header.format != "JPEG":
-            return None
+    def decode(
+        self, data: Buffer, header: Header, region: Region, factor: int, channels: int
+    ) -> ImageHWC | None:
         height = header.height
         last = region.top + region.height + _MARGIN_ROWS
         if header.rows_at and last < height:

@@ -134,6 +134,11 @@ class Run:
             run.pace = self._pace(stage)
             if run.collects and run.above[0].plan.bundle == stage.name:
                 run.above[0].pack = stage.packing()
+            takes_rows = stage.source is None and stage.kind.parallel and stage.traits.blocks
+            if takes_rows and (stage.remote or stage.traits.unpacks):
+                # A sample that is broken is found there, too late for a policy of the stage above.
+                above = run.above[0]
+                above.unpacked_below = above.plan.bundle_rows > 1 and above.plan.spec.on_error == "raise"
             fed = stage.kind.feed(run, self._loader.readers.get(stage.name), self.activity)
             if fed is not None:
                 inner, pump = fed

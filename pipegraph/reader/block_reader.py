@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from pipegraph import concurrency
-from pipegraph.columns import Columns
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.remote.exceptions import copied
 from pipegraph.errors import LoaderClosedError
@@ -105,10 +104,11 @@ class BlockReader:
         finally:
             self.release(entry)
 
-    def columns(self, numbers: Any, indices: Any, epoch: int, steps: Sequence[Any]) -> Columns | None:
-        """Samples of several blocks packed for a ``Batch``, each block acquired once; None where one has no columns.
+    def together(self, form: str, numbers: Any, indices: Any, epoch: int, steps: Sequence[Any]) -> Any:
+        """Samples of several blocks, each block acquired once; None where one has none in this form.
 
         Args:
+            form: ``"columns"`` or ``"encoded"``: the method of ``BlockSamples`` that gives a block's.
             numbers, indices: int64 (samples,): of their blocks, and in these.
             steps: for which each is wanted.
 
@@ -121,13 +121,13 @@ class BlockReader:
             entry = self.acquire(int(numbers[places[0]]), epoch, steps[int(places[0])])
             try:
                 value = entry.value
-                part = value.columns(indices[places]) if isinstance(value, BlockSamples) else None
+                part = getattr(value, form)(indices[places]) if isinstance(value, BlockSamples) else None
             finally:
                 self.release(entry)
             if part is None:
                 return None
             parts.append(part)
-        found = Columns.joined(parts)
+        found = parts[0].joined(parts)
         if found is None or len(parts) == 1:
             return found
         inverse = np.empty_like(order)

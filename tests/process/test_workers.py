@@ -573,7 +573,7 @@ def test_a_worker_sends_light_rows_of_a_kind_as_columns(rows, packed):
     bundle = Bundle(list(range(len(rows))), Lineages("s", list(range(len(rows)))), 0, 0)
     page = anonymous_file(PAGE)
     worker = ProcessWorker(Page(page), Made(), Context(""), ops.Batch(2).packing())
-    found, error = worker.work(bundle, 0, len(rows))
+    found, error, _ = worker.work(bundle, 0, len(rows))
     os.close(page)
     assert (error, found.__class__ is not list) == (None, packed)
     again = found.rows() if packed else found

@@ -165,7 +165,10 @@ class MapUnit(Unit):
         self._drops = False
         self._prepared: tuple[Bundle, Any] | None = None  # the next bundle, and its argument for the operator
         self._columns: Any = None  # the results, where they were made as columns
-        self._may_pack = stage.pack is not None and not stage.plan.remote and stage.plan.traits.columns
+        traits = stage.plan.traits
+        self._in_columns = traits.columns and (stage.pack is not None or stage.unpacked_below)
+        self._encodes = traits.encoded and stage.unpacked_below
+        self._may_pack = (self._in_columns or self._encodes) and not stage.plan.remote
 
     def call(self, item: Chunk) -> Call | None:
         """The call to a remote operator for the next item; None if it is not known yet."""
@@ -213,6 +216,8 @@ class MapUnit(Unit):
 
     def give(self, bundle: Bundle) -> Any:
         """The argument for the operator, made from a bundle."""
+        if bundle.packed is not None:  # who is given it makes the samples, and says their keys
+            return bundle
         # Fix the keys first: the function may drop the field.
         bundle.names = named(bundle.data, bundle.names)
         if not self._retries:
@@ -231,21 +236,37 @@ class MapUnit(Unit):
 
     def extend(self, made: list[Any]) -> None:
         """Append the results for the rest of the samples; the first failure is raised."""
-        if self._may_pack and not made and self._in_columns(self.bundle.count):
+        if self._may_pack and not made and self.in_one(self.bundle.count):
             made += repeat(None, self.bundle.count)
         else:
             self.operator.work_into(made, self._given, len(made))
+            if self.stage.plan.remote:
+                self.keep_packed(made)
 
-    def _in_columns(self, rows: int) -> bool:
-        """Let the operator pack all rows for the next ``Batch``; returns whether it did."""
+    def keep_packed(self, made: list[Any]) -> None:
+        """Keep results packed as a process has sent them; those with keys of their own become rows."""
+        found = self.operator.take_packed()
+        if found is None:
+            return
+        if found.kind is dict and "key" in found.data:
+            made[:] = found.rows()
+        else:
+            # In memory of their own: that between processes is used again.
+            spans = self.stage.batches_of(self.bundle)
+            self._columns = PackedParts.of([found.part(*span).copy() for span in spans], spans)
+
+    def in_one(self, rows: int) -> bool:
+        """Let the operator pack all rows for the next stage; returns whether it did."""
         stage = self.stage
         if not stage.pace.packs(rows):
             return False
-        found = None
+        found: Any = None
         with suppress(Exception):  # row by row it comes again, and is that row's
-            found = self.columns()
+            found = self.columns() if self._in_columns else None
+            if found is None and self._encodes:
+                found = self.encoded()
         if found is not None:
-            spans = stage.batches_of(self.bundle)
+            spans = [(0, rows)] if stage.unpacked_below else stage.batches_of(self.bundle)
             # Separate memory for each batch: one that is kept long does not keep the others alive.
             parts = [found] if len(spans) == 1 else [found.part(*span).copy() for span in spans]
             self._columns = PackedParts.of(parts, spans)
@@ -256,16 +277,24 @@ class MapUnit(Unit):
         found: Columns | None = self.operator.columns(self.bundle)
         return found
 
+    def encoded(self) -> Any:
+        """The results for the bundle, not made yet; None where they are made one by one."""
+        return self.operator.encoded(self.bundle)
+
     def _apply_policy(self, made: list[Any], error: BaseException, process: Process) -> None:
         """Apply the policy to the next sample, whose first try failed with ``error``; append its result to ``made``."""
         stage, index = self.stage, len(made)
-        one = self.bundle.one(index)
         out: Any
         try:
-            out = stage.failures.try_again(self.worker, partial(self._retry, process, one), error)
-            stage.check_made(out)
-        except BaseException as last:
-            out = stage.failures.handle(self.worker, one, last, index)
+            one = self.bundle.one(index)
+        except Exception as broken:  # which the process was the first to see
+            out = stage.above[0].failures.give_up(self.bundle.named_one(index, None), broken)
+        else:
+            try:
+                out = stage.failures.try_again(self.worker, partial(self._retry, process, one), error)
+                stage.check_made(out)
+            except BaseException as last:
+                out = stage.failures.handle(self.worker, one, last, index)
         finally:
             del error  # its traceback refers to this frame
         if isinstance(out, Chunk):

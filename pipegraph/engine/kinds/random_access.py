@@ -202,14 +202,19 @@ class _ReadUnit(MapUnit):
             return
         if self._indices is None:
             self._indices = self.give(bundle)
-        if self._may_pack and not made and self._in_columns(bundle.count):
+        if self._may_pack and not made and self.in_one(bundle.count):
             made += repeat(None, bundle.count)
             return
         source.read_into(made, self._indices, len(made))
+        if self.stage.plan.remote:
+            self.keep_packed(made)
 
     def columns(self) -> Columns | None:
         found: Columns | None = self.operator.columns(self._indices)
         return found
+
+    def encoded(self) -> Any:
+        return self.operator.encoded(self._indices)
 
     def named(self, data: list[Any], names: list[Any] | None) -> list[Any] | None:
         return named(data, names)

@@ -1,7 +1,7 @@
 """Row operators: the workers of a stage share the rows of a batch.
 
 So a batch is done as soon as all workers together can do it, and no batch waits for a slow worker. A worker
-takes the next rows of the oldest batch that has some left; if there is none, the next item. While it waits for an item,
+takes a row of the oldest batch that has one left; if there is none, the next item. While it waits for an item,
 a batch opened by another worker wakes it. The worker that does a batch's last row ends the batch.
 """
 
@@ -59,19 +59,14 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
     process = stage.failures.guard(worker, stage.failures.seeded(operator.process))
     draws = Draws(stage.run.seed, stage.name)
     while True:
-        found = _next_rows(stage, operator.rows_at_once)
+        found = _next_row(stage)
         if found is not None:
-            job, rows = found
+            job, index = found
             meter.began_ns = now()
-            operator.begin_rows(job.batch, rows.start, rows.stop)
-            failed = {}
-            for index in rows:
-                draws.one(job.chunk.epoch, job.chunk.row_lineages[index])
-                error = stage.failures.do_row(worker, partial(operator.do_row, job.batch, index))
-                if error is not None:
-                    failed[index] = error
+            draws.one(job.chunk.epoch, job.chunk.row_lineages[index])
+            error = stage.failures.do_row(worker, partial(operator.do_row, job.batch, index))
             meter.worked(now() - meter.began_ns)
-            if _rows_done(stage, job, len(rows), failed):
+            if _row_done(stage, job, index, error):
                 meter.calls += 1
                 stage.leave(worker, job.ticket, _end(stage, worker, job), job.held)
                 yield
@@ -107,22 +102,23 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
         inbox.nudge_all()
 
 
-def _next_rows(stage: StageRun, at_once: int) -> tuple[_Job, range] | None:
+def _next_row(stage: StageRun) -> tuple[_Job, int] | None:
     with stage.jobs_lock:
         if not stage.jobs:
             return None
         job = stage.jobs[0]
-        count, start = len(job.chunk.row_lineages), job.taken
-        job.taken = min(count, start + at_once, start + -(-count // stage.inboxes[0].readers))
-        if job.taken == count:
+        index = job.taken
+        job.taken += 1
+        if job.taken == len(job.chunk.row_lineages):
             stage.jobs.popleft()
-        return job, range(start, job.taken)
+        return job, index
 
 
-def _rows_done(stage: StageRun, job: _Job, count: int, failed: dict[int, BaseException]) -> bool:
+def _row_done(stage: StageRun, job: _Job, index: int, error: BaseException | None) -> bool:
     with stage.jobs_lock:
-        job.failed |= failed
-        job.left -= count
+        if error is not None:
+            job.failed[index] = error
+        job.left -= 1
         return job.left == 0
 
 

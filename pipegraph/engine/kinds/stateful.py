@@ -1,11 +1,11 @@
 """Operators with a state, of any other kind: one worker, in order, with snapshots.
 
-Every ``SNAPSHOT_EVERY`` inputs the operator's ``state_dict()`` is taken, even while a regrouping operator holds
-samples: its state contains them, as chunks (see ``kept``). Only below a completion-order stage, where a restart handles
-samples one by one, does the snapshot wait until no sample is held. The cursor of an output is ``(n, base, snapshot,
-drop)``: its number in the epoch, the input cursor and the snapshot to restart from, and how many outputs to drop after
-that. The snapshot is wrapped in a dict, because code that handles cursors leaves dicts alone. The state is reset at
-each epoch, so that an epoch never depends on earlier ones (promise 3).
+Every ``SNAPSHOT_EVERY`` inputs, and less often the more a state holds, the operator's ``state_dict()`` is taken, even
+while a regrouping operator holds samples: its state contains them, as chunks (see ``kept``). Only below a
+completion-order stage, where a restart handles samples one by one, does the snapshot wait until no sample is held. The
+cursor of an output is ``(n, base, snapshot, drop)``: its number in the epoch, the input cursor and the snapshot to
+restart from, and how many outputs to drop after that. The snapshot is wrapped in a dict, because code that handles
+cursors leaves dicts alone. The state is reset at each epoch: an epoch never depends on earlier ones (promise 3).
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ from pipegraph.planning.kind import Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 
 SNAPSHOT_EVERY = 64
+
+ENTRIES_PER_INPUT = 8
+"""Entries of a state that a snapshot may encode for each input since the one before: a state that grows with every
+input then costs as much for each, and a restart repeats an eighth of the inputs that made it."""
 
 
 class StatefulKind(StageKind):
@@ -89,7 +93,7 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
         if snapshot is not None:
             operator.load_state_dict(decode(snapshot["state"]))
         number -= drop
-    done, inputs = 0, 0
+    done, inputs, every = 0, 0, SNAPSHOT_EVERY
     kept = [0, 0]
     held: list[Any] = []
 
@@ -150,7 +154,7 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
             inputs += 1
             if not regroups or made:
                 release()
-            if inputs >= SNAPSHOT_EVERY and not inside:
+            if inputs >= every and not inside:
                 inputs = 0
                 try:
                     state = encode_state(operator.state_dict(), stage.name)
@@ -162,6 +166,7 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
                     yield
                     continue
                 base, snapshot = after, {"state": state}
+                every = max(SNAPSHOT_EVERY, _entries(state) // ENTRIES_PER_INPUT)
                 # The previous snapshot is still referenced by chunks that are not delivered yet.
                 kept.append(snapshot_bytes(snapshot))
                 account.keep(kept[-1] - kept.pop(0))
@@ -175,8 +180,15 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
             if inside is not None:
                 inside.clear()
             number, base, snapshot, drop, done, inputs = 0, None, None, 0, 0, 0
+            every = SNAPSHOT_EVERY
             account.keep(-sum(kept))
             kept = [0, 0]
         else:
             put(item)
         yield
+
+
+def _entries(state: Any) -> int:
+    """The entries of an encoded state, at all depths."""
+    within = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
+    return len(within) + sum([_entries(each) for each in within if each.__class__ in (dict, list)])

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipegraph.bundle import Bundle
+from pipegraph.bundle import UNNAMED, Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
 from pipegraph.engine.remote.contract import Call, Died, Overdue
@@ -44,6 +44,7 @@ class Remote:
     """
 
     _snapshot: Any = None  # that came with the last items of ``_pulled``
+    _packed: Any = None  # all results of the last call, as the process has packed them
 
     def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
         self._host = host
@@ -75,6 +76,11 @@ class Remote:
     def call_for(self, chunk: Chunk) -> Call | None:
         """The call that will be made for a chunk; None if not known."""
         return None
+
+    def take_packed(self) -> Any:
+        """The results that the last ``_extend`` has only counted; None where it gave each."""
+        found, self._packed = self._packed, None
+        return found
 
     def cancel(self) -> None:
         self._host.cancel()
@@ -144,9 +150,9 @@ class Remote:
             try:
                 if alone:
                     single = given.part(at, at + 1) if isinstance(given, Bundle) else given[at : at + 1]
-                    found, error = self._host.call(name, single, 0, 1)
+                    found, error, names = self._host.call(name, single, 0, 1)
                 else:
-                    found, error = self._host.call(name, given, at, stop)
+                    found, error, names = self._host.call(name, given, at, stop)
             except Died as died:
                 row = (
                     NOTHING if died.row < 0 else min(max(died.row, at), stop - 1)
@@ -166,7 +172,12 @@ class Remote:
                     raise
                 alone, stop = True, at + 1
             else:
-                if found.__class__ is not list:  # packed by the worker, which is cheaper to send
+                if names is not None:
+                    known = given.names or [UNNAMED] * count
+                    given.names = [*known[:at], *names, *known[at + len(names) :]]
+                if found.__class__ is not list and not made and stop == count:
+                    self._packed, found = found, [None] * count
+                elif found.__class__ is not list:
                     found = found.rows()
                 made += found
                 at += len(found)

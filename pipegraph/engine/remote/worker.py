@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pipegraph.bundle import Bundle
+from pipegraph.bundle import UNNAMED, Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Drawn, Regroup
 from pipegraph.engine.remote.contract import NOTHING as NOTHING
@@ -86,6 +86,10 @@ class OperatorCounts:
         return dict(counts)
 
 
+Worked = tuple[Any, Carried | None, list[Any] | None]
+"""Results, the error that ended them, and the keys from the first row on, where the trainer does not know them."""
+
+
 class Regrouped(NamedTuple):
     """The answer to :meth:`ProcessWorker.regroup`.
 
@@ -145,24 +149,30 @@ class ProcessWorker:
         except BaseException as error:
             return None, Carried(error)
 
-    def work(self, bundle: Bundle, start: int, stop: int) -> tuple[Any, Carried | None]:
-        """Do rows of a bundle: ``(results, the error that ended it)``; a row without either is asked for again."""
+    def work(self, bundle: Bundle, start: int, stop: int) -> Worked:
+        """Do rows of a bundle; a row with neither a result nor an error is asked for again."""
         rows = bundle if stop == len(bundle.lineages) else bundle.part(0, stop)
-        return self._do(start, lambda made: self._operator.work_into(made, rows, start))
+        names = None
+        if rows.packed is not None:
+            rows.unpack()
+            if rows.names is not None and any(name is not UNNAMED for name in rows.names):
+                names = rows.names[start:]
+        made, error, _ = self._do(start, lambda made: self._operator.work_into(made, rows, start))
+        return made, error, names
 
-    def read(self, indices: list[Any], start: int, stop: int) -> tuple[Any, Carried | None]:
+    def read(self, indices: list[Any], start: int, stop: int) -> Worked:
         """As :meth:`work`, of a source."""
         if not self._blocks:
             return self._do(start, lambda made: self._read(made, indices[start:stop]))
         return self._do(start, lambda made: self._operator.read_into(made, indices[:stop], start))
 
-    def _do(self, start: int, work: Callable[[Made], None]) -> tuple[Any, Carried | None]:
+    def _do(self, start: int, work: Callable[[Made], None]) -> Worked:
         made = Made(self._page, start)
         try:
             work(made)
         except BaseException as error:
-            return list(made), None if drew_unseeded() else Carried(error)
-        return self._packed(made), None
+            return list(made), None if drew_unseeded() else Carried(error), None
+        return self._packed(made), None, None
 
     def _read(self, made: list[Any], places: list[Any]) -> None:
         for place, epoch in places:

@@ -137,7 +137,7 @@ class Failures:
                 del error  # its traceback refers to this frame, and so to the worker's
         worker.meter.failed += 1
         if not isinstance(error, Exception) or self._loses_state(error) or self._cannot_count(error):
-            return self._give_up(chunk, error)
+            return self.give_up(chunk, error)
         return self._judge(worker, chunk, error, row, made)
 
     def made_instead(
@@ -180,7 +180,8 @@ class Failures:
         )
         return True
 
-    def _give_up(self, chunk: Chunk, error: BaseException) -> Failure:
+    def give_up(self, chunk: Chunk, error: BaseException) -> Failure:
+        """The failure for a chunk that no policy leaves out."""
         error = explain(error, self.name, chunk)
         if not self.stage.in_order:
             self.stage.run.fail(error)
@@ -193,7 +194,7 @@ class Failures:
         """Record the failure and leave the chunk out, unless that exceeds the budget."""
         stage, name, skip = self.stage, self.name, self.skip
         if skip is None:
-            return self._give_up(chunk, error)
+            return self.give_up(chunk, error)
         paused = worker.meter.pause()
         stage.wait_turn(worker.ticket)
         worker.meter.resume(paused)
@@ -213,7 +214,7 @@ class Failures:
             else:
                 lost = ledger.add(name, ordinal, chunk, described(error))
         if over:
-            return self._give_up(chunk, error)
+            return self.give_up(chunk, error)
         if lost is not None:
             log_first(stage.plan.spec, lost, made)
         return None
@@ -268,7 +269,7 @@ class Failures:
             worker.meter.failed += 1
             one = chunk.row(index, None)
             if not isinstance(error, Exception):
-                return self._give_up(one, error)
+                return self.give_up(one, error)
             failure = self._judge(worker, one, error, index)
             if failure is not None:
                 return failure

@@ -35,6 +35,7 @@ class StageRun(StageContext):
     Attributes:
         collects: whether it takes whole bundles into groups, not single rows.
         pack: packs bundles as the next ``Batch`` needs them.
+        unpacked_below: whether the next stage makes the rows of packed bundles, as processes do.
         jobs: batches whose rows the workers share; see ``row_parallel``.
         drawing_ns: time that a sampler has taken for positions, written by the one thread that drives it.
         draws_since_ns: when the call began that it is in; 0 if it is in none.
@@ -53,6 +54,7 @@ class StageRun(StageContext):
         collects = plan.kind.collects and plan.traits.blocks
         self.collects = collects and not self.budgeted and not plan.remote
         self.pack: Callable[[list[Any]], Any] | None = None
+        self.unpacked_below = False
         self.snapshots = Snapshots(plan.name, run.account.limit, run.account.keep)
         self.read_positions = ReadPositions()
         self.jobs: deque[Any] = deque()

@@ -63,7 +63,7 @@ class NpyFormat(Format):
         header = _npy_header(file)
         dtype, shape, step = header.dtype, header.row_shape, header.row_nbytes
 
-        def decode(data: bytes, _: int) -> Sample:
+        def decode(data: bytes, name: str, at: int) -> Sample:
             """A sample that owns its values; numbers are NumPy scalars."""
             row = np.frombuffer(data, dtype).reshape(shape)
             if dtype.names is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, final
+from typing import Any, Final, final
 
 from pipegraph.errors import ShardError
 from pipegraph.storage.shard_files import ShardFile
@@ -76,14 +76,25 @@ def _rows(file: ShardFile, block: Block) -> PlacedRows:
     places = array("Q", (offset for offset, _ in _lines(_pieces(file, block.offset, stop), file.name)))
     block.check(f"{file.name}: the block at byte {block.offset}", len(places), "lines")
     places.append(block.nbytes)
-    return PlacedRows(
-        file, block.offset, places, lambda line, offset: _parse(line.strip(), file.name, offset)
-    )
+    return PlacedRows(file, block.offset, places, _parse, anywhere=True)
+
+
+_decode: Final = json.JSONDecoder().raw_decode
+
+
+def _value(line: bytes) -> Any:
+    """As ``json.loads``, in half its time where nothing is unusual."""
+    try:
+        text = line.decode()
+        value, end = _decode(text)
+    except ValueError:
+        return json.loads(line)
+    return value if end == len(text) else json.loads(line)
 
 
 def _parse(line: bytes, name: str, offset: int) -> Sample:
     try:
-        value = json.loads(line)
+        value = _value(line.strip())
     except (ValueError, RecursionError) as error:
         raise ShardError(f"{name}, byte {offset}: not JSON: {error}") from None
     if not isinstance(value, dict):

@@ -15,10 +15,11 @@ from typing import Any, Final, final
 
 import numpy as np
 
+from pipegraph.encoded_rows import Decode
 from pipegraph.errors import DataError, GraphError, ShardError
 from pipegraph.storage.shard_files import ShardFile
 
-from .offset_table import Decode, Offsets, blocks_of, raw_image, read_offsets, table_nbytes, table_rows
+from .offset_table import Offsets, blocks_of, raw_image, read_offsets, table_nbytes, table_rows
 from .shard_format import BLOCK_NBYTES, Block, Format, Sample
 
 _MAX_HEAD_NBYTES: Final = 1 << 20
@@ -101,7 +102,7 @@ class MdsFormat(Format):
         ]
         head = 4 * columns.sizes.count(None)
 
-        def decode(data: bytes, at: int) -> Sample:
+        def decode(data: bytes, name: str, at: int) -> Sample:
             if len(data) < head:
                 raise ShardError(f"{name}: a sample of {len(data)} bytes holds no {head // 4} sizes")
             lengths = iter(np.frombuffer(data, "<u4", head // 4).tolist())

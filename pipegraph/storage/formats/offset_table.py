@@ -6,20 +6,19 @@ start of the file. An image is the uint32 width, height and length of its mode, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from pipegraph.encoded_rows import Decode
 from pipegraph.errors import ShardError
 from pipegraph.storage.shard_files import ShardFile
 
-from .shard_format import Block, PlacedRows, Sample
+from .shard_format import Block, PlacedRows
 
 Offsets = npt.NDArray[np.int64]
-Decode = Callable[[bytes, int], Sample]
-"""The bytes of one sample, and where they lie, to the sample."""
 
 
 def read_offsets(file: ShardFile) -> Offsets:

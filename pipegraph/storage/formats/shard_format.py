@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar, overload
 
 from pipegraph.columns import Columns
+from pipegraph.encoded_rows import Decode, EncodedRows
 from pipegraph.errors import GraphError, ShardError
 from pipegraph.storage.shard_files import ShardFile
 
@@ -77,6 +78,10 @@ class BlockSamples(Sequence[Row]):
         """Some samples, by int64 indices, packed for a ``Batch``; None where they are read one by one."""
         return None
 
+    def encoded(self, indices: Any) -> EncodedRows | None:
+        """Some samples, by int64 indices, not decoded yet; None where they are none that another process can decode."""
+        return None
+
     @overload
     def __getitem__(self, index: int) -> Row: ...
     @overload
@@ -96,13 +101,14 @@ class BlockSamples(Sequence[Row]):
 class PlacedRows(BlockSamples[Sample]):
     """Samples that lie one behind the other, each decoded from its own bytes and their place in the file.
 
-    ``places`` says where each begins, from ``start`` on, and at last where the last one ends.
+    ``places`` says where each begins, from ``start`` on, and at last where the last one ends. ``anywhere``: another
+    process can decode them too.
     """
 
     def __init__(
-        self, file: ShardFile, start: int, places: Sequence[int], decode: Callable[[bytes, int], Sample]
+        self, file: ShardFile, start: int, places: Sequence[int], decode: Decode, anywhere: bool = False
     ) -> None:
-        self.file, self._start, self._decode = file, start, decode
+        self.file, self._start, self._decode, self._anywhere = file, start, decode, anywhere
         # An entry of NumPy's arrays costs more to read.
         self._places = array("I" if places[-1] < 1 << 32 else "Q", places)
         self.nbytes = len(self._places) * self._places.itemsize
@@ -111,16 +117,27 @@ class PlacedRows(BlockSamples[Sample]):
         return len(self._places) - 1
 
     def sample(self, index: int) -> Sample:
+        found: Sample = self._decode(*self._read(index))
+        return found
+
+    def encoded(self, indices: Any) -> EncodedRows | None:
+        if not self._anywhere:
+            return None
+        read = [self._read(index) for index in indices.tolist()]
+        return EncodedRows(self._decode, [each[0] for each in read], [each[1:] for each in read])
+
+    def _read(self, index: int) -> tuple[bytes, str, int]:
         first, stop = self._places[index], self._places[index + 1]
         at = self._start + first
-        return self._decode(self.file.read_at(at, stop - first), at)
+        return self.file.read_at(at, stop - first), self.file.name, at
 
     def run(self, start: int, stop: int) -> list[Sample]:
         places = self._places[start : stop + 1].tolist()
         base, first = self._start + places[0], places[0]
         data = self.file.read_at(base, places[-1] - first)  # one read
         return [
-            self._decode(data[a - first : b - first], self._start + a) for a, b in itertools.pairwise(places)
+            self._decode(data[a - first : b - first], self.file.name, self._start + a)
+            for a, b in itertools.pairwise(places)
         ]
 
 
