@@ -18,7 +18,7 @@ other objects, and the dtype of the first sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from pipegraph.operators.padding import Pad
 
 _NUMERIC = "biufc"
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""Torch copies these several times faster as their signed twins."""
 
 
 def collate(items: Sequence[Any], rules: Any = None, field: str = "") -> Any:
@@ -50,12 +48,10 @@ def collate(items: Sequence[Any], rules: Any = None, field: str = "") -> Any:
     return batch_of([_columns(items, rules, field)], rules, field)
 
 
-def batch_of(parts: Sequence[Columns], rules: Any, field: str = "", named: bool = False) -> Any:
-    """As :func:`collate`, of several parts laid end to end; ``named``: this is a field of a dict."""
+def batch_of(parts: Sequence[Columns], rules: Any, field: str = "") -> Any:
+    """As :func:`collate`, of several parts laid end to end."""
     rule = None
     if rules is not None:
-        if not field and isinstance(rules, Mapping):
-            _check_names(parts[0], rules)
         rule = _rule(rules, field)
         if callable(rule):
             return rule(_rows(parts))
@@ -64,19 +60,12 @@ def batch_of(parts: Sequence[Columns], rules: Any, field: str = "", named: bool 
     first = parts[0]
     pad = _pad(rule)
     if isinstance(first.data, dict):
-        _refuse_pad(pad, rules, field, parts)
         return _batch_of_fields(parts, rules, field)
     made = _end_to_end(parts)
     if made is None:
         made = _batch_of_values(_rows(parts), rule if pad is None else pad.value, field)
     if pad is None or not isinstance(made, torch.Tensor) or made.dim() < 2:
-        _refuse_pad(pad, rules, field, parts)
         return made
-    if (pad.mask or pad.lengths) and not named:
-        raise DataError(
-            f"{_where(field)}: Pad(mask=..., lengths=...) adds fields, and here there is no dict to add them to; make "
-            "the samples dicts with a Map before Batch"
-        )
     longest = made.shape[1]
     size = pad.size(longest, field)
     if size == longest:
@@ -92,21 +81,6 @@ def _pad(rule: Any) -> Pad | None:
     from pipegraph.operators.padding import Pad
 
     return rule if isinstance(rule, Pad) else None
-
-
-def _refuse_pad(pad: Pad | None, rules: Any, field: str, parts: Sequence[Columns]) -> None:
-    """Raises DataError where a ``Pad`` that is to add fields or choose a size names a field that is not padded."""
-    if pad is None or pad.plain or not isinstance(rules, Mapping) or field not in rules:
-        return
-    item = _rows(parts)[0]
-    remedy = "leave it out of pad="
-    if isinstance(item, tuple):
-        remedy = "make it a list or an array with a Map before Batch"
-    elif isinstance(item, np.ma.MaskedArray):
-        remedy = "fill what it masks with .filled(0) in a Map before Batch"
-    raise DataError(
-        f"{_where(field)}: {pad} pads lists of numbers, arrays and tensors, got {_named(item)}; {remedy}"
-    )
 
 
 def _columns(items: Sequence[Any], rules: Any, field: str) -> Columns:
@@ -136,26 +110,6 @@ def _rule(rules: Any, field: str) -> Any:
     return rules.get(field) if isinstance(rules, Mapping) else rules
 
 
-def _check_names(samples: Columns, rules: Mapping[Any, Any]) -> None:
-    """Raises DataError where a rule is for a field that the samples do not have."""
-    there = set(_names(samples))
-    unknown = next((name for name in rules if name not in there), None)
-    if unknown is not None:
-        option = "collate" if callable(rules[unknown]) else "pad"
-        raise DataError(
-            f"Batch: {option} names the field {unknown!r}, which the samples do not have; they have "
-            f"{', '.join(map(repr, sorted(there - {''}))) or 'none'}"
-        )
-
-
-def _names(column: Columns, field: str = "") -> Iterator[str]:
-    """Of the samples ("") and their fields, at any depth."""
-    yield field
-    if isinstance(column.data, dict):
-        for name, below in column.data.items():
-            yield from _names(below, joined_name(field, name))
-
-
 # -- columns to a batch ------------------------------------------------------------------------------
 
 
@@ -168,17 +122,10 @@ def _batch_of_fields(parts: Sequence[Columns], rules: Any, field: str) -> Any:
     beside: dict[Any, Any] = {}
     for name in first.data:
         columns, within = [part.data[name] for part in parts], joined_name(field, name)
-        made[name] = value = batch_of(columns, rules, within, named)
+        made[name] = value = batch_of(columns, rules, within)
         pad = None if rules is None else _pad(_rule(rules, within))
         if named and pad is not None and isinstance(value, torch.Tensor) and value.dim() > 1:
-            added = pad.fields(str(name), [len(each) for each in _rows(columns)], value.shape[1])
-            taken = next((each for each in added if each in first.data or each in beside), None)
-            if taken is not None:
-                raise DataError(
-                    f"{_where(joined_name(field, taken))}: there is such a field already; give Pad(mask=..., "
-                    f"lengths=...) of {name!r} other names"
-                )
-            beside |= added
+            beside |= pad.fields(str(name), [len(each) for each in _rows(columns)], value.shape[1])
     if is_a_tuple(like) or isinstance(like, list):
         return tuple(made.values())
     if beside or (named and first.items is not None and len(set(map(type, first.items))) > 1):
@@ -205,11 +152,7 @@ def _end_to_end(parts: Sequence[Columns]) -> Any:
             return None
     if fresh or (len(parts) == 1 and first.nbytes == first.untyped_storage().nbytes()):
         return first
-    dtype = first.dtype
-    signed = _SIGNED.get(dtype)
-    if signed is None:
-        return torch.cat([part.data for part in parts])
-    return torch.cat([part.data.view(signed) for part in parts]).view(dtype)
+    return torch.cat([part.data for part in parts])
 
 
 def _has_its_own_memory(array: np.ndarray) -> bool:
@@ -224,7 +167,7 @@ def _has_its_own_memory(array: np.ndarray) -> bool:
 def _batch_of_values(items: Sequence[Any], pad: Any, field: str) -> Any:
     kind = _kind_of_all(items, field)
     if kind == "number":
-        return _stack(_tensors(items, field), pad, field)
+        return _stack([_tensor(item) for item in items], pad, field)
     if kind == "list" and pad is not None:
         return _padded_lists(items, pad, field)
     if kind == "mapping":
@@ -282,19 +225,6 @@ def _kind_of(item: Any) -> Any:
     return "tuple" if isinstance(item, tuple) else "list" if isinstance(item, list) else "other"
 
 
-def _tensors(items: Sequence[Any], field: str) -> list[torch.Tensor]:
-    made = []
-    for item in items:
-        try:
-            made.append(_tensor(item))
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # an int of over 64 bits too
-            raise DataError(
-                f"{_where(field)}: {_named(item)} cannot be made a tensor ({error}); change it with a Map before "
-                "Batch, or use Batch(..., collate=list)"
-            ) from error
-    return made
-
-
 def _tensor(item: Any) -> torch.Tensor:
     if isinstance(item, torch.Tensor):
         return item
@@ -305,45 +235,20 @@ def _tensor(item: Any) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy()).reshape(item.shape)
 
 
-def _promoted(tensors: list[torch.Tensor], field: str) -> list[torch.Tensor]:
+def _promoted(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors in the one dtype that holds them all, as torch promotes."""
     dtypes = set(map(dtype_of, tensors))
     if len(dtypes) == 1:
         return tensors
-    try:
-        dtype = reduce(torch.promote_types, dtypes)
-    except RuntimeError as error:
-        found = ", ".join(sorted(map(str, dtypes)))
-        raise DataError(
-            f"{_where(field)}: {found} do not make one batch; give all samples one dtype"
-        ) from error
+    dtype = reduce(torch.promote_types, dtypes)
     return [tensor.to(dtype) for tensor in tensors]
 
 
 def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
-    tensors = _promoted(tensors, field)
-    if tensors[0].is_nested:
-        raise DataError(
-            f"{_where(field)}: nested tensors cannot be stacked; pad them with torch.nested.to_padded_tensor before "
-            "Batch, or use Batch(..., collate=list)"
-        )
-    if tensors[0].is_quantized:
-        scales = set(map(_scale, tensors))
-        if len(scales) > 1 or None in scales:  # torch would change them all to the first's
-            raise DataError(
-                f"{_where(field)}: quantised tensors of several scales cannot be stacked; make them numbers "
-                "(tensor.dequantize()) before Batch, or use Batch(..., collate=list)"
-            )
+    tensors = _promoted(tensors)
     shape = tensors[0].shape
     if all(tensor.shape == shape for tensor in tensors):
-        try:
-            return torch.stack(tensors)
-        except RuntimeError as error:  # of sparse layouts other than COO, and of several layouts
-            layouts = " and ".join(sorted({str(tensor.layout) for tensor in tensors}))
-            raise DataError(
-                f"{_where(field)}: tensors of layout {layouts} cannot be stacked; make all of them dense (to_dense) "
-                "or COO (to_sparse) before Batch, or use Batch(..., collate=list)"
-            ) from error
+        return torch.stack(tensors)
     other = [tensor.shape for tensor in tensors if tensor.dim() != len(shape)]  # which no padding makes equal
     if pad is None or other:
         odd = other[0] if other else next(tensor.shape for tensor in tensors if tensor.shape != shape)
@@ -358,12 +263,6 @@ def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
     for row, tensor in enumerate(tensors):  # not over views of rows, which take no tensors with gradients
         stacked[(slice(row, row + 1), *(slice(0, n) for n in tensor.shape))] = tensor
     return stacked
-
-
-def _scale(tensor: torch.Tensor) -> Any:
-    """Of a quantised tensor; None of one with a scale per channel."""
-    whole = tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric)
-    return (tensor.q_scale(), tensor.q_zero_point()) if whole else None
 
 
 def _full(like: torch.Tensor, shape: Sequence[int], pad: Any, field: str) -> torch.Tensor:
@@ -394,10 +293,7 @@ def _padded_lists(items: Sequence[list[Any]], pad: Any, field: str) -> torch.Ten
     dtype = np.result_type(*(SCALARS[kind] for kind in kinds))
     lengths = np.fromiter(map(len, items), np.int64, len(items))
     padded = np.full((len(items), int(lengths.max())), pad, dtype)
-    try:
-        padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.asarray(flat, dtype)
-    except OverflowError as error:
-        raise DataError(f"{_where(field)}: an int of more than 64 bits cannot be made a tensor") from error
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.asarray(flat, dtype)
     return torch.from_numpy(padded)
 
 
@@ -409,7 +305,7 @@ def _nested(value: Any, pad: Any, field: str) -> torch.Tensor:
             f"{_where(field)}: pad={pad!r} fills lists of numbers, this one holds {_named(value)}; name the fields to "
             "fill: Batch(..., pad={'field': 0})"
         )
-    return _tensors([value], field)[0]
+    return _tensor(value)
 
 
 def _filled(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
@@ -418,5 +314,5 @@ def _filled(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
         return empty
     dims = max(tensor.dim() for tensor in tensors)
     shaped = [t.reshape((0,) * dims) if t.shape == (0,) and dims else t for t in tensors]
-    dtype = _promoted([*shaped, empty], field)[-1].dtype
+    dtype = _promoted([*shaped, empty])[-1].dtype
     return _stack([tensor.to(dtype) for tensor in shaped], pad, field)

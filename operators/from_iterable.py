@@ -53,26 +53,16 @@ class FromIterable(Source):
             that gives each rank its own items needs False: otherwise each rank would take a part of its part.
 
     Raises:
-        GraphError: it is neither iterable nor callable, is iterated with ``async for``, is a set or a data frame, or
-            was split with ``split_dataset_by_node`` and ``shard`` is True.
+        GraphError: it is neither iterable nor callable, is a set, or was split with
+            ``split_dataset_by_node`` and ``shard`` is True.
     """
 
     name = "fromiterable"
 
     @names_ours
     def __init__(self, iterable: Iterable[Any] | Callable[..., Iterable[Any]], shard: bool = True) -> None:
-        function = getattr(iterable, "func", iterable)  # of a partial
-        if hasattr(iterable, "__aiter__") or inspect.isasyncgenfunction(function):
-            raise GraphError(
-                f"FromIterable: {shown(iterable)} is iterated with `async for`, which a source cannot; give it the "
-                "plain items to fetch, and fetch each in an async function behind it: .then(fetch, workers=16)"
-            )
         if isinstance(iterable, set | frozenset):
             raise GraphError(f"FromIterable: the iterable is {UNORDERED}")
-        if hasattr(iterable, "iloc") and hasattr(iterable, "columns"):
-            raise GraphError(
-                "FromIterable: the items of a data frame are its columns; FromTable(frame) reads its rows"
-            )
         # Of the type: a class has the __iter__ of its instances and is called to make one.
         self._callable = callable(iterable) and not hasattr(type(iterable), "__iter__")
         if not self._callable and not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):

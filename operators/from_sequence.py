@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ from pipegraph.operators.drawn_items import SHARED, Turn
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order.base import Order
 from pipegraph.order.strided_order import StridedOrder
-from pipegraph.parameters import UNORDERED, length_of
+from pipegraph.parameters import length_of
 from pipegraph.tree import copy_containers
 
 LOOPS_CHANGE = (MutableSequence, np.ndarray, torch.Tensor)
@@ -88,9 +87,8 @@ class FromSequence(OrderedSource):
         shuffle: whether the samples are shuffled in each epoch; by default they are not.
 
     Raises:
-        GraphError: the dataset lacks ``__len__`` or ``__getitem__``, is a class, a mapping, data frame or series
-            without ``sampler``, or read by ``await``; two of ``order``, ``sampler`` and ``shuffle`` are given; or a
-            sampler can be iterated once only.
+        GraphError: the dataset lacks ``__len__`` or ``__getitem__``, or is a mapping or data frame without ``sampler``;
+            two of ``order``, ``sampler`` and ``shuffle`` are given; or a sampler can be iterated once only.
     """
 
     name = "fromsequence"
@@ -103,40 +101,16 @@ class FromSequence(OrderedSource):
         sampler: Iterable[Any] | None = None,
         shuffle: bool | None = None,
     ) -> None:
-        if isinstance(dataset, type):
-            raise GraphError(
-                f"FromSequence: {dataset.__name__} is a class; give it an object: {dataset.__name__}(...)"
-            )
-        if sampler is None and hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
-            raise GraphError(
-                "FromSequence: the items of a data frame are its columns; FromTable(frame) reads its rows"
-            )
-        pandas = type(dataset).__module__.partition(".")[0] == "pandas"
-        if (
-            sampler is None and pandas and hasattr(dataset, "iloc")
-        ):  # its other containers are read by position
-            labels = getattr(dataset, "index", None)
-            if (getattr(labels, "start", None), getattr(labels, "step", None)) != (0, 1):
-                raise GraphError(
-                    f"FromSequence: the items of a {type(dataset).__name__} are found by their labels, which are not "
-                    "0, 1, 2 ... here: give series.to_numpy() or series.tolist()"
-                )
-        if isinstance(dataset, set | frozenset):
-            raise GraphError(f"FromSequence: the dataset is {UNORDERED}")
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise GraphError(
                 f"FromSequence: the dataset needs __len__ and __getitem__, {type(dataset).__name__} lacks one; "
                 "use FromIterable for what can only be iterated"
             )
-        if isinstance(dataset, Mapping) and sampler is None:
+        frame = hasattr(dataset, "iloc") and hasattr(dataset, "columns")
+        if sampler is None and (frame or isinstance(dataset, Mapping)):
             raise GraphError(
-                f"FromSequence: a {type(dataset).__name__} is not read by position; give list(mapping.values()) or "
-                "list(mapping.items()), or its keys as sampler="
-            )
-        if inspect.iscoroutinefunction(type(dataset).__getitem__):
-            raise GraphError(
-                f"FromSequence: {type(dataset).__name__}.__getitem__ is async, which a source cannot await; give it "
-                "range(len(dataset)), and await the items behind it: .then(dataset.__getitem__, workers=16)"
+                f"FromSequence: a {type(dataset).__name__} is not read by position; give list(mapping.values()), or "
+                "its keys as sampler=; FromTable(frame) reads the rows of a data frame"
             )
         if sampler is not None and (order is not None or shuffle is not None):
             raise GraphError("FromSequence: give an order (or shuffle=) or a sampler, not both")

@@ -32,22 +32,6 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
         return False
 
 
-def _cannot_take(function: Callable[..., Any], takes_rng: bool) -> TypeError | None:
-    """Why a call with one item, and ``rng`` where it takes that, would fail, as far as the signature of what is called
-    shows it."""
-    try:
-        # Not that of what a decorator has wrapped: the decorator may pass other arguments on.
-        signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # builtins without a signature
-        return None
-    given = {"rng": None} if takes_rng else {}
-    try:
-        signature.bind(None, **given)
-    except TypeError as error:
-        return error
-    return None
-
-
 def _stem(function: Any) -> str:
     name = function_name(function).partition("(")[0].rpartition(".")[2]
     return name if name.isidentifier() else "map"
@@ -152,26 +136,12 @@ class _Function(Operator):
     def __init__(self, function: Callable[..., Any]) -> None:
         if not callable(function):
             raise GraphError(f"{type(self).__name__}: expected a function, got {shown(function)}")
-        is_async_generator = any(map(inspect.isasyncgenfunction, _callables(function)))
-        if type(self) is FlatMap and is_async_generator:
-            raise GraphError(
-                f"FlatMap: {_stem(function)} is an async generator function; let it return a list "
-                "(`return [item async for item in ...]`), or make it a plain generator"
-            )
-        is_generator = is_async_generator or any(map(inspect.isgeneratorfunction, _callables(function)))
-        if type(self) is not FlatMap and is_generator:
+        if type(self) is not FlatMap and any(map(inspect.isgeneratorfunction, _callables(function))):
             raise GraphError(
                 f"{type(self).__name__}: {_stem(function)} is a generator function, whose items would get lost; place "
                 "it as ops.FlatMap(function), or let it return a value"
             )
         self.random = _takes_rng(function)
-        why = _cannot_take(function, self.random)
-        if why is not None:
-            raise GraphError(
-                f"{type(self).__name__}: {_stem(function)} cannot be called with one item ({why}): a stage gives its "
-                "function the sample or the batch; unpack a tuple with lambda item: function(*item), and bind what "
-                "else it needs with functools.partial"
-            )
         self.function = function
         self._generator: Any = None
         if self.random:
@@ -244,8 +214,8 @@ class Map(_Function):
             stage has workers.
 
     Raises:
-        GraphError: ``function`` is not callable, is a generator function, or cannot be called with one item; while it
-            runs: it returned the same buffer again with other values.
+        GraphError: ``function`` is not callable, or is a generator function; while it runs: it returned the same buffer
+            again with other values.
     """
 
     @property
@@ -284,7 +254,7 @@ class Filter(_Function):
         function: as in :class:`Map`; its result is taken as true or false.
 
     Raises:
-        GraphError: ``function`` is not callable, or not with one item.
+        GraphError: ``function`` is not callable.
     """
 
     one_to_one = False
@@ -317,7 +287,7 @@ class FlatMap(_Function):
         function: as in :class:`Map`; it returns an iterable of items, or yields them.
 
     Raises:
-        GraphError: ``function`` is not callable, or not with one item.
+        GraphError: ``function`` is not callable.
         TypeError: while it runs: ``function`` returned something that cannot be iterated.
     """
 

@@ -12,9 +12,9 @@ from typing import Any, Literal, final
 from pipegraph.batches import AS_AT_THE_TOP, WHOLE
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, FanIn, FanOut, Operator, Source, Traits
-from pipegraph.errors import DataError, GraphError, shown
+from pipegraph.errors import GraphError, shown
 from pipegraph.hashed_keys import uniform
-from pipegraph.integers import flag, integer
+from pipegraph.integers import integer
 from pipegraph.operators.rounds import Rounds, round_of
 from pipegraph.parameters import function_name, plain_function
 
@@ -27,49 +27,23 @@ class Zip(FanIn):
 
     Items are paired in the order in which they come. If a ``Filter`` or ``Skip`` leaves out an item of one input, all
     later items of that input get other partners. So put a ``Filter`` or ``Skip`` after the ``Zip``.
-
-    Args:
-        strict: whether inputs of unequal lengths are an error at the end of the epoch, as with Python's ``zip``; by
-            default the rest of the longer inputs is dropped.
-
-    Raises:
-        GraphError: ``strict`` is not a bool.
-        DataError: while it runs, with ``strict``: an input ended before the others.
     """
 
     traits = Traits(seeds_itself=True, trusted=True, pairs=True)
     name = "zip"
 
-    def __init__(self, strict: bool = False) -> None:
-        self.strict = flag(strict, "Zip: strict")
-
-    def config(self) -> dict[str, Any]:
-        return {}  # what is delivered before the end is the same
-
     def begin(self, inputs: int, epoch: int) -> None:
         self._inputs = inputs
         self._held: list[Chunk] = []
-        self._ended = 0
+        self._over = False
 
     def next_input(self) -> int | None:
-        if not self._ended:
-            return len(self._held)
-        return self._ended if self.strict and self._ended < self._inputs else None
+        return None if self._over else len(self._held)
 
     def end_input(self, index: int) -> None:
-        if self.strict and index > self._ended:  # those before it had another item
-            raise self._unequal(index, 0)
-        self._ended += 1
-
-    def _unequal(self, short: int, long: int) -> DataError:
-        return DataError(
-            f"Zip(strict=True): input {short} ended before input {long}; give all inputs one length, or let "
-            "Zip() end with the shortest"
-        )
+        self._over = True
 
     def process(self, chunk: Chunk) -> Chunk | None:
-        if self._ended:
-            raise self._unequal(0, self._ended)
         self._held.append(chunk)
         if len(self._held) < self._inputs:
             return None

@@ -11,7 +11,6 @@ import torch
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor, Lineage
-from pipegraph.columns import SCALARS
 from pipegraph.contracts import Regroup, Traits
 from pipegraph.errors import DataError, GraphError, shown
 from pipegraph.integers import flag, integer
@@ -295,10 +294,6 @@ class Pack(Regroup):
             )
         count = -1
         for name, array in fields.items():
-            if name in (SEGMENTS, POSITIONS):
-                raise DataError(
-                    f"Pack: field {name!r} is one that Pack makes; rename it, or name fields= to pack"
-                )
             if count not in (-1, len(array)):
                 one = next(iter(fields))
                 raise DataError(
@@ -334,44 +329,19 @@ _SINGLE = frozenset((int, float, bool, str, bytes))
 def _is_sequence(value: Any) -> bool:
     if isinstance(value, np.ndarray | torch.Tensor):
         return value.ndim > 0
-    return isinstance(value, list) and (not value or _dtype_of(type(value[0])) is not None)
-
-
-def _dtype_of(kind: type) -> Any:
-    """The dtype of a number of this type; None if it is none."""
-    return kind if issubclass(kind, np.number | np.bool_) else SCALARS.get(kind)
+    return isinstance(value, list) and (not value or isinstance(value[0], int | float | np.number | np.bool_))
 
 
 def _array(value: Any, name: str) -> Any:
     """A field as an array; the dtype of a list follows from the types of its entries."""
-    found: Any = None
-    try:
-        if isinstance(value, torch.Tensor):
-            found = value.detach().cpu().numpy()
-        elif isinstance(value, np.ma.MaskedArray):
-            found = None  # a row would show what its mask hides
-        elif isinstance(value, np.ndarray):
-            found = np.asarray(value)  # a matrix has no rows of one dimension
-        elif isinstance(value, list | tuple | range):
-            kinds = [_dtype_of(kind) for kind in set(map(type, value))]
-            if None not in kinds:
-                dtype = np.result_type(*kinds) if kinds else np.dtype(np.int64)
-                if dtype.kind != "f" or any(
-                    np.dtype(kind).kind == "f" for kind in kinds
-                ):  # uint64 with int64
-                    found = np.fromiter(value, dtype, len(value))
-    except (TypeError, OverflowError):
-        found = None
-    if found is None or found.ndim < 1 or found.dtype.kind not in "biufc":
-        lacking = found is None and isinstance(value, torch.Tensor) and value.dtype.is_floating_point
-        remedy = (
-            "; NumPy has no such numbers: convert it in a Map before Pack, with .float()" if lacking else ""
-        )
-        if isinstance(value, np.ma.MaskedArray):
-            remedy = "; fill what it masks in a Map before Pack, with .filled(0)"
+    if isinstance(value, torch.Tensor):
+        found = value.detach().cpu().numpy()
+    else:
+        found = np.asarray(value, np.int64 if isinstance(value, list) and not value else None)
+    if found.ndim < 1 or found.dtype.kind not in "biufc":
         raise DataError(
             f"Pack: field {name!r} must be a list of numbers, an array or a tensor with a value per token, got "
-            f"{type(value).__name__}{f' of {value.dtype}' if hasattr(value, 'dtype') else ''}{remedy}"
+            f"{type(value).__name__}{f' of {value.dtype}' if hasattr(value, 'dtype') else ''}"
         )
     # Of one dtype for torch, which knows no foreign byte order.
     return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
@@ -379,19 +349,14 @@ def _array(value: Any, name: str) -> Any:
 
 def _check_alike(one: Document, other: Document) -> None:
     if one.fields.keys() != other.fields.keys():
-        odd = ", ".join(sorted(one.fields.keys() ^ other.fields.keys()))
         raise DataError(
-            f"Pack: documents that meet in a row must have the same fields, these differ in {odd}; name those to pack "
-            "with fields=[...]"
+            f"Pack: documents that meet in a row must have the same fields, got {', '.join(one.fields)} and "
+            f"{', '.join(other.fields)}; name those to pack with fields=[...]"
         )
     for name, array in one.fields.items():
         found = other.fields[name]
         if found.dtype != array.dtype or found.shape[1:] != array.shape[1:]:
             raise DataError(
-                f"Pack: field {name!r} holds {_named(array)} in one document and {_named(found)} in another; give all "
-                "documents one dtype with a Map before Pack"
+                f"Pack: field {name!r} holds {array.dtype} of shape {array.shape} in one document and {found.dtype} of "
+                f"shape {found.shape} in another; give all documents one dtype with a Map before Pack"
             )
-
-
-def _named(array: Any) -> str:
-    return f"{array.dtype} of shape (n{''.join(f', {size}' for size in array.shape[1:])})"

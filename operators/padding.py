@@ -31,8 +31,7 @@ class Pad:
 
     Raises:
         GraphError: ``value`` is not a number, a size is below 1, or both ``to`` and ``multiple_of`` are given.
-        DataError: while it runs: a sample is longer than ``to``, or a field that is named for it, and for more than a
-            value, is not padded, such as text or a tuple.
+        DataError: while it runs: a sample is longer than ``to``.
     """
 
     value: float = 0

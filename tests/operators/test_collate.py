@@ -13,9 +13,8 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.columns import pack
 from pipegraph.errors import DataError
-from pipegraph.operators.collate import batch_of, collate
+from pipegraph.operators.collate import collate
 
 
 def kind(batch: Any) -> Any:
@@ -182,27 +181,6 @@ def test_sparse_tensors_make_batches_however_they_come():
     assert torch.equal(torch.cat(found), torch.stack([item.to_dense() for item in items]))
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_what_torch_cannot_stack_is_refused_with_what_to_do() -> None:
-    with pytest.raises(
-        DataError, match=r"'x': tensors of layout torch.sparse_csr cannot be stacked; make all"
-    ):
-        collate([{"x": torch.eye(2).to_sparse_csr()}] * 2)
-    with pytest.raises(DataError, match="'x': tensors of layout torch.sparse_coo and torch.strided cannot"):
-        collate([{"x": torch.ones(2)}, {"x": torch.ones(2).to_sparse()}])
-    with pytest.raises(DataError, match=r"'x': int cannot be made a tensor \(.*too large"):
-        collate([{"x": 2**70}] * 2)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_nested_tensors_are_refused_with_what_to_do(layout: Any) -> None:
-    items = [torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout) for _ in range(2)]
-    with pytest.raises(DataError, match="'x': nested tensors cannot be stacked; pad them"):
-        collate([{"x": item} for item in items])
-    assert batches(items, collate=list) is not None
-
-
 @pytest.mark.parametrize("pad", ["x", [0], {"ids": "x"}, {"ids": None}])
 def test_a_padding_that_is_no_number_is_refused_where_it_is_given(pad: Any) -> None:
     with pytest.raises(pg.errors.GraphError, match="Batch: pad must be a number, an ops.Pad, or a mapping"):
@@ -221,8 +199,6 @@ def test_a_field_is_made_by_its_own_function_and_the_others_are_padded() -> None
     assert [each.shape for each in found["boxes"]["xyxy"]] == [(1, 4), (2, 4)]
     one = batches(items, collate={"boxes.xyxy": list}, pad={"ids": 7})[0]
     assert one["ids"].tolist() == [[1, 7], [1, 1]] and one["tag"].tolist() == [1, 2]
-    with pytest.raises(DataError, match="Batch: collate names the field 'boxes.xy', which the samples"):
-        batches(items, collate={"boxes.xy": list}, pad=0)
     with pytest.raises(pg.errors.GraphError, match="Batch: give pad or collate, not both"):
         ops.Batch(2, collate={"ids": list}, pad={"ids": 0})
     with pytest.raises(pg.errors.GraphError, match="Batch: collate of 'ids' must be"):
@@ -244,17 +220,6 @@ def test_mask_and_lengths_need_two_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("item", "name"),
-    [({"ids": [1], "label": 0}, "idz"), ({"text": {"ids": [1]}}, "ids"), (([1], 0), 0), ([1], "ids")],
-)
-def test_a_padding_for_a_field_that_no_sample_has_is_refused(item: Any, name: Any) -> None:
-    with pytest.raises(
-        DataError, match=f"pad names the field {name!r}, which the samples do not have; they have"
-    ):
-        batches([item, item], pad={name: 0})
-
-
-@pytest.mark.parametrize(
     ("dtype", "pad"), [("uint8", -1), ("uint8", 300), ("int64", 0.5), ("int64", float("nan")), ("bool", 2)]
 )
 @pytest.mark.parametrize("to", [None, 4])
@@ -266,48 +231,12 @@ def test_a_padding_that_the_dtype_cannot_hold_is_refused_and_not_changed(
         batches(items, pad={"x": ops.Pad(pad, to=to)})
 
 
-def test_a_padding_for_a_field_that_no_sample_has_is_refused_of_packed_rows_too() -> None:
-    packed = pack([{"ids": np.arange(3)}] * 2)
-    assert packed is not None
-    with pytest.raises(
-        DataError, match="pad names the field 'idz', which the samples do not have; they have 'ids'"
-    ):
-        batch_of([packed], {"idz": 0})
-
-
 @pytest.mark.parametrize("pad", [None, 0])
 def test_arrays_of_several_dimensions_are_not_sent_to_pad(pad):
     with pytest.raises(
         DataError, match=r"shapes \(\) and \(1,\) cannot be stacked; .*; pad needs as many dimensions"
     ):
         collate([torch.zeros(()), torch.zeros(1)], pad)
-
-
-@pytest.mark.parametrize("pad", [ops.Pad(mask=True), ops.Pad(lengths="n"), ops.Pad(to=8)])
-@pytest.mark.parametrize(
-    ("value", "named"),
-    [
-        ((1, 2), "tuple.*make it a list or an array"),
-        ("ab", "str"),
-        (b"ab", "bytes"),
-        (3, "int"),
-        (np.float32(3), "float32"),
-        (torch.ones(()), "Tensor"),
-        ({"x": 1}, "dict"),
-        (np.ma.array([1, 2]), r"MaskedArray of int64.*\.filled"),
-        (np.array([None, "a"]), "ndarray of object"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_a_pad_that_adds_or_sizes_is_not_dropped_where_its_field_cannot_be_padded(
-    value: Any, named: str, pad: Any
-) -> None:
-    items = [{"ids": value, "k": 1}] * 2
-    message = f"field 'ids': .*pads lists of numbers, arrays and tensors, got {named}"
-    with pytest.raises(DataError, match=message):
-        batches(items, pad={"ids": pad})
-    with pytest.raises(DataError, match=message):
-        batches(items, pad={"ids": pad}, collate={"k": list})
 
 
 def test_a_pad_for_all_fields_leaves_those_that_cannot_be_padded() -> None:

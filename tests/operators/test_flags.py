@@ -19,7 +19,6 @@ FLAGS = {
     "ToDtype: scale": lambda value: ops.ToDtype(torch.float32, scale=value),
     "FromIterable: shard": lambda value: ops.FromIterable(range(3), shard=value),
     "Load: preload": lambda value: ops.Load(preload=value),
-    "Zip: strict": lambda value: ops.Zip(strict=value),
     "StridedOrder: shuffle": lambda value: pg.order.StridedOrder(shuffle=value),
     "StridedOrder: drop_last": lambda value: pg.order.StridedOrder(drop_last=value),
     "LaneOrder: shuffle": lambda value: pg.order.LaneOrder(shuffle=value),

@@ -503,8 +503,6 @@ def test_a_series_is_read_by_position_where_its_labels_are_positions():
     assert [source.read(index, 0) for index in range(3)] == [5, 6, 7]
     for given in (pandas.Index([5, 6, 7]), pandas.array([5, 6, 7]), pandas.Categorical([5, 6, 7])):
         assert [ops.FromSequence(given).read(index, 0) for index in range(3)] == [5, 6, 7]
-    with pytest.raises(GraphError, match="found by their labels"):
-        ops.FromSequence(pandas.Series([5, 6, 7])[[False, True, True]])
 
 
 def test_tokens_that_were_changed_in_a_map_that_is_not_written_back_cross_as_they_are(tmp_path):

@@ -49,12 +49,6 @@ def test_so_is_a_generator_function(place):
         PLACES[place](generates)
 
 
-@pytest.mark.parametrize("source", [items, items(), functools.partial(items)])
-def test_from_iterable_refuses_what_is_iterated_with_async_for(source):
-    with pytest.raises(GraphError, match="FromIterable: .*async.*workers="):
-        ops.FromIterable(source)
-
-
 def test_a_filter_awaits_its_predicate():
     async def even(x):
         return x % 2 == 0
