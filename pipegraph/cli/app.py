@@ -217,7 +217,7 @@ def pack(
         ),
     ],
     target: Annotated[str, typer.Argument(help="The folder for the shards and their manifest.")],
-    format: Annotated[str, typer.Option(help="tar or parquet: see docs/writing-shards.md.")] = "tar",
+    format: Annotated[str, typer.Option(help="tar or parquet: see docs/formats.md.")] = "tar",
     size: Annotated[str, typer.Option(help="About how large shards are, such as '128MB'.")] = "128MB",
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one per core by default.")] = None,
     shuffle: Annotated[

@@ -82,7 +82,7 @@ def pack_shards(
             Hugging Face dataset, a dataset with ``__len__`` and ``__getitem__``, an iterable of dicts, or a function
             that returns one of these.
         target: the folder for the shards.
-        format: one of those of docs/writing-shards.md, ``"tar"`` or ``"parquet"``.
+        format: one of those of docs/formats.md, ``"tar"`` or ``"parquet"``.
         size: about how large shards are, in bytes or such as ``"128 MB"``. Tars of files never exceed it, unless a
             single sample does; for others the number of samples follows from some all over the data.
         workers: processes; by default one per core. A stream is read and written by this one.

@@ -41,7 +41,7 @@ class ShardWriter:
 
     Args:
         target: the folder.
-        format: one of those of docs/writing-shards.md, such as ``"parquet"``.
+        format: one of those of docs/formats.md, such as ``"parquet"``.
         size: of a shard, in bytes or such as ``"128 MB"``; one that has a single larger sample is larger.
 
     Raises:
