@@ -103,7 +103,7 @@ class Batch(_Groups):
 
     Args:
         size: samples per batch on this rank.
-        drop_last: leave out the last batch if it is not full; not with ``cost``, where a batch has no size to reach.
+        drop_last: leave out the last batch if it is not full; means nothing with ``cost``, where a batch has no size.
         collate: a function that makes a batch from a list of items. By default numbers, arrays and tensors are stacked
             into tensors; text, bytes, lists and objects become lists; None is refused. See
             ``pipegraph.operators.collate``. ``collate=list`` gives the plain list. With a mapping from field to
@@ -119,7 +119,7 @@ class Batch(_Groups):
 
     Raises:
         GraphError: none or several of ``size``, ``global_size`` and ``cost`` are given, one is out of range,
-            ``drop_last`` is given with ``cost``, or ``collate`` or ``cost`` is not a plain function.
+            or ``collate`` or ``cost`` is not a plain function.
         DataError: while it runs: samples cannot be collated, such as arrays of different shapes without ``pad``, or
             a sample costs more than ``limit``.
     """
@@ -157,10 +157,11 @@ class Batch(_Groups):
             )
         named = pad if isinstance(pad, Mapping) else {}
         self._rules: Any = pad
+        self._only_fills = True  # equal sizes stay as they are, and no field is added
         if pad is not None or fields:
             from pipegraph.operators.padding import ByField, check_pad
 
-            check_pad(pad)
+            self._only_fills = check_pad(pad)
             if fields:
                 self._rules = ByField({**named, **fields}, None if named else pad)
         if cost is not None:
@@ -169,11 +170,6 @@ class Batch(_Groups):
         self.size = None if size is None else integer(size, "Batch: size")
         self.global_size = None if global_size is None else integer(global_size, "Batch: global_size")
         self.drop_last = flag(drop_last, "Batch: drop_last")
-        if self.drop_last and cost is not None:
-            raise GraphError(
-                "Batch: drop_last=True needs size or global_size; with cost a batch closes where the next sample "
-                "does not fit, so none is full: leave out drop_last"
-            )
         self.collate = None if isinstance(collate, Mapping) else collate
         self._fields = dict(fields)
         self.cost, self.limit, self.pad = cost, limit, pad
@@ -257,15 +253,7 @@ class Batch(_Groups):
         return self._add(bundle, bundle.count)
 
     def packing(self) -> Callable[[list[Any]], Any] | None:
-        return pack if self.collate is None and not self._fields and self._only_fills() else None
-
-    def _only_fills(self) -> bool:
-        """Whether equal sizes stay as they are, and no field is added."""
-        if self.pad is None:
-            return True
-        from pipegraph.operators.padding import only_fills
-
-        return only_fills(self.pad)
+        return pack if self.collate is None and not self._fields and self._only_fills else None
 
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
         if self.cost is None:

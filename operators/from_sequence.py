@@ -181,16 +181,7 @@ class FromSequence(OrderedSource):
         return self._lengths.get(epoch) or len(self.dataset)
 
     def item(self, index: Any) -> Any:
-        return copy_containers(self._at(index))
-
-    def _at(self, index: Any) -> Any:
-        """One item, of a dataset that may only read several at once, too, as torch's loader has it do."""
-        try:
-            return self.dataset[index]
-        except NotImplementedError:
-            if not self._several:
-                raise
-        return self.dataset.__getitems__([index])[0]
+        return copy_containers(self.dataset[index])
 
     def read(self, position: Any, epoch: int) -> Any:
         index = self.index_of(position, epoch)
@@ -217,11 +208,11 @@ class FromSequence(OrderedSource):
             if len(items) == len(indices) and not self._draws.drew_for_several():
                 found += map(copy_containers, items)
                 return
-        dataset, add, draws, alone = self.dataset, found.append, self._draws, not self._several
+        dataset, add, draws = self.dataset, found.append, self._draws
         given: Any = indices  # as ``indices_of`` has made them
         rows = Lineages(self._stage, given.positions)
         for index in draws.rows(given.epoch, rows, found, start, indices):
-            item = dataset[index] if alone else self._at(index)
+            item = dataset[index]
             add(item if item.__class__ in SHARED else copy_containers(item))
         draws.over()
 

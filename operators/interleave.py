@@ -57,11 +57,7 @@ class Interleave(Source):
         order: Order | None = None,
         shuffle: bool | None = None,
     ) -> None:
-        if (
-            isinstance(files, str | bytes)
-            or not hasattr(files, "__getitem__")
-            or not hasattr(files, "__len__")
-        ):
+        if isinstance(files, str) or not hasattr(files, "__getitem__"):
             raise GraphError(f"Interleave: files must be a list of files, got {shown(files)}")
         if not callable(open):
             raise GraphError(f"Interleave: open must be a function of a file, got {shown(open)}")

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Sequence
 from typing import Any, final
 
-import numpy as np
 import torch
 
 from pipegraph.chunk import Chunk
@@ -19,22 +18,10 @@ from pipegraph.operators.images.normalize_tables import Layout, check_normalisat
 
 def _image_of(data: Any, what: str) -> torch.Tensor:
     image = data.get("image") if isinstance(data, dict) else data
-    if isinstance(image, torch.Tensor):
-        return image
-    if isinstance(data, dict) and "image" not in data:
-        fields = ", ".join(map(str, data)) or "no field"
-        raise DataError(f"{what}: a tensor or a field 'image' is needed, got {fields}")
-    got = (
-        f"field 'image' is of type {type(image).__name__}"
-        if isinstance(data, dict)
-        else f"got {type(image).__name__}"
-    )
-    remedy = ""
-    if isinstance(image, np.ndarray):
-        remedy = (
-            "; convert it with torch.from_numpy in a Map before, or put Batch before, which makes tensors"
-        )
-    raise DataError(f"{what}: a tensor or a field 'image' that is one is needed, {got}{remedy}")
+    if not isinstance(image, torch.Tensor):
+        got = f"fields {', '.join(map(str, data))}" if isinstance(data, dict) else type(data).__name__
+        raise DataError(f"{what}: a tensor, or a field 'image' that is one, is needed, got {got}")
+    return image
 
 
 def _with_image(data: Any, image: torch.Tensor) -> Any:
@@ -89,14 +76,10 @@ class Normalize(Operator):
     def _check(self, image: torch.Tensor, dims: int) -> torch.Tensor:
         channels = len(self.mean)
         if image.dtype != torch.uint8 or image.dim() != dims or image.shape[-1] != channels:
-            batch = image.dim() == 4 and dims == 3
             raise DataError(
                 f"Normalize: uint8 {'N' if dims == 4 else ''}HWC images of {channels} channels are needed, "
                 f"got {image.dtype} of shape {tuple(image.shape)}"
-                + ("; a sample is one image, and NHWC is for what Batch makes" if batch else "")
             )
-        if not image.numel():
-            raise DataError(f"Normalize: images without pixels, of shape {tuple(image.shape)}")
         return image
 
     def shape_of(self, height: int, width: int) -> tuple[int, ...]:
@@ -229,10 +212,9 @@ class ToLayout(Operator):
             DataError: it has too few dimensions.
         """
         if image.dim() < 3 + batched:
-            least = "a batch of images has at least 4 dimensions, NHWC"
-            which = least if batched else "an image has at least 3 dimensions, HWC"
             raise DataError(
-                f"ToLayout: {which}, got shape {tuple(image.shape)}; give grey images a channel: image[..., None]"
+                f"ToLayout: images are HWC, in batches NHWC, got shape {tuple(image.shape)}; give grey images a "
+                "channel: image[..., None]"
             )
         before = range(image.dim() - 3)
         if self._planes:

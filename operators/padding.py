@@ -102,16 +102,16 @@ class ByField(dict[Any, Any]):
         return super().get(name, self._otherwise)
 
 
-def check_pad(pad: Any) -> None:
-    """Raises GraphError for anything that ``Batch(pad=...)`` does not take."""
-    for value in pad.values() if isinstance(pad, Mapping) else () if pad is None else (pad,):
+def check_pad(pad: Any) -> bool:
+    """Whether it only fills: equal sizes stay as they are, and no field is added.
+
+    Raises:
+        GraphError: it is something that ``Batch(pad=...)`` does not take.
+    """
+    values = list(pad.values()) if isinstance(pad, Mapping) else [] if pad is None else [pad]
+    for value in values:
         if not isinstance(value, Pad | Number):
             raise GraphError(
                 f"Batch: pad must be a number, an ops.Pad, or a mapping from field to one of these, got {shown(value)}"
             )
-
-
-def only_fills(pad: Any) -> bool:
-    """Whether equal sizes stay as they are, and no field is added."""
-    found = pad.values() if isinstance(pad, Mapping) else [pad]
-    return all(each.plain for each in found if isinstance(each, Pad))
+    return all(each.plain for each in values if isinstance(each, Pad))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipegraph.contracts import Traits
-from pipegraph.errors import DataError, GraphError, shown
+from pipegraph.errors import DataError, GraphError
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import LaneOrder, Order, StridedOrder
 
@@ -59,15 +59,10 @@ class FromRayData(OrderedSource):
         default = LaneOrder() if shuffle else StridedOrder(shuffle=False)
         super().__init__(order_of(order, shuffle, default, "FromRayData"))
         if type(dataset).__name__ != "MaterializedDataset":
-            what = (
-                "this dataset is not materialised"
-                if hasattr(dataset, "materialize")
-                else f"got {shown(dataset)}"
-            )
             raise GraphError(
-                f"FromRayData: {what}: give it dataset.materialize(), once for all ranks. What does not fit into the "
-                "cluster's memory and disks is read by FromIterable(lambda: dataset.iter_rows(), shard=False) from a "
-                "shard of each rank, which cannot be resumed exactly"
+                f"FromRayData: got {type(dataset).__name__}: give it dataset.materialize(), once for all "
+                "ranks. What does not fit into the cluster's memory and disks is read by FromIterable(lambda: "
+                "dataset.iter_rows(), shard=False) from a shard of each rank, which cannot be resumed exactly"
             )
         self._refs: list[Any] = []
         self._offsets: list[int] = []

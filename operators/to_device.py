@@ -40,21 +40,10 @@ from pipegraph.device.split import (
     rows_of,
     rule_for,
 )
-from pipegraph.errors import DeviceError, GraphError, shown
+from pipegraph.errors import GraphError, shown
 from pipegraph.integers import flag
 from pipegraph.operators.batch_slabs import exchanged, tensors_of
 from pipegraph.tree import bytes_of
-
-
-def _device(device: torch.device | str | int, what: str) -> torch.device:
-    try:
-        return normalised(device)
-    except DeviceError as error:
-        raise GraphError(f"{what}: {error}") from error
-    except (RuntimeError, TypeError) as error:
-        raise GraphError(
-            f"{what}: {device!r} names no device; use 'cpu', 'accelerator' or a device of torch's with its number"
-        ) from error
 
 
 def _gains_from_pinned(device: torch.device) -> bool:
@@ -242,14 +231,14 @@ class CopyToDevice(_ToDevices):
         copy: whether to copy even if the device is the CPU; by default the plan then leaves the stage out.
 
     Raises:
-        GraphError: ``device`` is not the name of a device.
+        RuntimeError: ``device`` is not the name of a device.
         DeviceError: at the first pass: this machine does not have it.
     """
 
     name = "copy"
 
     def __init__(self, device: torch.device | str | int, copy: bool = False) -> None:
-        self.device = _device(device, "CopyToDevice")
+        self.device = normalised(device)
         self.copy = flag(copy, "CopyToDevice: copy")
         self._wait = True
 
@@ -312,7 +301,7 @@ class Scatter(_ToDevices):
         copy: whether slices for the CPU are copies too; by default they are views of the batch.
 
     Raises:
-        GraphError: ``devices`` is empty or a text, or names no device.
+        GraphError: ``devices`` is empty or a text.
         DeviceError: at the first pass: this machine does not have one of them.
     """
 
@@ -324,7 +313,7 @@ class Scatter(_ToDevices):
             raise GraphError(
                 f"Scatter: devices must be a sequence of at least one device, got {shown(devices)}"
             )
-        self.devices = tuple(_device(device, "Scatter") for device in devices)
+        self.devices = tuple(map(normalised, devices))
         self.copy = flag(copy, "Scatter: copy")
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, final
 
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Regroup, Traits
-from pipegraph.errors import DataError, GraphError, shown
+from pipegraph.errors import DataError, GraphError
 from pipegraph.integers import amount, integer
 from pipegraph.parameters import function_name, plain_function
 from pipegraph.randomness import generator
@@ -163,8 +163,6 @@ class Bucket(Regroup):
         cost: Callable[[Any], float] | None = None,
         limit: float | None = None,
     ) -> None:
-        if not isinstance(boundaries, Iterable):
-            raise GraphError(f"Bucket: boundaries must be numbers that grow, got {shown(boundaries)}")
         bounds = [amount(each, "Bucket: each boundary", -inf, GraphError) for each in boundaries]
         plain_function(length, "Bucket: length", "a sample")
         if bounds != sorted(set(bounds)):
@@ -173,11 +171,10 @@ class Bucket(Regroup):
             raise GraphError(
                 "Bucket: cost and limit go together: Bucket(len, [64, 256], cost=len, limit=4096)"
             )
-        if cost is not None and not callable(cost):
-            raise GraphError(f"Bucket: cost must be a function of a sample, got {shown(cost)}")
         if cost is not None and size is not None:
             raise GraphError("Bucket: give size, or cost with limit, not both")
         if cost is not None:
+            plain_function(cost, "Bucket: cost", "a sample")
             amount(limit, "Bucket: limit", refusal=GraphError)
         self.measure = length
         self.boundaries = bounds

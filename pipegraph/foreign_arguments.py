@@ -36,20 +36,6 @@ _HERE = {
 HERE = {name: ours for names, ours in _HERE.items() for name in names.split()}
 """The equivalent of a foreign argument."""
 
-_GIVEN_TO = {
-    "pipegraph.operators.padding": "ops.Batch(size, pad=...)",
-    "pipegraph.order.": "a source, as order=",
-    "pipegraph.policies": "a stage, as on_error=",
-}
-
-
-def placed(value: Any) -> str:
-    """For what is taken for a stage and belongs to one: to which, for a message; else nothing."""
-    module = type(value).__module__
-    return next(
-        (f"; it is no stage: give it to {to}" for of, to in _GIVEN_TO.items() if module.startswith(of)), ""
-    )
-
 
 def names_ours(function: Function) -> Function:
     """Let a call with an unknown argument fail with the one that is meant; the signature stays as it is.

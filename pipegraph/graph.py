@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from pipegraph.backends import BackendName, Ray, backend_of
 from pipegraph.contracts import Component, FanIn, Operator, Source
 from pipegraph.errors import GraphError, shown
-from pipegraph.foreign_arguments import names_ours, placed
+from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import flag, integer
 from pipegraph.parameters import carried, plain_parameters
 from pipegraph.policies import Policy
@@ -195,9 +194,8 @@ class Graph:
             raise GraphError(f"got the class {function.__name__}: pass an instance, {function.__name__}(...)")
         if not callable(function):
             source = "; to read data, use ops.FromSequence(data) or ops.FromIterable(data)"
-            remedy = placed(function) or (source if isinstance(function, Iterable) else "")
-            found = reprlib.repr(function)
-            raise GraphError(f"expected an operator, a source or a function, got {found}{remedy}")
+            remedy = source if isinstance(function, Iterable) else ""
+            raise GraphError(f"expected an operator, a source or a function, got {shown(function)}{remedy}")
         from pipegraph.operators import Map
 
         return Map(function)
@@ -275,26 +273,18 @@ class Graph:
             settings: stage -> ``{"workers": n, "capacity": n}``; either may be left out.
 
         Raises:
-            GraphError: there is no such stage, a number is less than 1, or ``settings`` is not such a mapping.
+            GraphError: there is no such stage, or something else is to be set.
         """
         stages = dict(self.stages)
-        if not isinstance(settings, Mapping) or not all(
-            isinstance(each, Mapping) for each in settings.values()
-        ):
-            raise GraphError(
-                "resize: expected stage -> {'workers': n, 'capacity': n}, such as loader.tuning().settings, "
-                f"got {shown(settings)}"
-            )
         for name, given in settings.items():
             if name not in stages:
                 raise GraphError(
                     f"resize: graph {self.name!r} has no stage {name!r}; it has: {', '.join(stages)}"
                 )
-            for what in given:
-                if what not in ("workers", "capacity"):
-                    raise GraphError(
-                        f"resize: stage {name!r}: only 'workers' and 'capacity' can be set, got {what!r}"
-                    )
+            if not set(given) <= {"workers", "capacity"}:
+                raise GraphError(
+                    f"resize: stage {name!r}: only 'workers' and 'capacity' can be set, got {given}"
+                )
             old = stages[name]
             workers, capacity = given.get("workers", old.workers), given.get("capacity", old.capacity)
             stages[name] = replace(old, workers=workers, capacity=capacity, tuned=())

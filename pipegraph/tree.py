@@ -68,10 +68,8 @@ def rebuilt(like: Any, entries: Sequence[Any]) -> Any:
     if isinstance(like, tuple):
         return _rebuilt_tuple(like, entries)
     if isinstance(like, list):
-        made: Any = list.__new__(kind)
-        list.extend(made, entries)  # its own may refuse, or check
-        for name, value in attributes_of(like).items():
-            object.__setattr__(made, name, value)
+        made: Any = copy.copy(like)
+        list.__setitem__(made, slice(None), entries)  # its own may refuse, or check
         return made
     if is_dataclass_value(like):
         return with_fields(like, {f.name: e for f, e in zip(dataclasses.fields(like), entries, strict=True)})
@@ -89,9 +87,8 @@ def _rebuilt_tuple(like: tuple[Any, ...], entries: Sequence[Any]) -> Any:
         return like
     try:
         made = tuple.__new__(kind, entries)
-    except TypeError:  # one of C's: they have attributes besides their entries, such as nanoseconds
-        reduced: Any = like.__reduce__()
-        return kind(entries, *reduced[1][1:]) if hasattr(kind, "n_sequence_fields") else kind(entries)
+    except TypeError:  # one of C's, as torch.max returns it
+        return kind(entries)
     if hasattr(like, "__dict__"):
         made.__dict__.update(like.__dict__)
     return made
@@ -209,10 +206,7 @@ def _collect(data: Any, found: dict[int, int]) -> None:
         if data:
             found[id(data)] = len(data)
     elif isinstance(data, torch.Tensor):
-        if data.layout != torch.strided:
-            found[id(data)] = _sparse_nbytes(data)
-            return
-        nbytes = data.nbytes
+        nbytes = data.nbytes if data.layout == torch.strided else 0
         if nbytes:
             if not data.is_contiguous():  # expanded, perhaps: larger than what it lies in
                 nbytes = min(nbytes, data.untyped_storage().nbytes())
@@ -238,22 +232,6 @@ def _collect(data: Any, found: dict[int, int]) -> None:
         found[id(data)] = data.width * data.height * len(data.getbands())
     elif isinstance(nbytes := getattr(data, "nbytes", None), int) and nbytes:
         found[id(data)] = nbytes
-
-
-def _sparse_nbytes(data: torch.Tensor) -> int:
-    """Bytes of the values and the indices of a sparse tensor, which has no ``nbytes`` of its own."""
-    parts = _SPARSE.get(data.layout)
-    return (
-        sum(getattr(data, part)().nbytes for part in parts) if parts else data.numel() * data.element_size()
-    )
-
-
-_BY_ROW, _BY_COLUMN = ("values", "crow_indices", "col_indices"), ("values", "ccol_indices", "row_indices")
-_SPARSE = {
-    torch.sparse_coo: ("_values", "_indices"),
-    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), _BY_ROW),
-    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), _BY_COLUMN),
-}
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

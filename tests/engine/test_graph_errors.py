@@ -349,14 +349,6 @@ def test_numpys_integers_are_integers_everywhere():
         json.dumps(loader.state_dict())
 
 
-@pytest.mark.parametrize("settings", [3, {"numbers": 2}, [("numbers", {"workers": 2})]])
-def test_resizing_by_anything_but_settings_says_what_they_look_like(settings):
-    graph = pg.Graph("g")
-    graph.add(ops.FromSequence(range(3)), name="numbers")
-    with pytest.raises(GraphError, match=r"resize: expected stage -> .* loader.tuning\(\).settings, got"):
-        graph.resize(settings)
-
-
 class Counts(pg.Operator):
     """A map that numbers its items."""
 
@@ -373,20 +365,6 @@ def test_a_map_that_needs_order_is_refused_in_words_of_its_own():
     message = "stage 'counts': Counts takes items by their order, .* make it ordered=True"
     with pytest.raises(GraphError, match=message):
         graph.plan()
-
-
-@pytest.mark.parametrize(
-    ("given", "place"),
-    [
-        (ops.Pad(0), r"ops\.Batch\(size, pad=\.\.\.\)"),
-        (pg.order.StridedOrder(), "a source, as order="),
-        (pg.Skip(), "a stage, as on_error="),
-    ],
-)
-def test_what_belongs_to_a_stage_is_no_stage(given, place):
-    node = pg.Graph().add(ops.FromSequence(range(3)))
-    with pytest.raises(GraphError, match=rf"it is no stage: give it to {place}$"):
-        node.then(given)
 
 
 @pytest.mark.parametrize(

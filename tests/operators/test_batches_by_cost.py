@@ -7,13 +7,6 @@ from pipegraph import operators as ops
 from pipegraph.errors import GraphError
 
 
-def test_drop_last_is_refused_with_cost_for_no_batch_of_it_is_full():
-    with pytest.raises(
-        GraphError, match=r"Batch: drop_last=True needs size or global_size; .* leave out drop_last"
-    ):
-        ops.Batch(cost=lambda x: x, limit=10, drop_last=True)
-
-
 def test_the_last_batch_is_delivered_with_cost():
     graph = pg.Graph()
     graph.add(ops.FromSequence([5, 5, 5, 5, 1])).then(ops.Batch(cost=lambda x: x, limit=10, drop_last=False))

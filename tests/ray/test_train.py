@@ -63,9 +63,7 @@ def test_ranks_share_the_rows(rows):
 def test_a_data_set_that_is_not_materialised_is_refused(cluster):
     import ray.data
 
-    with pytest.raises(
-        GraphError, match=r"FromRayData: this dataset is not materialised: give it dataset.materialize"
-    ):
+    with pytest.raises(GraphError, match=r"FromRayData: got Dataset: give it dataset.materialize"):
         ops.FromRayData(ray.data.range(3))
 
 
