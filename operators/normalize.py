@@ -111,7 +111,7 @@ class Normalize(Operator):
 
 @final
 class ToDtype(Operator):
-    """Images to another dtype; from uint8 to floats also from 0..255 to 0..1. A ``ToLayout`` next to it is done too.
+    """Images to another dtype; from uint8 to floats also from 0..255 to 0..1.
 
     Args:
         dtype: of the result.
@@ -122,6 +122,7 @@ class ToDtype(Operator):
         DataError: while it runs: an item that is no tensor and has no field ``"image"``.
     """
 
+    traits = Traits(images="same")
     depends_on = "item"
 
     def __init__(self, dtype: torch.dtype, scale: bool = True) -> None:
@@ -129,34 +130,15 @@ class ToDtype(Operator):
             raise GraphError(f"ToDtype: dtype must be a torch.dtype such as torch.float32, got {dtype!r}")
         self.dtype = dtype
         self.scale = flag(scale, "ToDtype: scale")
-        self._layout: ToLayout | None = None
 
     def config(self) -> dict[str, Any]:
         return {"dtype": str(self.dtype), "scale": self.scale}
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(images="same", take_in=self._taking_in)
-
-    def _taking_in(self, below: Operator) -> Operator | None:
-        return self.with_layout(below) if isinstance(below, ToLayout) and self._layout is None else None
-
-    def with_layout(self, layout: ToLayout) -> ToDtype:
-        """This and a ``ToLayout``, whichever is first."""
-        both = copy.copy(self)
-        both._layout = layout
-        return both
-
     def process(self, chunk: Chunk) -> Chunk:
         image = _image_of(chunk.data, "ToDtype")
-        planes = False
-        if self._layout is not None:
-            image = self._layout.permuted(image, chunk.batched)
-            planes = self._layout.layout == "NCHW"
         scaled = self.scale and image.dtype == torch.uint8 and self.dtype.is_floating_point
-        if image.dtype != self.dtype or planes:
-            kept = torch.contiguous_format if planes else torch.preserve_format
-            made = torch.empty_like(image, dtype=self.dtype, memory_format=kept)
+        if image.dtype != self.dtype:
+            made = torch.empty_like(image, dtype=self.dtype)
             if scaled:
                 torch.div(image, torch.tensor(255, dtype=self.dtype), out=made)
             else:
@@ -195,36 +177,25 @@ class ToLayout(Operator):
 
     @property
     def traits(self) -> Traits:
-        return Traits(images=self.layout, bind=self._bound, take_in=self._taking_in)
+        return Traits(images=self.layout, bind=self._bound)
 
     def _bound(self, upstream: Sequence[Operator | Source], images: str | None) -> Operator:
         bound = copy.copy(self)
         bound._planes = images not in (None, "NHWC")
         return bound
 
-    def _taking_in(self, below: Operator) -> Operator | None:
-        return below.with_layout(self) if isinstance(below, ToDtype) else None
-
-    def permuted(self, image: torch.Tensor, batched: bool) -> torch.Tensor:
-        """In this layout's shape; contiguous in its memory but for ``"NCHW"``.
-
-        Raises:
-            DataError: it has too few dimensions.
-        """
-        if image.dim() < 3 + batched:
+    def process(self, chunk: Chunk) -> Chunk:
+        image = _image_of(chunk.data, "ToLayout")
+        if image.dim() < 3 + chunk.batched:
             raise DataError(
                 f"ToLayout: images are HWC, in batches NHWC, got shape {tuple(image.shape)}; give grey images a "
                 "channel: image[..., None]"
             )
-        before = range(image.dim() - 3)
-        if self._planes:
-            if self.layout == "NCHW":
-                return image
-            image = image.permute(*before, -2, -1, -3).contiguous()
-        return image if self.layout == "NHWC" else image.permute(*before, -1, -3, -2)
-
-    def process(self, chunk: Chunk) -> Chunk:
-        image = self.permuted(_image_of(chunk.data, "ToLayout"), chunk.batched)
+        planes = self._planes
+        if planes and self.layout != "NCHW":
+            image, planes = image.movedim(-3, -1).contiguous(), False
+        if not planes and self.layout != "NHWC":
+            image = image.movedim(-1, -3)
         chunk.keys = chunk.own_keys
         chunk.data = _with_image(chunk.data, image.contiguous() if self.layout == "NCHW" else image)
         return chunk

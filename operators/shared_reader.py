@@ -74,9 +74,6 @@ class ShardSample:
         self.number = number
         self.index = index
 
-    def __repr__(self) -> str:
-        return f"<ShardSample {self.index} of block {self.number}>"
-
 
 class ShardSamples:
     """Several ``ShardSample``s: in place of these where ``Load`` comes next, which makes none of them.
@@ -123,9 +120,6 @@ class ShardPart:
         self.feed = feed
         self.number = number
         self.part = part
-
-    def __repr__(self) -> str:
-        return f"<ShardPart {self.number}: {self.part.name}>"
 
 
 @final
