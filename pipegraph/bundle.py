@@ -18,6 +18,7 @@ from operator import is_
 from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage, Lineages
+from pipegraph.tree import copy_containers
 
 
 class _Unnamed:
@@ -155,6 +156,9 @@ class Bundle(Chunk):
         keys = None if names is None or names[index] is UNNAMED else (names[index],)
         return Chunk(data, (self.lineages[index],), self.epoch, before, after, keys)
 
+    def copied(self) -> Bundle:
+        return self.replace([copy_containers(item) for item in self.data])
+
     def part(self, start: int, stop: int) -> Bundle:
         """Samples ``start`` to ``stop``; their memory is still counted with this bundle."""
         part = Bundle(
@@ -233,6 +237,14 @@ def named(data: list[Any], names: list[Any] | None) -> list[Any] | None:
         if item.__class__ is dict and found[index] is UNNAMED and "key" in item:
             found[index] = item["key"]
     return found
+
+
+def filled(chunk: Chunk, item: Any) -> Chunk:
+    """The chunk of a position with the item that was read there."""
+    chunk.data = item
+    if item.__class__ is dict and "key" in item:
+        chunk.keys = (item["key"],)
+    return chunk
 
 
 def samples_of(chunk: Chunk) -> list[Any]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from pipegraph.batches import Note, noted
+from pipegraph.tree import copy_containers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,6 +96,7 @@ class Chunk:
     __slots__ = (
         "_keys after batched before buffers data epoch layout lineages nbytes packed paths ready spans"
     ).split()
+    count = 1  # what is done as one: a bundle has several
 
     def __init__(
         self,
@@ -186,6 +188,14 @@ class Chunk:
             chunk._keys = self.keys  # a sample keeps its key even if a function drops the field
         return chunk
 
+    def one(self, index: int) -> Chunk:
+        """What is done as one by itself; of a bundle, sample ``index``."""
+        return self
+
+    def copied(self) -> Chunk:
+        """This chunk with copies of the containers of its data, for a function that may change them and fail."""
+        return self.replace(copy_containers(self.data))
+
     def child(self, index: int, data: Any) -> Chunk:
         """Child ``index`` that an expanding operator made from this chunk's single sample."""
         row = (*self.lineages[0], index)
@@ -272,6 +282,7 @@ class _NoMemory:
     __slots__ = ()
     buffers = ()
     nbytes = 0
+    count = 1
 
 
 @dataclass(slots=True, eq=False)

@@ -43,6 +43,10 @@ class Columns:
         self.data = data
         self.items = items
 
+    def __len__(self) -> int:
+        data = self.data
+        return len(next(iter(data.values())) if isinstance(data, dict) else data)
+
     @property
     def parts(self) -> list[Columns]:
         """What it is of, as of ``PackedParts``."""

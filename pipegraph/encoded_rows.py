@@ -32,6 +32,9 @@ class EncodedRows:
         self._decode, self.data, self.places = decode, data, places
         self._owner = (sum(map(len, data)),) if owner is None else owner  # of all samples that came together
 
+    def __len__(self) -> int:
+        return len(self.data)
+
     def part(self, start: int, stop: int) -> EncodedRows:
         """Samples ``start`` to ``stop``."""
         return EncodedRows(self._decode, self.data[start:stop], self.places[start:stop], self._owner)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipegraph import concurrency
 from pipegraph.durations import BATCH, Stopwatch
@@ -13,13 +14,14 @@ from pipegraph.engine.tracing import Tracer
 from pipegraph.machine import scheduled
 from pipegraph.totals import COUNTERS
 
+T = TypeVar("T")
+
 
 class Meter:
     """The counters of one worker, which alone writes them; what other threads read may be one item behind.
 
     Attributes:
-        began_ns: when the piece of work that is under way began, without the time for which it was interrupted; while
-            it is interrupted, minus the nanoseconds worked so far. 0 while there is none.
+        began_ns: when the piece of work that is under way began; 0 while there is none.
     """
 
     __slots__ = (
@@ -44,8 +46,11 @@ class Meter:
         for name in COUNTERS:
             setattr(self, name, 0)
 
-    def worked(self, took: int) -> None:
-        """Count a piece of work, which took this many nanoseconds. It is no longer under way."""
+    def timed(self, call: Callable[..., T], *args: Any) -> T:
+        """Call and count a piece of work: the one place in which a worker's clock starts."""
+        began_ns = self.began_ns = perf_counter_ns()
+        made = call(*args)
+        took = perf_counter_ns() - began_ns
         noted = self._noted
         noted.append(took)
         self.began_ns = 0  # first: read in between, it is not counted yet rather than twice
@@ -54,26 +59,17 @@ class Meter:
             self._tracer.worked(self._stage, took)
         if len(noted) >= BATCH:
             self.watch.count()
-
-    def pause(self) -> bool:
-        """The worker is about to wait for others in the middle of a piece of work, which is not work. Returns whether
-        it was at work, for :meth:`resume`."""
-        if self.began_ns <= 0:
-            return False
-        self.began_ns = min(-1, self.began_ns - perf_counter_ns())
-        return True
-
-    def resume(self, paused: bool) -> None:
-        """It continues after :meth:`pause`."""
-        if paused:
-            self.began_ns += perf_counter_ns()
+        try:
+            return made
+        finally:
+            del made  # an error in it refers to this frame
 
     def in_work_ns(self, now_ns: int) -> int:
         """How long the piece of work that is under way has taken so far; it is not counted yet."""
         began, busy = self.began_ns, self.busy_ns
         if began != self.began_ns or busy != self.busy_ns:
             return 0  # it has just ended
-        return max(0, now_ns - began) if began > 0 else -began
+        return max(0, now_ns - began) if began else 0
 
     def thread_begins(self) -> None:
         """Called by the worker's thread at its start. Inline stages have no thread, and some systems no such clocks.

@@ -13,7 +13,6 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.engine.process.wire import Port
-from pipegraph.engine.remote import host as remote_host
 from pipegraph.engine.remote.host import Host
 from pipegraph.engine.stage import ahead
 from tests.process.process_pipelines import pipeline
@@ -23,31 +22,31 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Counts calls sent ahead, those that were the right ones, and those answered before another."""
-    counts, lock = {"sent": 0, "right": 0, "early": 0}, threading.Lock()
-    look, same, early = Host._look_ahead, remote_host.same_call, Host._answer_early
+    """Counts calls sent ahead, those whose answers were asked for, and those answered before another's turn."""
+    counts, lock, waiting = {"sent": 0, "right": 0, "early": 0}, threading.Lock(), set()
+    ahead_of, answer, take = Host.ahead, Host.answer, Host._take_answer
 
     def count(name, more):
         with lock:  # each worker's thread counts here
             counts[name] += more
 
-    def looking(host):
-        before = host._next
-        look(host)
-        count("sent", host._next is not before)
+    def sending(host, call):
+        ahead_of(host, call)
+        waiting.add(call)
+        count("sent", call.sent)
 
-    def compared(sent, called):
-        right = same(sent, called)
-        count("right", right)
-        return right
+    def answering(host, call, *args, **options):
+        count("right", call in waiting)
+        waiting.discard(call)
+        return answer(host, call, *args, **options)
 
-    def answered(host):
-        count("early", 1)
-        early(host)
+    def taking(host, timeout_s):
+        count("early", host._due[0] in waiting)
+        take(host, timeout_s)
 
-    monkeypatch.setattr(Host, "_look_ahead", looking)
-    monkeypatch.setattr(Host, "_answer_early", answered)
-    monkeypatch.setattr(remote_host, "same_call", compared)
+    monkeypatch.setattr(Host, "ahead", sending)
+    monkeypatch.setattr(Host, "answer", answering)
+    monkeypatch.setattr(Host, "_take_answer", taking)
     monkeypatch.setattr(ahead, "QUICK_NS", 1 << 62)  # however long items take here
     return counts
 

@@ -13,7 +13,6 @@ from gates import Gate
 import pipegraph as pg
 import pipegraph.engine
 from pipegraph import operators as ops
-from pipegraph.engine.meter import Meter
 
 SECOND = 10**9
 
@@ -98,20 +97,3 @@ def test_a_stage_that_hangs_is_busy_and_holds_training_back(clock):
     assert hanging.busy == 1.0 and found.bottleneck == "hang"
     assert "'hang' holds training back: its worker is busy 100 % of the time" in found.conclusion
     assert hanging.service_mean_s == before.service_mean_s  # of items that came back
-
-
-def test_a_worker_is_not_at_work_while_it_sends_what_it_has(clock):
-    meter = Meter()
-    meter.began_ns = -3 * SECOND  # worked so far
-    paused = meter.pause()
-    clock.moves(10)
-    assert meter.in_work_ns(clock.now) == 3 * SECOND
-    meter.resume(paused)
-    assert meter.in_work_ns(clock.now) == 3 * SECOND
-    meter.began_ns = clock.now
-    clock.moves(2)
-    paused = meter.pause()
-    clock.moves(10)
-    meter.resume(paused)
-    clock.moves(1)
-    assert meter.in_work_ns(clock.now) == 3 * SECOND

@@ -15,29 +15,29 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.actors import actor_host
 from pipegraph.engine.actors.actor_host import ActorHost
 from pipegraph.engine.actors.parcel import Parcel, Received
-from pipegraph.engine.remote import host as remote_host
-from pipegraph.engine.remote.contract import Died, Overdue
+from pipegraph.engine.remote.contract import Call, Overdue
 from pipegraph.engine.remote.host import Host
 from pipegraph.engine.stage import ahead
 
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Counts calls sent ahead and those that were the right ones, with the next one taken however long items take."""
-    counts = {"sent": 0, "right": 0}
-    look, same = Host._look_ahead, remote_host.same_call
+    """Counts calls sent ahead and those whose answers were asked for, with the next one taken however long items take."""
+    counts, waiting = {"sent": 0, "right": 0}, set()
+    ahead_of, answer = Host.ahead, Host.answer
 
-    def looking(host):
-        before = host._next
-        look(host)
-        counts["sent"] += host._next is not before
+    def sending(host, call):
+        ahead_of(host, call)
+        waiting.add(call)
+        counts["sent"] += call.sent
 
-    def compared(sent, called):
-        counts["right"] += same(sent, called)
-        return same(sent, called)
+    def answering(host, call, *args, **options):
+        counts["right"] += call in waiting
+        waiting.discard(call)
+        return answer(host, call, *args, **options)
 
-    monkeypatch.setattr(Host, "_look_ahead", looking)
-    monkeypatch.setattr(remote_host, "same_call", compared)
+    monkeypatch.setattr(Host, "ahead", sending)
+    monkeypatch.setattr(Host, "answer", answering)
     monkeypatch.setattr(ahead, "QUICK_NS", 1 << 62)
     return counts
 
@@ -168,13 +168,12 @@ def host_of(monkeypatch):
     """A host of actors that answer by hand, with the calls that follow; it is closed at the end."""
     made = []
 
-    def host_of(*actors, following=(), timeout_s=0.01):
-        there, queue = iter(actors), list(following)
+    def host_of(*actors, timeout_s=0.01):
+        there = iter(actors)
         monkeypatch.setattr(
             actor_host.ray, "remote", lambda **_: lambda kind: SimpleNamespace(remote=lambda key: next(there))
         )
         host = ActorHost({}, Context("work"), (), timeout_s, SimpleNamespace(alive=True))
-        host.ahead = lambda: queue.pop(0) if queue else None
         made.append(host)
         host.start()
         return host
@@ -184,7 +183,8 @@ def host_of(monkeypatch):
         host.close(0)
 
 
-FIRST, SECOND = ("work", ["a"], 0, 1), ("work", ["b"], 0, 1)
+def calls():
+    return Call("work", ["a"], 0, 1), Call("work", ["b"], 0, 1)
 
 
 def test_an_answer_on_its_way_is_waited_for_while_the_next_call_is_overdue(host_of):
@@ -193,11 +193,13 @@ def test_an_answer_on_its_way_is_waited_for_while_the_next_call_is_overdue(host_
         return 2, 0, 9.0, "in hang"
 
     actor = Answers([(2, 0, 9.0, "in hang"), then_it_comes, (2, 3, 9.0, "in hang")])
-    host = host_of(actor, following=[SECOND])
-    assert host.call(*FIRST) == "first"
+    host, (first, second) = host_of(actor), calls()
+    host.begin(first)
+    host.ahead(second)
+    assert host.answer(first) == "first"
     assert len(actor.calls) == 2
     with pytest.raises(Overdue) as late:
-        host.call(*SECOND)
+        host.answer(second)
     assert (late.value.row, late.value.stack) == (3, "in hang")
     assert len(actor.calls) == 2
 
@@ -208,44 +210,46 @@ def test_a_call_that_has_not_begun_is_not_overdue(host_of):
         return 1, -1, 9.0, ""
 
     actor = Answers([(0, -1, 9.0, ""), then_it_comes])
-    assert host_of(actor).call(*FIRST) == "first"
+    assert host_of(actor).answer(calls()[0]) == "first"
 
 
-def test_a_call_behind_one_that_hangs_is_not_blamed(host_of):
-    actor = Answers([(2, 0, 9.0, "in hang")])
-    host = host_of(actor, following=[SECOND])
-    calls = iter(["first"])
+def answering(actor, *values):
+    """An actor that answers its first calls at once."""
+    given = iter(values)
 
-    def answered(noting, parcel):
+    def call(noting, parcel):
         actor.calls.append(Future())
-        value = next(calls, None)
+        value = next(given, None)
         if value is not None:
-            actor.give(1, value)
+            actor.give(len(actor.calls), value)
         return Reference(actor.calls[-1])
 
-    actor.call = SimpleNamespace(remote=answered)
-    assert host.call(*FIRST) == "first"
-    with pytest.raises(Died, match="queued there took longer than it may") as died:
-        host.call("process", "a row of the first again")
-    assert died.value.row < 0
+    actor.call = SimpleNamespace(remote=call)
+    return actor
+
+
+def test_a_call_behind_one_that_hangs_is_sent_again_and_not_blamed(host_of):
+    actor = answering(Answers([(2, 0, 9.0, "in hang")]), "first")
+    host, (first, second) = host_of(actor, answering(Answers(), "again")), calls()
+    host.begin(first)
+    host.ahead(second)
+    assert host.answer(first) == "first"
+    assert host.call("work", "a row of the first again") == "again"
     assert len(actor.calls) == 3
+    with pytest.raises(Overdue):
+        host.answer(second)
 
 
 def test_a_cancelled_call_and_the_one_ahead_of_it_are_waited_for_before_the_next(host_of):
-    actor, another = Answers(), Answers()
-    host = host_of(actor, another, following=[SECOND], timeout_s=None)
+    actor, another = Answers(), answering(Answers(), "again")
+    host, (first, second) = host_of(actor, another, timeout_s=None), calls()
+    host.begin(first)
+    host.ahead(second)
     host.cancel()
     with pytest.raises(Cancelled):
-        host.call(*FIRST)
+        host.answer(first)
     host.uncancel()
     actor.give(1, "first")
     actor.calls[1].set_exception(ActorDiedError())
-
-    def answered(noting, parcel):
-        another.calls.append(Future())
-        another.give(1, "again")
-        return Reference(another.calls[-1])
-
-    another.call = SimpleNamespace(remote=answered)
-    assert host.call(*FIRST) == "again"
-    assert (len(actor.calls), len(another.calls), host.deaths) == (2, 1, 1)
+    assert host.answer(calls()[0]) == "again"
+    assert (len(actor.calls), len(another.calls), host.deaths) == (3, 1, 1)

@@ -35,7 +35,7 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.actors.actor import StageActor, forget, noted
 from pipegraph.engine.actors.parcel import Parcel, Received
 from pipegraph.engine.actors.room import needs, why_it_waits
-from pipegraph.engine.remote.contract import GRACE_S, NOTHING, Died, Flag, Link, Overdue, Unreadable
+from pipegraph.engine.remote.contract import GRACE_S, NOTHING, Call, Died, Flag, Link, Overdue, Unreadable
 from pipegraph.engine.remote.host import Host
 
 log = logging.getLogger("pipegraph")
@@ -221,10 +221,10 @@ class ActorHost(Host):
             raise Cancelled
         return ActorLink(self._options, self.deaths > 0, self._connection, wake)
 
-    def _opened(self) -> None:
+    def _opened(self, opening: Call) -> None:
         if not self._ready(PATIENCE_S):
             self._say_what_is_waited_for(self._link)
-        super()._opened()
+        super()._opened(opening)
 
     def _say_what_is_waited_for(self, link: Any) -> None:
         with contextlib.suppress(Exception):

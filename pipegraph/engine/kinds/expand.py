@@ -6,18 +6,22 @@ child, it is its parent's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from time import perf_counter_ns
 from typing import Any
 
-from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, Cursor
+from pipegraph.bundle import DROPPED, Bundle
+from pipegraph.chunk import Chunk, Cursor, Failure
 from pipegraph.engine.stage.bundle_size import BUNDLE_NS
 from pipegraph.engine.stage.cursors import same
 from pipegraph.engine.stage.failure_notes import not_a_chunk
+from pipegraph.engine.stage.failure_policy import Failures, Outcome
+from pipegraph.engine.stage.hand_over import hand_over
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
-from pipegraph.engine.stage.unit import Unit
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import GraphError
 from pipegraph.parameters import chunks_of
@@ -63,117 +67,145 @@ class ExpandKind(StageKind):
         return expand_loop(stage, worker)
 
 
-class _Children(Unit):
-    """The children of the item that a worker has taken."""
+class _Family:
+    """The children of a chunk, as a block whose count is known once the last one is made.
 
-    def part(self, start: int, stop: int) -> Chunk | None:
-        children = self.made[start:stop]
-        return Bundle.of(children) if self.rows > 1 else children[0]
+    Args:
+        begin: makes the children from one on.
+    """
+
+    def __init__(self, parent: Chunk, begin: Callable[[Chunk, int], Iterator[Any]], stage: StageRun) -> None:
+        self.parent = parent
+        self.count: float = math.inf
+        self._begin = begin
+        self._stage = stage
+        self._children: Iterator[Any] | None = None
+        self._before: Any = None
+        self._lineages: Any = None
+
+    def one(self, index: int) -> Chunk:
+        return self.parent
+
+    def do(self, block: Any, at: int) -> Outcome:
+        """Make the next children: one at a time where they may be waited for."""
+        made: list[Any] = []
+        try:
+            if self._children is None:
+                self._children, self.count = self._begin(self.parent, at), math.inf
+            began_ns = last_ns = perf_counter_ns()
+            most = CHILDREN if self._stage.pace.alone is False else 1
+            for child in islice(self._children, most):
+                self._check(child)
+                made.append(child)
+                now_ns = perf_counter_ns()
+                if at or len(made) > 1:  # up to the first child the function did its own work
+                    self._stage.pace.waited(now_ns - last_ns)
+                if now_ns - began_ns > BUNDLE_NS:
+                    return made, None
+                last_ns = now_ns
+        except BaseException as error:
+            self._children, self.count = None, at + len(made) + 1
+            return made, error
+        if len(made) < most:
+            self.count = at + len(made)
+        return made, None
+
+    def _check(self, child: Any) -> None:
+        """Raise an error for what a resume could not tell apart from the child before it."""
+        stage = self._stage.name
+        if not isinstance(child, Chunk):
+            raise not_a_chunk(child, stage, "each item of process")
+        if len(self.parent.lineages) == 1:
+            if child.lineages == self._lineages:
+                raise GraphError(
+                    f"stage {stage!r}: process made two items of one identity, {_identity(child)}, which "
+                    "would draw the same random numbers, and of which a resume could drop one: make each with "
+                    "chunk.child(index, data), with an index of its own"
+                )
+            self._lineages = child.lineages
+        if child is self._before:
+            raise GraphError(
+                f"stage {stage!r}: process gave one chunk twice, which a resume cannot tell apart: make each "
+                "item with chunk.child(index, data) or chunk.row(index, data)"
+            )
+        self._before = child
 
 
 def expand_loop(stage: StageRun, worker: Worker) -> Loop:
     """See the module docstring."""
-    take, sender, account = stage.inboxes[0].take, stage.sender, stage.run.account
-    rows, pace = stage.pace.rows, stage.pace
-    nested = not stage.plan.unordered_above
-    unit = _Children(stage, worker)
-    process = stage.failures.guard_children(worker, worker.operator.process)
+    inbox, pace, failures, meter = stage.inboxes[0], stage.pace, stage.failures, worker.meter
+    together, nested = stage.plan.bundle_rows > 1, not stage.plan.unordered_above
+    operator, copies = worker.operator, stage.plan.spec.retry.times > 0
+    process = failures.seeded(operator.process) if not stage.plan.remote else None
+
+    def begin(parent: Chunk, start: int) -> Iterator[Any]:
+        if process is None:
+            return iter(operator.children(parent, start))
+        return islice(chunks_of(process(parent.copied() if copies else parent)), start, None)
+
     while True:
-        ticket, item = take(rows())
+        ticket, item = inbox.take(pace.rows())
         worker.ticket = ticket
         if not isinstance(item, Chunk):
-            sender.token(ticket, item)
+            stage.sender.token(ticket, item)
             yield
             continue
-        parents = rows_of(item, account) if item.__class__ is Bundle else [item]
+        parents = rows_of(item, stage.run.account) if item.__class__ is Bundle else [item]
         held = tuple([each for parent in parents for each in parent.buffers])
-        unit.begin(ticket, held)
-        busy = worker.meter.busy_ns
-        for index, parent in enumerate(parents):
-            yield from _expand(stage, worker, unit, process, parent, index, nested)
+        busy = since = meter.busy_ns
+        waiting: list[Chunk] = []
+        for row, parent in enumerate(parents):
+            before, epoch, index = parent.before, parent.epoch, 0
+            skip = _children_to_drop(stage, parent)
+            if stage.stop_epoch >= epoch:
+                break
+            # Hold the parent until the end: a child may be a view of it, and ``process`` may still read it.
+            family = _Family(parent, begin, stage)
+            answer = partial(_answer, failures, worker, parent, row)
+            for made in failures.steps(worker, family, family.do, answer):
+                for child in made:
+                    alone = not together or not isinstance(child, Chunk) or not Bundle.takes(child)
+                    if isinstance(child, Chunk):
+                        index += 1
+                        if index <= skip:
+                            continue
+                        child.before, child.after = (
+                            ((before, index - 1), (before, index)) if nested else (before, before)
+                        )
+                        child.epoch = epoch
+                    if not alone:
+                        waiting.append(child)
+                        continue
+                    if waiting:
+                        hand_over(stage, worker, ticket, Bundle.of(waiting), last=False)
+                        waiting.clear()
+                    if child is not DROPPED:
+                        hand_over(stage, worker, ticket, child, last=False)
+                        yield HALFWAY  # the thread that drives an inline stage may be the one that has to make room
+                full = len(waiting) >= CHILDREN or meter.busy_ns - since > BUNDLE_NS
+                if waiting and (full or pace.alone is not False):
+                    hand_over(stage, worker, ticket, Bundle.of(waiting), last=False)
+                    waiting.clear()
+                    since = meter.busy_ns
+                if stage.stop_epoch >= epoch:
+                    break
+            meter.calls += 1
         del parents, item
-        unit.send(last=True)
-        pace.note(index + 1, worker.meter.busy_ns - busy, 0)
+        made, child = (), None  # a failure's traceback may come to refer to the loader
+        hand_over(stage, worker, ticket, Bundle.of(waiting) if waiting else None, held)
+        pace.note(row + 1, meter.busy_ns - busy, 0)
         yield
+
+
+def _answer(
+    failures: Failures, worker: Worker, parent: Chunk, row: int, error: BaseException, made: int
+) -> Failure | None:
+    return failures.handle(worker, parent, error, row, made)
 
 
 def _identity(child: Chunk) -> str:
     source, *places = child.lineages[0]
     return f"{source!r} {', '.join(map(str, places))}"
-
-
-def _expand(
-    stage: StageRun, worker: Worker, unit: _Children, process: Any, parent: Chunk, row: int, nested: bool
-) -> Loop:
-    """Send the children of one chunk, except those that left before a restart."""
-    skip = _children_to_drop(stage, parent)
-    before, epoch, meter, together = parent.before, parent.epoch, worker.meter, unit.rows > 1
-    pace = stage.pace
-    children: Any = None
-    last: Any = None
-    index = spent = 0
-    while stage.stop_epoch < epoch:
-        # Hold the parent until the end: a child may be a view of it, and ``process`` may still read it.
-        meter.began_ns = perf_counter_ns()
-        child: Any
-        try:
-            if children is None:
-                children = chunks_of(process(parent))
-            child = next(children, None)
-            if child is not None and not isinstance(child, Chunk):
-                raise not_a_chunk(child, stage.name, "each item of process")
-            if child is not None and len(parent.lineages) == 1:
-                if child.lineages == last:
-                    raise GraphError(
-                        f"stage {stage.name!r}: process made two items of one identity, {_identity(child)}, which "
-                        "would draw the same random numbers, and of which a resume could drop one: make each with "
-                        "chunk.child(index, data), with an index of its own"
-                    )
-                last = child.lineages
-            # The cursor that the child before it was given: it is the same chunk.
-            if child is not None and index and child.after == (before, index):
-                raise GraphError(
-                    f"stage {stage.name!r}: process gave one chunk twice, which a resume cannot tell apart: make each "
-                    "item with chunk.child(index, data) or chunk.row(index, data)"
-                )
-        except BaseException as error:
-            child = stage.failures.handle(worker, parent, error, row, index)
-            children = iter(())
-        took = perf_counter_ns() - meter.began_ns
-        meter.worked(took)
-        spent += took
-        if index:  # up to the first child the function did its own work
-            pace.waited(took)
-        if child is None:
-            break
-        index += 1
-        if not isinstance(child, Chunk):
-            unit.send()
-            unit.sender.send(unit.ticket, child, False)
-            yield HALFWAY
-            continue
-        if index <= skip:
-            continue
-        child.before, child.after = ((before, index - 1), (before, index)) if nested else (before, before)
-        child.epoch = epoch
-        if not together or not Bundle.takes(child):
-            _send_alone(unit, child)
-            yield HALFWAY  # the thread that drives an inline stage may be the one that has to make room
-            continue
-        unit.made.append(child)
-        if pace.alone is not False or spent > BUNDLE_NS or len(unit.made) >= CHILDREN:
-            unit.send()
-            unit.made.clear()
-            unit.sent = spent = 0
-    meter.calls += 1
-
-
-def _send_alone(unit: _Children, child: Chunk) -> None:
-    unit.send()
-    rows, unit.rows = unit.rows, 1
-    unit.made.append(child)
-    unit.send()
-    unit.rows = rows
 
 
 def _children_to_drop(stage: StageRun, parent: Chunk) -> int:

@@ -10,10 +10,13 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from pipegraph.bundle import DROPPED
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch
 from pipegraph.contracts import FanIn
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.cursors import detached, freeze
+from pipegraph.engine.stage.hand_over import hand_over
+from pipegraph.engine.stage.parallel import ByChunk
 from pipegraph.engine.stage.restore import ways_in
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
@@ -78,7 +81,7 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
     tracked = plan.stages[plan.output.stage].unordered_above  # samples are identified by lineage and path
     ways = ways_in(plan, stage.plan)
     epoch = stage.run.first_epoch
-    process = stage.failures.seeded(operator.process)
+    do = ByChunk(stage, operator.process).do
 
     def cursor_at(positions: list[Any]) -> Any:
         return operator.cursor(positions) if trusted else freeze(operator.cursor(positions))
@@ -105,8 +108,10 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
                 positions[index] = item.after
                 if item.buffers:
                     held.append(item.buffers)
-                out = stage.attempt(worker, item, process)
-                if out.__class__ is Chunk:
+                (out,) = stage.failures.done(worker, item, do)
+                if out is DROPPED:
+                    out = None
+                elif out.__class__ is Chunk:
                     after = cursor_at(positions)
                     out.before, out.after, last = last, after, after
             elif isinstance(item, EndOfEpoch):
@@ -116,8 +121,9 @@ def merge_loop(stage: StageRun, worker: Worker) -> Loop:
                 put(item)
             index = operator.next_input()
             if out is not None:
-                stage.leave(worker, 0, out, tuple(chain.from_iterable(held)))
+                hand_over(stage, worker, 0, out, tuple(chain.from_iterable(held)))
                 held.clear()
+            out = None  # a failure's traceback may come to refer to the loader
             yield
         for buffers in held:
             account.release(buffers)

@@ -9,31 +9,27 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import islice, repeat
+from itertools import islice
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipegraph.bundle import Bundle, named
+from pipegraph.bundle import Bundle, filled
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Lineages
-from pipegraph.contracts import DrawnRows, Source
+from pipegraph.contracts import DrawnRows
 from pipegraph.engine.activity import Activity
 from pipegraph.engine.channel import Channel
-from pipegraph.engine.kinds.map import MapUnit, Process, map_loop
 from pipegraph.engine.kinds.source import (
     SourceKind,
     failure_of,
     snapshot_of,
     whole_numbers,
 )
+from pipegraph.engine.stage.parallel import ByBundle, parallel
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_pump import MORE, StagePump
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.global_generators import Draws
 from pipegraph.planning.plan import Plan, StagePlan
-
-if TYPE_CHECKING:
-    from pipegraph.columns import Columns
-    from pipegraph.engine.remote.contract import Call
 
 Loop = Iterator[Any]
 
@@ -68,7 +64,8 @@ class RandomAccessKind(SourceKind):
         return inner, inner.pump
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:
-        return map_loop(stage, worker, _reading(worker.operator), _ReadUnit(stage, worker), None, True)
+        do = worker.operator.do if stage.plan.remote else _Reads(stage, worker).do
+        return parallel(stage, worker, do, None, True)
 
 
 def positions_loop(stage: StageRun, source: Any, inner: Channel) -> Loop:
@@ -163,58 +160,28 @@ def _drawn_to_the_end(positions: Iterator[Any], left: int) -> Iterator[None]:
             yield
 
 
-def _reading(source: Source) -> Process:
-    """``process`` of a random-access source: a position in, its item out."""
-
-    def read(chunk: Chunk) -> Chunk:
-        data = chunk.data = source.read(chunk.data, chunk.epoch)
-        if data.__class__ is dict and "key" in data:
-            chunk.keys = (data["key"],)
-        return chunk
-
-    return read
-
-
-class _ReadUnit(MapUnit):
-    """A bundle of positions in work by a random-access source."""
+class _Reads(ByBundle):
+    """Reads the items of positions."""
 
     def __init__(self, stage: StageRun, worker: Worker) -> None:
-        super().__init__(stage, worker)
-        self._bundles = stage.plan.traits.blocks or stage.plan.remote
+        super().__init__(stage, worker, self._read)
+        self._bundles = stage.plan.traits.blocks
         self._draws = Draws(stage.run.seed, stage.name)
-
-    def give(self, bundle: Bundle) -> Any:
-        return self.operator.indices_of(bundle.data, bundle.epoch)
-
-    def call_with(self, given: Any) -> Call:
-        return "read", given, 0, len(given)
-
-    def begin_bundle_with(self, bundle: Bundle, given: Any) -> None:
-        self._indices = given
-
-    def extend(self, made: list[Any]) -> None:
-        bundle, source = self.bundle, self.operator
+        self._copies = False
         if not self._bundles:
-            epoch, add, draws, rows = bundle.epoch, made.append, self._draws, bundle.lineages
-            for place in bundle.data[len(made) :]:
-                draws.one(epoch, rows[len(made)])
-                add(source.read(place, epoch))
+            self.packs = None
+
+    def _read(self, chunk: Chunk) -> Chunk:
+        return filled(chunk, self.worker.operator.read(chunk.data, chunk.epoch))
+
+    def given(self, bundle: Bundle) -> Any:
+        return self.worker.operator.indices_of(bundle.data, bundle.epoch) if self._bundles else bundle
+
+    def work_into(self, made: list[Any], given: Any, at: int) -> None:
+        source = self.worker.operator
+        if self._bundles:
+            source.read_into(made, given, at)
             return
-        if self._indices is None:
-            self._indices = self.give(bundle)
-        if self._may_pack and not made and self.in_one(bundle.count):
-            made += repeat(None, bundle.count)
-            return
-        source.read_into(made, self._indices, len(made))
-        if self.stage.plan.remote:
-            self.keep_packed(made)
-
-    def columns(self) -> Columns | None:
-        found: Columns | None = self.operator.columns(self._indices)
-        return found
-
-    def encoded(self) -> Any:
-        return self.operator.encoded(self._indices)
-
-    def named(self, data: list[Any], names: list[Any] | None) -> list[Any] | None:
-        return named(data, names)
+        for row in range(at, given.count):
+            self._draws.one(given.epoch, given.lineages[row])
+            made.append(source.read(given.data[row], given.epoch))

@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, Cursor, EndOfEpoch
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure
 from pipegraph.contracts import Regroup
 from pipegraph.engine.memory import Buffers
+from pipegraph.engine.stage.hand_over import settle
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
@@ -78,9 +78,8 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
     held = HeldInOrder(stage) if in_order else Held(stage)
     together = stage.plan.bundle_rows
     inbox, sender = stage.inboxes[0], stage.sender
-    one = RowIntake(inbox, stage.run.account).get
-    seeded, flushing = stage.failures.seeded, stage.failures.flushing
-    process = seeded(operator.process)
+    get = inbox.get if stage.collects else RowIntake(inbox, stage.run.account).get
+    process = stage.failures.seeded(operator.process)
 
     def outputs(made: Sequence[Any]) -> Iterator[Any]:
         for out in made if together == 1 else in_bundles(made, together, stage.pace.nbytes):
@@ -88,9 +87,9 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
                 rows = len(out.lineages)
                 worker.meter.items += rows if out.__class__ is Bundle else 1
                 worker.meter.samples += rows
-            stage.settle(worker, (), out)
-            if isinstance(out, Chunk) and operator.spent is None:
-                held.release(out.lineages)
+                settle(stage, worker, (), out)
+                if operator.spent is None:
+                    held.release(out.lineages)
             yield out
 
     def made_of(item: Chunk) -> Sequence[Any]:
@@ -105,35 +104,30 @@ def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
         return made
 
     while True:
-        if stage.collects:
-            item = inbox.take()[1]
-        else:
-            item = one()
+        item = get()
         if isinstance(item, Chunk):
             stage.number(worker, item)
             held.add(item)
-            if item.__class__ is not Bundle:
-                for out in outputs(made_of(item)):
-                    sender.send(0, out)
+            # One group at a time, so that a group that fails does not affect another. Groups of a packed bundle
+            # only have to be sliced: the next stage is woken once for all of them.
+            start, count = 0, item.count
+            while start < count:
+                stop = min(count, start + (1 if count == 1 else operator.missing()))
+                part: Chunk = item
+                if stop - start < count:
+                    assert isinstance(item, Bundle)
+                    part = item.part(start, stop)
+                more = stop < count and item.packed is not None
+                for out in outputs(made_of(part)):
+                    sender.send(0, out, more=more)
                     yield
-            else:
-                # One group at a time, so that a group that fails does not affect another. Groups of a packed bundle
-                # only have to be sliced: the next stage is woken once for all of them.
-                start, count = 0, item.count
-                while start < count:
-                    stop = min(count, start + operator.missing())
-                    part = item if stop - start == count else item.part(start, stop)
-                    more = stop < count and item.packed is not None
-                    for out in outputs(made_of(part)):
-                        sender.send(0, out, more=more)
-                        yield
-                    if start and stop == count:
-                        sender.wake()
-                    start = stop
-                del part
+                if start and stop == count:
+                    sender.wake()
+                start = stop
+            del part
         elif isinstance(item, EndOfEpoch):
-            flush = flushing(operator.flush, item.epoch)
-            for out in outputs(regrouped(stage, worker, None, flush, held, item.epoch)):
+            flush = stage.failures.flushing(operator.flush, item.epoch)
+            for out in outputs(regrouped(stage, worker, item, flush, held)):
                 sender.send(0, out)
                 yield
             held.release_all()
@@ -164,29 +158,25 @@ def in_bundles(made: Sequence[Any], rows: int, nbytes: int) -> Iterator[Any]:
 
 
 def regrouped(
-    stage: StageRun,
-    worker: Worker,
-    item: Chunk | None,
-    call: Callable[[], Iterable[Any]],
-    held: Held,
-    epoch: int = 0,
-) -> list[Any]:
-    """Call a regrouping operator; returns its chunks, or what the policy puts in place of failed samples."""
+    stage: StageRun, worker: Worker, item: Chunk | EndOfEpoch, call: Callable[..., Any], held: Held
+) -> Sequence[Any]:
+    """Call a regrouping operator; returns its chunks, or what the policy puts in place of failed samples.
+
+    Args:
+        item: what the operator is given; the end of an epoch for ``flush``.
+    """
     operator: Regroup = worker.operator
     operator.failing = ()
-    meter = worker.meter
-    meter.began_ns = perf_counter_ns()
-    try:
-        made = list(chunks_of(call()))
-    except BaseException as error:
-        chunks = list(operator.failing) or ([] if item is None else [item])
-        lost = Chunk.group(chunks, None) if chunks else None
-        if lost is not None:
-            held.release(lost.lineages)
-        made = stage.failures.made_instead(worker, lost, error, epoch)
-    meter.worked(perf_counter_ns() - meter.began_ns)
-    meter.calls += 1
-    return made
+
+    def answer(error: BaseException) -> Failure | None:
+        chunks = list(operator.failing) or ([item] if isinstance(item, Chunk) else [])
+        if not chunks:
+            return stage.failures.at_flush(error, item.epoch)
+        lost = Chunk.group(chunks, None)
+        held.release(lost.lineages)
+        return stage.failures.handle(worker, lost, error)
+
+    return stage.failures.once(worker, lambda: list(chunks_of(call())), answer)
 
 
 class Held:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from operator import index as as_int
-from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 
+from pipegraph.bundle import DROPPED
 from pipegraph.chunk import Chunk, EndOfEpoch
 from pipegraph.contracts import FanOut
+from pipegraph.engine.stage.failure_policy import Outcome, outcome_of
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
@@ -49,33 +50,34 @@ def route_loop(stage: StageRun, worker: Worker) -> Loop:
     get = RowIntake(stage.inboxes[0], stage.run.account).get
     puts = [partial(sender.send, 0) for sender in stage.senders]
     tokens = [partial(sender.token, 0) for sender in stage.senders]
-    choose = stage.failures.guard(worker, stage.failures.seeded(operator.choose))
-    meter, now = worker.meter, perf_counter_ns
+    choose = stage.failures.seeded(operator.choose)
+
+    def chosen(chunk: Chunk) -> int:
+        output = _number(choose(chunk))
+        if not 0 <= output < len(puts):
+            raise IndexError(f"choose returned output {output}, there are {len(puts)}")
+        return output
+
+    def do(chunk: Chunk, at: int) -> Outcome:
+        return outcome_of(chosen, chunk)
+
+    meter = worker.meter
     while True:
         item = get()
         if item.__class__ is Chunk:
             stage.number(worker, item)
-            meter.began_ns = now()
-            failed: Any = None
-            try:
-                output = _number(choose(item))
-                if not 0 <= output < len(puts):
-                    raise IndexError(f"choose returned output {output}, there are {len(puts)}")
-            except BaseException as error:
-                failed, output = stage.failures.handle(worker, item, error), -1
-            meter.worked(now() - meter.began_ns)
-            meter.calls += 1
-            if output < 0:
+            (output,) = stage.failures.done(worker, item, do)
+            if output.__class__ is int:
+                meter.items += 1
+                meter.samples += len(item.lineages)
+                if not puts[output](item):
+                    meter.dropped += 1
+            else:
                 stage.run.account.release(item.buffers)
-                if failed is not None:
+                if output is not DROPPED:
                     for put in puts:  # to all, because any of them may be read first
-                        put(failed)
-                yield
-                continue
-            meter.items += 1
-            meter.samples += len(item.lineages)
-            if not puts[output](item):
-                meter.dropped += 1
+                        put(output)
+                output = None  # a failure's traceback may come to refer to the loader
         elif isinstance(item, EndOfEpoch):
             for token in tokens:
                 token(item)

@@ -2,21 +2,22 @@
 
 So a batch is done as soon as all workers together can do it, and no batch waits for a slow worker. A worker
 takes a row of the oldest batch that has one left; if there is none, the next item. While it waits for an item,
-a batch opened by another worker wakes it. The worker that does a batch's last row ends the batch.
+a batch opened by another worker wakes it. The worker that does a batch's last row ends the batch. In a process or an
+actor one worker does all rows of a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
-from time import perf_counter_ns
 from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, Failure
+from pipegraph.chunk import Chunk
 from pipegraph.contracts import RowOperator
-from pipegraph.engine.kinds.map import MapKind, Process, do_single
-from pipegraph.engine.memory import Buffers
+from pipegraph.engine.kinds.map import MapKind
+from pipegraph.engine.stage.failure_policy import Do, Outcome, outcome_of
+from pipegraph.engine.stage.hand_over import hand_over
+from pipegraph.engine.stage.parallel import ByChunk, do_one
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
@@ -24,51 +25,62 @@ from pipegraph.global_generators import Draws
 
 
 class RowKind(MapKind):
-    """See the module docstring. Elsewhere one worker does all rows of a batch."""
+    """See the module docstring."""
 
-    looks_ahead = False
     judges_rows = True
     stateless = "its workers do the rows of a batch in parallel"
 
     def loop(self, stage: StageRun, worker: Worker) -> Iterator[Any]:
-        return super().loop(stage, worker) if stage.plan.remote else rows_loop(stage, worker)
-
-    def process(self, stage: StageRun, worker: Worker) -> Process:
-        return whole_batches(stage, worker)
+        return rows_loop(stage, worker)
 
 
-class _Job:
-    """One batch in work. ``taken`` and ``left`` change under the stage's ``jobs_lock``."""
+class _Opened:
+    """One batch in work. ``taken``, ``left`` and ``failed`` change under the stage's ``jobs_lock``."""
 
-    __slots__ = ("batch", "chunk", "failed", "held", "left", "taken", "ticket")
+    __slots__ = ("batch", "chunk", "failed", "left", "rows", "taken", "ticket")
 
     def __init__(self, ticket: int, chunk: Chunk, batch: Any) -> None:
         self.ticket = ticket
         self.chunk = chunk
         self.batch = batch
-        self.held: Buffers = chunk.buffers
         self.taken = 0
-        self.left = len(chunk.row_lineages)
+        self.rows = self.left = len(chunk.row_lineages)
         self.failed: dict[int, BaseException] = {}
+
+
+class _Rows:
+    """The rows of a batch that a worker does, as a block."""
+
+    __slots__ = ("count", "first", "of")
+
+    def __init__(self, of: _Opened, first: int, count: int) -> None:
+        self.of, self.first, self.count = of, first, count
+
+    @property
+    def chunk(self) -> Chunk:
+        return self.of.chunk
+
+    def one(self, index: int) -> Chunk:
+        return self.of.chunk.row(self.first + index, None)
 
 
 def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
     """See the module docstring."""
-    inbox, meter, now = stage.inboxes[0], worker.meter, perf_counter_ns
-    operator: RowOperator = worker.operator
-    process = stage.failures.guard(worker, stage.failures.seeded(operator.process))
+    inbox, remote = stage.inboxes[0], stage.plan.remote
+    operator: Any = worker.operator
+    do = operator.do if remote else ByChunk(stage, operator.process).do
     draws = Draws(stage.run.seed, stage.name)
+
+    def do_row(rows: _Rows, at: int) -> Outcome:
+        opened, row = rows.of, rows.first + at
+        draws.one(opened.chunk.epoch, opened.chunk.row_lineages[row])
+        return outcome_of(operator.do_row, opened.batch, row)
+
     while True:
         found = _next_row(stage)
         if found is not None:
-            job, index = found
-            meter.began_ns = now()
-            draws.one(job.chunk.epoch, job.chunk.row_lineages[index])
-            error = stage.failures.do_row(worker, partial(operator.do_row, job.batch, index))
-            meter.worked(now() - meter.began_ns)
-            if _row_done(stage, job, index, error):
-                meter.calls += 1
-                stage.leave(worker, job.ticket, _end(stage, worker, job), job.held)
+            if _done(stage, worker, found, do_row):
+                _end(stage, worker, found.of)
                 yield
             continue
         ticket, item = inbox.take(1, other_work=lambda: bool(stage.jobs))
@@ -79,88 +91,76 @@ def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
             (item,) = rows_of(item, stage.run.account)
         if item.__class__ is not Chunk:
             stage.sender.token(ticket, item)
-            yield
-            continue
-        if not item.batched:
-            do_single(stage, worker, process, ticket, item, 0, True)
-            yield
-            continue
-        meter.began_ns = now()
-        try:
-            opened = _Job(ticket, item, operator.begin_batch(item))
-        except BaseException as error:
-            out = stage.failures.handle(worker, item, error)
-            meter.calls += 1
-            stage.leave(worker, ticket, out, item.buffers)
-            del out  # a failure's traceback refers to this frame
-            yield
-            continue
-        finally:
-            meter.worked(now() - meter.began_ns)
-        with stage.jobs_lock:
-            stage.jobs.append(opened)
-        inbox.nudge_all()
+        elif not item.batched:
+            do_one(stage, worker, do, ticket, item)
+        else:
+            batch, error = worker.meter.timed(outcome_of, operator.begin_batch, item)
+            if error is not None:
+                _leave(stage, worker, ticket, item, stage.failures.handle(worker, item, error))
+                error = None  # its traceback refers to this frame
+            elif remote:
+                opened = _Opened(ticket, item, *batch)
+                _done(stage, worker, _Rows(opened, 0, opened.rows), do)
+                _end(stage, worker, opened)
+            else:
+                with stage.jobs_lock:
+                    stage.jobs.append(_Opened(ticket, item, *batch))
+                inbox.nudge_all()
+                continue
+        yield
 
 
-def _next_row(stage: StageRun) -> tuple[_Job, int] | None:
+def _next_row(stage: StageRun) -> _Rows | None:
     with stage.jobs_lock:
         if not stage.jobs:
             return None
-        job = stage.jobs[0]
-        index = job.taken
-        job.taken += 1
-        if job.taken == len(job.chunk.row_lineages):
+        opened = stage.jobs[0]
+        opened.taken += 1
+        if opened.taken == opened.rows:
             stage.jobs.popleft()
-        return job, index
+        return _Rows(opened, opened.taken - 1, 1)
 
 
-def _row_done(stage: StageRun, job: _Job, index: int, error: BaseException | None) -> bool:
+def _done(stage: StageRun, worker: Worker, rows: _Rows, do: Do) -> bool:
+    """Do rows of a batch; returns whether all of it is done."""
+    opened = rows.of
+
+    def answer(error: BaseException, at: int) -> None:
+        """Keep the error: the policy is applied to the rows of a batch in order."""
+        stage.failures.pass_on(error)
+        with stage.jobs_lock:
+            opened.failed[rows.first + at] = error
+
+    for _ in stage.failures.steps(worker, rows, do, answer):
+        pass
     with stage.jobs_lock:
-        if error is not None:
-            job.failed[index] = error
-        job.left -= 1
-        return job.left == 0
+        opened.left -= rows.count
+        return opened.left == 0
 
 
-def _end(stage: StageRun, worker: Worker, job: _Job) -> Any:
-    """End a batch: returns the finished batch, its failure, or None if no row is left."""
+def _end(stage: StageRun, worker: Worker, opened: _Opened) -> None:
+    """Send the finished batch, or its failure; nothing if no row is left."""
     operator: RowOperator = worker.operator
-    worker.ticket = job.ticket
-    meter = worker.meter
-    meter.began_ns = perf_counter_ns()
-    out: Any
-    try:
-        kept: list[int] | Failure = list(range(len(job.chunk.row_lineages)))
-        if job.failed:
-            kept = stage.failures.judge_rows(worker, job.chunk, job.failed)
-        if isinstance(kept, Failure):
-            out = kept
-        else:
-            out = operator.end_batch(job.batch, kept) if kept else None
-    except BaseException as error:
-        out = stage.failures.handle(worker, job.chunk, error)
-    meter.worked(perf_counter_ns() - meter.began_ns)
-    return out
+    failures, chunk = stage.failures, opened.chunk
+    worker.ticket = opened.ticket
+    for row, error in sorted(opened.failed.items()):
+        failure = failures.handle(worker, chunk.row(row, None), error, row)
+        if failure is not None:
+            opened.failed.clear()
+            _leave(stage, worker, opened.ticket, chunk, failure)
+            return
+    kept = [row for row in range(opened.rows) if row not in opened.failed]
+    opened.failed.clear()  # the errors' tracebacks refer to it
+    out: Any = None
+    if kept:
+        made, failed = worker.meter.timed(outcome_of, operator.end_batch, opened.batch, kept)
+        out = made[0] if failed is None else failures.handle(worker, chunk, failed)
+        del failed
+    _leave(stage, worker, opened.ticket, chunk, out)
+    del out
 
 
-def whole_batches(stage: StageRun, worker: Worker) -> Process:
-    """A ``process`` for a remote row operator: one worker does all rows of a batch, and applies the policy to each."""
-    remote, failures = worker.operator, stage.failures
-
-    def process(chunk: Chunk) -> Any:
-        if not chunk.batched:
-            return remote.process(chunk)
-        made, failed = remote.rows(chunk)
-        if made is not None:
-            return made
-        still: dict[int, BaseException] = {}
-        for row, error in failed.items():
-            last = failures.do_row(worker, partial(remote.row, row), error)
-            if last is not None:
-                still[row] = last
-        kept = failures.judge_rows(worker, chunk, still)
-        if isinstance(kept, Failure):
-            return kept
-        return remote.end(kept) if kept else None
-
-    return process
+def _leave(stage: StageRun, worker: Worker, ticket: int, chunk: Chunk, out: Any) -> None:
+    worker.meter.calls += 1
+    worker.meter.dropped += out is None
+    hand_over(stage, worker, ticket, out, chunk.buffers)

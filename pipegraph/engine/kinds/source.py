@@ -13,13 +13,13 @@ from operator import index as as_int
 from time import perf_counter_ns
 from typing import Any
 
-from pipegraph.bundle import Bundle, named
+from pipegraph.bundle import Bundle, filled, named
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineages
 from pipegraph.contracts import History, history_of
 from pipegraph.engine.stage.bundle_size import LONG_NS
-from pipegraph.engine.stage.failure_policy import ends_run
+from pipegraph.engine.stage.failure_policy import Outcome, ends_run
+from pipegraph.engine.stage.hand_over import hand_over
 from pipegraph.engine.stage.stage_run import StageRun
-from pipegraph.engine.stage.unit import Unit
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import GraphError, as_raised, note, shown
 from pipegraph.global_generators import Draws
@@ -100,43 +100,77 @@ class SourceKind(StageKind):
         return sequence_loop(stage, worker)
 
 
-class _Items(Unit):
+def _chunk_of(stage: StageRun, source: Any, items: Any, epoch: int, step: int, of_steps: bool) -> Chunk:
     """Consecutive items: ``(position, item)``, or items alone if positions follow from steps (``of_steps``)."""
+    run, name, steps = stage.run, stage.name, range(step, step + len(items))
+    if of_steps:
+        positions = source.positions_of(steps, epoch, run.rank, run.world_size)
+    else:
+        pairs = items
+        try:
+            found, items = map(list, zip(*pairs, strict=True))
+            positions = list(map(as_int, found))  # JSON has no NumPy numbers
+        except (TypeError, ValueError):
+            raise not_a_place(name, pairs) from None
+        # Below completion-order stages a state forgets delivered samples by the positions of their steps.
+        if run.plan.stages[run.plan.output.stage].unordered_above and len(
+            list(source.positions_of(steps, epoch, run.rank, run.world_size))
+        ) < len(steps):
+            stage.read_positions.note(epoch, steps, positions, run.horizon.begun)
+    if stage.plan.bundle_rows > 1:
+        return Bundle(items, Lineages(name, positions), epoch, step, named(items, None))
+    return filled(Chunk(None, ((name, positions[0]),), epoch, step, step + 1), items[0])
 
-    epoch = 0
-    step = 0
-    of_steps = False
 
-    def part(self, start: int, stop: int) -> Chunk | None:
-        items, name, step = self.made[start:stop], self.stage.name, self.step + start
-        if self.of_steps:
-            run, steps = self.stage.run, range(step, step + len(items))
-            positions = self.worker.operator.positions_of(steps, self.epoch, run.rank, run.world_size)
-        else:
-            try:
-                found, items = map(list, zip(*items, strict=True))
-                positions = list(map(as_int, found))  # JSON has no NumPy numbers
-            except (TypeError, ValueError):
-                raise not_a_place(name, self.made[start:stop]) from None
-            self._note(positions, step)
-        if self.rows > 1:
-            return Bundle(items, Lineages(name, positions), self.epoch, step, named(items, None))
-        item = items[0]
-        chunk = Chunk(item, ((name, positions[0]),), self.epoch, step, step + 1)
-        if item.__class__ is dict and "key" in item:
-            chunk.keys = (item["key"],)
-        return chunk
+class _Epoch:
+    """The items of an epoch, from a step on, as they are read."""
 
-    def _note(self, positions: list[int], step: int) -> None:
-        """Below completion-order stages a state forgets delivered samples by the positions of their steps."""
-        run = self.stage.run
-        if not run.plan.stages[run.plan.output.stage].unordered_above:
-            return
-        steps = range(step, step + len(positions))
-        if len(list(self.worker.operator.positions_of(steps, self.epoch, run.rank, run.world_size))) < len(
-            steps
-        ):
-            self.stage.read_positions.note(self.epoch, steps, positions, run.horizon.begun)
+    def __init__(self, stage: StageRun, source: Any, epoch: int) -> None:
+        self._stage, self._source, self._epoch = stage, source, epoch
+        self._items: Iterator[Any] | None = None
+        self.ended = self.of_steps = self.never_waits = False
+        # Whether the iterator has snapshots; not known before it has begun.
+        self.has_snapshots: bool | None = None if stage.plan.traits.resumable else False
+
+    def read(self, rows: int, step: int) -> Outcome:
+        """Up to ``rows`` items from a step on; fewer where one took long, or where they end."""
+        made: list[Any] = []
+        try:
+            if self._items is None:
+                self._items = self._begun(step)
+            if rows == 1 or self.never_waits:
+                made.extend(islice(self._items, rows))
+            else:
+                last_ns = perf_counter_ns()
+                for item in islice(self._items, rows):
+                    made.append(item)
+                    now_ns = perf_counter_ns()
+                    if now_ns - last_ns > LONG_NS:
+                        rows = len(made)
+                        break
+                    last_ns = now_ns
+            self.ended = len(made) < rows
+            if self.has_snapshots is None:
+                self.has_snapshots = self._source.snapshot() is not None
+        except BaseException as error:
+            return made, error
+        return made, None
+
+    def _begun(self, step: int) -> Iterator[Any]:
+        stage, source, epoch, run = self._stage, self._source, self._epoch, self._stage.run
+        traits = stage.plan.traits
+        place = (run.rank, run.world_size)
+        stage.snapshots.restore(source, epoch, run.first_epoch)
+        items = None
+        if traits.blocks and not stage.plan.remote:
+            items = source.items(epoch, *place, step)
+        self.of_steps = items is not None
+        self.never_waits = self.of_steps and traits.in_memory
+        if items is None:
+            items = iter(source.iterate(epoch, *place, step))
+        if not traits.seeds_itself:
+            items = Draws(run.seed, stage.name).each(items, epoch, (stage.name,), step)
+        return items
 
 
 def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
@@ -144,65 +178,37 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     source: Any = worker.operator  # a proxy, if it is read elsewhere
     planned: Any = stage.plan.operator
     run, pace, sender, meter = stage.run, stage.pace, stage.sender, worker.meter
-    unit = _Items(stage, worker)
     epoch, step = run.first_epoch, stage.restart.step
     began = step
-    place = (run.rank, run.world_size)
-    traits = stage.plan.traits
-    alone = traits.blocks and not stage.plan.remote
-    snapshots: bool | None = None  # whether the iterator has snapshots; not known before it has begun
-
+    snapshots = False
     while True:
         run.horizon.wait_for(epoch, planned.reads_ahead)
-        items: Iterator[Any] | None = None
+        items = _Epoch(stage, source, epoch)
         failure: Failure | None = None
-        ended = False
-        while stage.stop_epoch < epoch and not ended and failure is None:
+        first = True
+        while stage.stop_epoch < epoch and not items.ended and failure is None:
             rows = pace.rows(step - began)
             if snapshots:  # taken between two items
                 rows = min(rows, SNAPSHOT_EVERY - step % SNAPSHOT_EVERY)
-            unit.begin(0)
-            unit.epoch, unit.step = epoch, step
-            made, add, begun = unit.made, unit.made.append, items is not None
-            meter.began_ns = perf_counter_ns()
-            try:
-                if items is None:
-                    stage.snapshots.restore(source, epoch, run.first_epoch)
-                    items = source.items(epoch, *place, step) if alone else None
-                    unit.of_steps = items is not None
-                    if items is None:
-                        items = iter(source.iterate(epoch, *place, step))
-                    if not traits.seeds_itself:
-                        items = Draws(run.seed, stage.name).each(items, epoch, (stage.name,), step)
-                    never_waits = unit.of_steps and traits.in_memory
-                if rows == 1 or never_waits:
-                    made.extend(islice(items, rows))
-                else:
-                    last_ns = meter.began_ns
-                    for item in islice(items, rows):
-                        add(item)
-                        now_ns = perf_counter_ns()
-                        if now_ns - last_ns > LONG_NS:
-                            rows = len(made)
-                            break
-                        last_ns = now_ns
-                    item = None
-                ended = len(made) < rows
-                if snapshots is None:
-                    snapshots = traits.resumable and source.snapshot() is not None
-            except BaseException as error:
+            busy = meter.busy_ns
+            made, error = meter.timed(items.read, rows, step)
+            snapshots = bool(items.has_snapshots)
+            if error is not None:
                 failure = failure_of(stage, error, epoch, step + len(made))
-            spent = perf_counter_ns() - meter.began_ns
-            meter.worked(spent)
+                error = None  # its traceback refers to what holds a user's generator open
+            spent = meter.busy_ns - busy
+            out = _chunk_of(stage, source, made, epoch, step, items.of_steps) if made else None
             step += len(made)
-            if snapshots and not step % SNAPSHOT_EVERY and not ended and failure is None:
+            if snapshots and not step % SNAPSHOT_EVERY and not items.ended and failure is None:
                 failure = snapshot_of(stage, source.snapshot, epoch, step)
-            unit.send(last=True)
+            nbytes = hand_over(stage, worker, 0, out)
             if made:
-                if begun and not never_waits:
+                if not first and not items.never_waits:
                     pace.waited(spent)
-                pace.note(len(made), spent, unit.nbytes)
+                pace.note(len(made), spent, nbytes)
+                del made, out
                 yield
+            first = False
         if failure is not None:
             sender.send(0, failure, False)
             failure = None  # its traceback refers to this frame

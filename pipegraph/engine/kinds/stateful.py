@@ -11,14 +11,15 @@ cursors leaves dicts alone. The state is reset at each epoch: an epoch never dep
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from time import perf_counter_ns
 from typing import Any
 
+from pipegraph.bundle import DROPPED
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage
-from pipegraph.engine.stage.failure_notes import where
+from pipegraph.engine.stage.failure_notes import checked, where
 from pipegraph.engine.stage.failure_policy import ends_run
+from pipegraph.engine.stage.hand_over import settle
 from pipegraph.engine.stage.kept import decode, encode_state
 from pipegraph.engine.stage.row_intake import RowIntake
 from pipegraph.engine.stage.snapshots import snapshot_bytes
@@ -106,7 +107,7 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
             return None
         return (number - 1, base, snapshot, done - 1), (number, base, snapshot, done)
 
-    def send(made: list[Any]) -> Iterator[None]:
+    def send(made: Sequence[Any]) -> Iterator[None]:
         nonlocal inside
         for out in made:
             if isinstance(out, Chunk):
@@ -118,22 +119,23 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
                 out.before, out.after = places
                 meter.items += 1
                 meter.samples += len(out.lineages)
-            stage.settle(worker, (), out)
+                settle(stage, worker, (), out)
             put(out)
             yield
 
-    def work(item: Chunk | None, call: Callable[[], Any], epoch: int) -> list[Any]:
-        meter.began_ns = perf_counter_ns()
-        try:
-            made = call()
-            if kind.in_place:
-                stage.check_made(made)
-            made = [made] if isinstance(made, Chunk) else [] if made is None else list(made)
-        except BaseException as error:
-            made = stage.failures.made_instead(worker, item, error, epoch)
-        meter.worked(perf_counter_ns() - meter.began_ns)
-        meter.calls += 1
-        return made
+    def work(item: Chunk | EndOfEpoch, call: Callable[[], Any]) -> Sequence[Any]:
+        def answer(error: BaseException) -> Failure | None:
+            if isinstance(item, Chunk):
+                return stage.failures.handle(worker, item, error)
+            return stage.failures.at_flush(error, item.epoch)
+
+        return stage.failures.once(worker, partial(result_of, call), answer)
+
+    def result_of(call: Callable[[], Any]) -> list[Any]:
+        made = call()
+        if kind.in_place:
+            made = checked(made, stage.plan.operator, stage.name)
+        return [made] if isinstance(made, Chunk) else [] if made is DROPPED else list(made)
 
     def release() -> None:
         for buffers in held:
@@ -149,7 +151,7 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
                 held.append(item.buffers)
             if inside is not None:
                 inside.update(item.lineages)
-            made = work(item, partial(process, item), item.epoch)
+            made = work(item, partial(process, item))
             yield from send(made)
             inputs += 1
             if not regroups or made:
@@ -173,7 +175,7 @@ def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[
                 drop, done = max(0, drop - done), 0
         elif isinstance(item, EndOfEpoch):
             if regroups:
-                yield from send(work(None, stage.failures.flushing(operator.flush, item.epoch), item.epoch))
+                yield from send(work(item, stage.failures.flushing(operator.flush, item.epoch)))
             release()
             stage.sender.token(0, item)
             operator.load_state_dict(decode(initial))

@@ -232,8 +232,8 @@ class Port:
         """Send a message; returns the bytes written to shared memory.
 
         Args:
-            wait: whether to wait for room in the socket; if not, :meth:`flush` sends the rest and must be called before
-                waiting for the answer.
+            wait: whether to wait for room in the socket; if not, the next message or :meth:`flush` sends the rest, and
+                one of them must be called before waiting for the answer.
 
         Raises:
             BrokenPipeError, ConnectionResetError: the other end has closed.
@@ -286,7 +286,7 @@ class Port:
 
     def _send(self, parts: Sequence[Any], fds: list[int], wait: bool) -> None:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        whole = b"".join(parts)
+        whole = b"".join((self._unsent, *parts))
         try:
             sent = self.sock.sendmsg([whole], ancillary, 0 if wait else socket.MSG_DONTWAIT)
         except BlockingIOError:  # it holds the previous message, which will be read
@@ -296,7 +296,7 @@ class Port:
             self.flush()
 
     def flush(self) -> None:
-        """Send the rest of the last message."""
+        """Send the rest of the messages."""
         if self._unsent:
             self.sock.sendall(self._unsent)
             self._unsent = memoryview(b"")

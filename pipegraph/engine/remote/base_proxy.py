@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
-from pipegraph.bundle import UNNAMED, Bundle
-from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
 from pipegraph.engine.remote.contract import Call, Died, Overdue
 from pipegraph.engine.remote.host import Host
-from pipegraph.engine.remote.worker import NOTHING, PULL
+from pipegraph.engine.remote.worker import PULL
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 
 TRIES = 2
@@ -44,7 +43,6 @@ class Remote:
     """
 
     _snapshot: Any = None  # that came with the last items of ``_pulled``
-    _packed: Any = None  # all results of the last call, as the process has packed them
 
     def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
         self._host = host
@@ -70,18 +68,6 @@ class Remote:
     def close(self) -> None:
         self._host.close()
 
-    def look_ahead(self, ahead: Callable[[], Call | None]) -> None:
-        self._host.ahead = ahead
-
-    def call_for(self, chunk: Chunk) -> Call | None:
-        """The call that will be made for a chunk; None if not known."""
-        return None
-
-    def take_packed(self) -> Any:
-        """The results that the last ``_extend`` has only counted; None where it gave each."""
-        found, self._packed = self._packed, None
-        return found
-
     def cancel(self) -> None:
         self._host.cancel()
 
@@ -103,18 +89,29 @@ class Remote:
         error.add_note(f"pipegraph: it stood at\n{late.stack}")
         return error
 
-    def _call(self, name: str, *args: Any, anew: Callable[[], object] = lambda: None) -> Any:
-        """A call that is repeated in a new process after a death; ``anew`` first restores what the call needs."""
+    def _once(self, call: Call, deaths: Deaths | None) -> Any:
+        """The answer to a call that makes one thing.
+
+        Raises:
+            Died: it may be repeated, in a new process.
+            WorkerDiedError: it is to blame for these ``deaths``, or nothing can be repeated (None).
+            StageTimeoutError: it took too long.
+        """
+        try:
+            return self._host.answer(call)
+        except Died as died:
+            if deaths is None or deaths.blamed(min(died.row, 0)):
+                raise self._blame(died) from None
+            raise
+        except Overdue as late:
+            raise self._late(late) from None
+
+    def _call(self, name: str, *args: Any) -> Any:
+        """A call that is repeated in a new process after a death."""
         deaths = Deaths()
         while True:
-            try:
-                return self._host.call(name, *args)
-            except Died as died:
-                if deaths.blamed(died.row):
-                    raise self._blame(died) from None
-                anew()
-            except Overdue as late:
-                raise self._late(late) from None
+            with suppress(Died):
+                return self._once(Call(name, *args), deaths)
 
     def _pulled(self, begin: Callable[[int], Call], start: int) -> Iterator[Any]:
         """The items that a call makes one after the other, from number ``start`` on; after a death a new process begins
@@ -122,14 +119,10 @@ class Remote:
         done, deaths, call = start, Deaths(), begin(start)
         while True:
             try:
-                items, ended, error, self._snapshot = self._host.call(*call)
-            except Died as died:
-                if deaths.blamed(min(died.row, 0)):
-                    raise self._blame(died) from None
+                items, ended, error, self._snapshot = self._once(call, deaths)
+            except Died:
                 call = begin(done)
                 continue
-            except Overdue as late:
-                raise self._late(late) from None
             deaths.clear()
             done += len(items)
             yield from items
@@ -137,50 +130,4 @@ class Remote:
                 raise error.error()
             if ended:
                 return
-            call = "more", PULL - done % PULL
-
-    def _extend(self, made: list[Any], name: str, given: Any, start: int, count: int) -> None:
-        """Append the host's results for ``given``, from ``start`` on, until an item fails."""
-        deaths = Deaths()
-        late: dict[int, Overdue] = {}
-        at, stop, alone = start, count, False
-        while at < count:
-            if at in late:
-                raise self._late(late[at])
-            try:
-                if alone:
-                    single = given.part(at, at + 1) if isinstance(given, Bundle) else given[at : at + 1]
-                    found, error, names = self._host.call(name, single, 0, 1)
-                else:
-                    found, error, names = self._host.call(name, given, at, stop)
-            except Died as died:
-                row = (
-                    NOTHING if died.row < 0 else min(max(died.row, at), stop - 1)
-                )  # it is of a worker's page
-                if deaths.blamed(row):
-                    raise self._blame(died) from None
-                if row < 0:
-                    continue
-                # Results before this row were lost with the process: do these again, then the row alone.
-                stop = row if row > at else row + 1
-            except Overdue as overdue:
-                row = min(max(overdue.row, at), stop - 1)
-                late[row] = overdue
-                stop = max(row, at + 1)
-            except Exception:  # one of the items, or its result, cannot be sent
-                if alone:
-                    raise
-                alone, stop = True, at + 1
-            else:
-                if names is not None:
-                    known = given.names or [UNNAMED] * count
-                    given.names = [*known[:at], *names, *known[at + len(names) :]]
-                if found.__class__ is not list and not made and stop == count:
-                    self._packed, found = found, [None] * count
-                elif found.__class__ is not list:
-                    found = found.rows()
-                made += found
-                at += len(found)
-                if error is not None:
-                    raise error.error()
-                stop = at + 1 if alone else count
+            call = Call("more", PULL - done % PULL)

@@ -23,13 +23,20 @@ GRACE_S = 3.0
 NOTHING = -1
 """The number of the row in work while there is none."""
 
-Call = tuple[Any, ...]
-"""The name of a ``ProcessWorker``'s method, and its arguments."""
 
+class Call:
+    """A call of a ``ProcessWorker``'s method. Sent once, and again if it was lost with a child; answered once.
 
-def same_call(sent: Call, called: Call) -> bool:
-    """Whether a call is the one sent; its first argument is compared by identity, for it may hold arrays."""
-    return sent[0] == called[0] and sent[1] is called[1] and sent[2:] == called[2:]
+    Attributes:
+        outcome: the result and the error with which it was answered; None before.
+    """
+
+    __slots__ = ("args", "name", "outcome", "sent")
+
+    def __init__(self, name: str, *args: Any) -> None:
+        self.name, self.args = name, args
+        self.sent = False
+        self.outcome: tuple[Any, BaseException | None] | None = None
 
 
 @dataclass(eq=False)
@@ -87,7 +94,7 @@ class Link(ABC):
         answers: a descriptor that is readable while there is an answer.
         ended: one that is readable once the child has ended; None if ``receive`` says so.
         gone: the exceptions by which ``send``, ``receive`` and ``look`` say that it has ended.
-        alone: whether the next call must wait for the answer to this one.
+        alone: whether a call must wait for the answers to those before it.
         holds: whether (part of) an answer was read already, for which ``answers`` need not be readable.
     """
 

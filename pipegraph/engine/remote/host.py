@@ -8,9 +8,9 @@ Behaviour contract (what differs from this is a bug):
 * A death is noticed as it happens, not by a timeout: the call raises :class:`Died`, with the reason and the row in
   work. The next call starts a new child, which opens the operator again.
 * When a row passes its deadline the child is asked where it stands and ended; the call raises :class:`Overdue`.
-* One more call may be sent ``ahead``, before the one in work is answered. It belongs to the caller's next ``call`` with
-  the identical first argument and equal others; answers to calls in between are not mistaken for its answer.
-  If the child ends before the call's turn, the call is sent again and nothing of it is blamed.
+* Calls may be sent before earlier ones are answered (:meth:`Host.ahead`). They are answered in order, each to whom it
+  belongs: a death or a deadline is the outcome of the call in work; those behind it are lost, and sent again when
+  their answer is asked for.
 * ``close`` gives the child ``grace_s`` to close its operator, then ends it, even in the middle of an item.
 
 Waiting is one ``poll`` on three descriptors: the answer, the child's end, and cancellation.
@@ -18,11 +18,11 @@ Waiting is one ``poll`` on three descriptors: the answer, the child's end, and c
 
 from __future__ import annotations
 
-import contextlib
 import math
 import selectors
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,6 @@ from pipegraph.engine.remote.contract import (
     Link,
     Overdue,
     Unreadable,
-    same_call,
     stopped_s,
 )
 from pipegraph.engine.remote.exceptions import Carried
@@ -60,8 +59,6 @@ class Host(ABC):
     Attributes:
         place: where the operator is, for messages: ``"process"``.
         gave_up: what was done with a child that hangs, for messages: ``"its process was ended"``.
-        ahead: called after a call was sent; returns the call that will follow, so that the child has it queued.
-            Optional: neither answers nor blame depend on it.
         deaths: children that died.
         ended: children that are no more.
     """
@@ -75,13 +72,8 @@ class Host(ABC):
         self._timeout_s = timeout_s
         self._running: Link | None = None  # none: the next call starts a child
         self._started = False  # and not closed since
-        self._unanswered = 0
+        self._due: deque[Call] = deque()  # sent, and not answered yet
         self._wake = Flag()  # open from the first start to the end
-        self._next: Call = ()  # the call sent ahead, if there is one
-        self._outcome: tuple[Any, Exception | None] | None = (
-            None  # its result, if it was answered before its turn
-        )
-        self.ahead: Callable[[], Call | None] | None = None
         self.deaths = self.ended = 0
 
     @property
@@ -139,115 +131,93 @@ class Host(ABC):
             if fd is not None:
                 self._selector.register(fd, selectors.EVENT_READ)
         try:
-            self._send(self._opening)
-            self._opened()
+            opening = Call("open")
+            self._send(opening, self._opening)
+            self._opened(opening)
         except BaseException:
             self._kill()
             raise
 
-    def _opened(self) -> None:
+    def _opened(self, opening: Call) -> None:
         """Wait until the operator is open."""
-        self._result(None)
+        self.answer(opening, limited=False)
 
     # -- calls ---------------------------------------------------------------------------------
 
     def call(self, name: str, *args: Any) -> Any:
-        """Call a method of the ``ProcessWorker``; starts a child if there is none.
+        """Call a method of the ``ProcessWorker``; see :meth:`answer`."""
+        return self.answer(Call(name, *args))
+
+    def begin(self, call: Call) -> None:
+        """Send a call before its answer is asked for; starts a child if there is none."""
+        while not call.sent and call.outcome is None:
+            if self._running is None:
+                self.start()
+            elif self._due and self._link.alone:
+                self._take_answer(self._timeout_s)
+            else:
+                self._send(call, (call.name, call.args))
+
+    def ahead(self, call: Call) -> None:
+        """As :meth:`begin`, if that needs no wait: neither answers nor blame depend on it."""
+        if self._running is not None and not (self._due and self._link.alone):
+            with suppress(Exception):  # ``begin`` will raise it
+                self._link.send((call.name, call.args), wait=False)
+                self._due.append(call)
+                call.sent = True
+
+    def answer(self, call: Call, limited: bool = True) -> Any:
+        """The answer to a call, which is sent now if it was not before.
 
         Raises:
             Exception: the method raised it, or the arguments or the result could not be sent.
             Died, Overdue: no answer is lost or doubled: the caller sends the rows again.
             Cancelled: :meth:`cancel` was called; the answer is dropped whenever it comes.
         """
-        called = (name, *args)
-        if self._next and same_call(self._next, called):
-            outcome = self._outcome
-            self._forget_ahead()
-            if outcome is None:
-                self._look_ahead()
-                return self._result(self._timeout_s)
-            result, error = outcome
-            if error is not None:
-                try:
-                    raise error
-                finally:
-                    del error, outcome  # its traceback refers to this frame
+        while call.outcome is None:
+            self.begin(call)
+            if call.outcome is None:
+                self._take_answer(self._timeout_s if limited else None)
+        result, error = call.outcome
+        if error is None:
             return result
-        if self._running is None:
-            self.start()
-        expected = self._is_ahead
-        while self._unanswered > expected:  # answers to cancelled calls
-            with contextlib.suppress(Exception):
-                self._await(self._timeout_s)
-                self._receive()
-        if self._running is None:  # the child died
-            self.start()
-            expected = False
-        self._send((name, args))
-        if expected:
-            self._answer_early()
-        self._look_ahead()
-        return self._result(self._timeout_s)
-
-    def _send(self, message: Any) -> None:
         try:
-            self._link.send(message)
+            raise error
+        finally:
+            call.outcome = None  # the error's traceback refers to this frame
+            del error
+
+    def _send(self, call: Call, message: Any) -> None:
+        try:
+            self._link.send(message, wait=not self._due)
         except self._link.gone as why:
-            raise self._died(why) from None
-        self._unanswered += 1
+            in_work = self._due[0] if self._due else None
+            died = self._died(why)
+            if in_work is None:
+                raise died from None
+            in_work.outcome = None, died
+        else:
+            self._due.append(call)
+            call.sent = True
 
-    def _look_ahead(self) -> None:
-        if self.ahead is None or self._link.alone or (found := self.ahead()) is None:
-            return
-        self._forget_ahead()
+    def _take_answer(self, timeout_s: float | None) -> None:
+        """Wait for the answer to the oldest call."""
+        call = self._due[0]
         try:
-            self._link.send((found[0], found[1:]), wait=False)
-        except Exception:  # the call itself will raise it
-            return
-        self._next = found
-        self._unanswered += 1
-
-    @property
-    def _is_ahead(self) -> bool:
-        """Whether a call was sent ahead and is not answered yet."""
-        return bool(self._next) and self._outcome is None
-
-    def _forget_ahead(self) -> None:
-        """The call sent ahead is called now, or never."""
-        self._next, self._outcome = (), None
-
-    def _answer_early(self) -> None:
-        """Another call was made than the one sent ahead: receive and keep the latter's answer.
-
-        Raises:
-            Died: the call sent ahead was lost with the child.
-        """
-        try:
-            self._outcome = self._result(self._timeout_s), None
-        except Died as died:
-            raise replace(died, row=NOTHING) from None
-        except Overdue as late:  # its item's turn, and deadline, come later
-            raise Died(
-                "was ended: the item queued there took longer than it may", NOTHING, late.stack
-            ) from None
-        except Exception as error:
-            self._outcome = None, error
-
-    def _result(self, timeout_s: float | None) -> Any:
-        self._await(timeout_s)
-        try:
+            self._await(timeout_s)
             result = self._receive()
         except Unreadable as bad:
-            error = bad.error
-            error.add_note("pipegraph: what the function returned cannot be read in the trainer's process")
-            raise error from None
-        if isinstance(result, Carried):
-            raise result.error()
-        return result
+            bad.error.add_note(
+                "pipegraph: what the function returned cannot be read in the trainer's process"
+            )
+            call.outcome = None, bad.error
+        except Exception as error:
+            call.outcome = None, error
+        else:
+            call.outcome = (None, result.error()) if isinstance(result, Carried) else (result, None)
 
     def _receive(self) -> Any:
         """The next answer, which is there."""
-        self._unanswered -= 1
         try:
             result, counts = self._link.receive()
         except self._link.gone as why:
@@ -259,6 +229,9 @@ class Host(ABC):
                 raise self._cut_off(error) from error
             self._kill()  # Ctrl-C inside a message: its rest would be taken for the next one
             raise
+        finally:
+            if self._due:  # the child has not ended
+                self._due.popleft()
         for name, n in counts.items():
             self._context.count(name, n)
         return result
@@ -291,7 +264,6 @@ class Host(ABC):
         except OSError as error:  # there is no memory for it
             raise self._cut_off(error) from error
         if self._wake.fileno() in found:
-            self._forget_ahead()
             raise Cancelled
         if self._link.answers in found:
             return True
@@ -331,9 +303,9 @@ class Host(ABC):
         """There is no child any more; a later call starts another."""
         self._running = None
         self.ended += 1
-        self._unanswered = 0
-        if self._is_ahead:  # lost with the child
-            self._forget_ahead()
+        for call in self._due:  # lost with the child
+            call.sent = False
+        self._due.clear()
 
     def cancel(self) -> None:
         """End a waiting call, and later ones until :meth:`uncancel`. Thread-safe."""
@@ -371,13 +343,13 @@ class Host(ABC):
         result: Any = None
         try:
             closing = False
-            while self._unanswered or not closing:
-                if not self._unanswered:
-                    self._send(("close", ()))
+            while self._due or not closing:
+                if not self._due:
+                    self._send(Call("close"), ("close", ()))
                     closing = True
                 if not self._ready(max(0.0, deadline - concurrency.monotonic())):
                     return None  # it is in the middle of a long item, which is not needed: it is killed
-                with contextlib.suppress(Unreadable):
+                with suppress(Unreadable):
                     result = self._receive()
         except Died:
             return None  # it had died already

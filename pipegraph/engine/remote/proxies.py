@@ -2,96 +2,186 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partialmethod
 from typing import Any
 
-from pipegraph.bundle import Bundle
+from pipegraph.bundle import UNNAMED, Bundle, filled
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator
 from pipegraph.engine.remote.base_proxy import Deaths, Remote
-from pipegraph.engine.remote.contract import Call, Died, Overdue
-from pipegraph.engine.remote.exceptions import Carried
+from pipegraph.engine.remote.contract import NOTHING, Call, Died, Overdue
 from pipegraph.engine.remote.host import Host
+from pipegraph.engine.stage.failure_policy import Outcome
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 
 
+class _InWork:
+    """A block, and what became of its rows so far.
+
+    Attributes:
+        given: what its process is given.
+        first: the call for all of its rows; None once that was sent.
+        done: the row behind those that were done.
+        late: rows that have passed their deadline.
+        alone: whether its rows are sent one by one, because one of them cannot be sent.
+    """
+
+    def __init__(self, block: Chunk, name: str, given: Any) -> None:
+        self.block, self.given = block, given
+        self.first: Call | None = Call(name, given, 0, block.count)
+        self.done = 0
+        self.deaths = Deaths()
+        self.late: dict[int, Overdue] = {}
+        self.alone = False
+
+
 class RemoteMap(Remote):
-    """The proxy of a one-to-one operator or filter."""
+    """The proxy of an operator that does each row by itself."""
 
-    def call_for(self, chunk: Chunk) -> Call | None:
-        return "process", chunk
+    _name = "work"
+    _in_work: _InWork | None = None
 
-    def process(self, chunk: Chunk) -> Any:
-        made, error = self._call("process", chunk)
-        if error is not None:
-            raise error.error()
-        return made
+    def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
+        super().__init__(host, operator, stage, timeout_s)
+        self._begun: deque[_InWork] = deque()
+        self._look: Callable[[], None] = lambda: None
 
-    def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
-        """Append the results for a bundle's rows, until one fails."""
-        self._extend(made, "work", bundle, start, len(bundle.lineages))
+    def look_ahead(self, look: Callable[[], None]) -> None:
+        """Call ``look`` for each block once it was sent: it may :meth:`begin` the next one."""
+        self._look = look
+        self._begun.clear()  # of a run that was cancelled
+
+    def begin(self, block: Chunk) -> None:
+        """Send a block of which all rows will be done after those of the block in work."""
+        found = self._prepared(block)
+        self._begun.append(found)
+        assert found.first is not None
+        self._host.ahead(found.first)
+
+    def _prepared(self, block: Chunk) -> _InWork:
+        return _InWork(block, self._name, block)
+
+    def _sent(self, block: Chunk) -> _InWork:
+        while any(each.block is block for each in self._begun):
+            if (found := self._begun.popleft()).block is block:
+                return found
+        return self._prepared(block)
+
+    def do(self, block: Chunk, at: int) -> Outcome:
+        """Do rows of a block. Those that a death has lost are done again; the row that was in work when two processes
+        died, or that passed its deadline, has failed."""
+        try:
+            now = self._in_work
+            if now is None or now.block is not block:
+                now = self._in_work = self._sent(block)
+            outcome = self._rows(now, at)
+        except BaseException as error:
+            return (), error
+        now.done = at + len(outcome[0])
+        return outcome
+
+    def _rows(self, now: _InWork, at: int) -> Outcome:
+        stop: int = now.block.count
+        while at not in now.late:
+            stop = at + 1 if now.alone else stop
+            try:
+                found, error, names = self._host.answer(self._call_for(now, at, stop))
+            except Died as died:
+                # Its page may be that of the row before or after.
+                row = NOTHING if died.row < 0 else min(max(died.row, at), stop - 1)
+                if now.deaths.blamed(row):
+                    return (), self._blame(died)
+                if row >= 0:  # those before it were lost with the process: do them again, then this one alone
+                    stop = max(row, at + 1)
+            except Overdue as overdue:
+                row = min(max(overdue.row, at), stop - 1)
+                now.late[row] = overdue
+                stop = max(row, at + 1)
+            except Exception as error:  # one of the rows, or its result, cannot be sent
+                if now.alone or now.block.count == 1:
+                    return (), error
+                now.alone = True
+            else:
+                if names is not None:  # of samples that its process has made
+                    known = now.given.names or [UNNAMED] * now.block.count
+                    now.given.names = [*known[:at], *names, *known[at + len(names) :]]
+                if found.__class__ is not list and len(found) < now.block.count:
+                    found = found.rows()
+                return found, None if error is None else error.error()
+        return (), self._late(now.late.pop(at))
+
+    def _call_for(self, now: _InWork, at: int, stop: int) -> Call:
+        """The call for some of the rows."""
+        call, now.first = now.first, None
+        if now.alone:
+            given = now.given
+            single = given.part(at, stop) if isinstance(given, Bundle) else given[at:stop]
+            return Call(self._name, single, 0, 1)
+        if call is not None and (at, stop) == (0, now.block.count):
+            self._host.begin(call)
+            self._look()
+            return call
+        return Call(self._name, now.given, at, stop)
+
+
+class _RowsInWork(_InWork):
+    """A batch of which a process does the rows; their results stay there.
+
+    Attributes:
+        child: how many children had ended when one last did rows of it; -1: none did.
+        without: the rows that are left out.
+    """
+
+    def __init__(self, block: Any) -> None:
+        super().__init__(block, "rows", block.chunk)
+        self.child = -1
+        self.without: set[int] = set()
 
 
 class RemoteRows(RemoteMap):
-    """The proxy of a ``RowOperator``: one process does a whole batch; each row still has its own error."""
+    """The proxy of a ``RowOperator``: one process does a whole batch. After a death the next one begins it anew."""
 
-    _chunk: Any = None
-    _without: dict[int, Any]
-    _again: list[int]
+    _in_work: Any
 
-    def rows(self, chunk: Chunk) -> tuple[Any, dict[int, BaseException]]:
-        """All rows of a batch: ``(the batch, {})``, or ``(None, the errors by row)``; then :meth:`row`, :meth:`end`."""
-        self._chunk, self._without, self._again = chunk, {}, []
-        made, failed = self._rows()
-        if made is None:
-            self._without = failed
-        return made, {row: error.error() for row, error in failed.items()}
+    def begin_batch(self, chunk: Chunk) -> None:
+        """The process begins a batch with its first row."""
 
-    def _rows(self) -> tuple[Any, dict[int, Any]]:
-        deaths = Deaths()
-        without = dict(self._without)
-        last = len(self._chunk.row_lineages) - 1
+    def _prepared(self, block: Any) -> _InWork:
+        return super()._prepared(block) if isinstance(block, Chunk) else _RowsInWork(block)
+
+    def _call_for(self, now: Any, at: int, stop: int) -> Call:
+        if not isinstance(now, _RowsInWork):
+            return super()._call_for(now, at, stop)
+        now.without.update(range(now.done, at))
+        begins, now.child = now.child != self._host.ended, self._host.ended
+        return Call("rows", now.given, begins, at, stop, now.without)
+
+    def end_batch(self, batch: None, kept: Sequence[int]) -> Chunk:
+        rows, deaths = self._in_work, Deaths()
+        rows.without = set(range(rows.block.count)) - set(kept)
         while True:
-            try:
-                made, failed = self._host.call("rows", self._chunk, without)
-                for index in self._again:
-                    self._host.call("row", index)
-                return made, failed
-            except Died as died:
-                row = min(died.row, last)
-                if deaths.blamed(row):
-                    without[max(row, 0)] = Carried(self._blame(died))
-            except Overdue as late:
-                without[min(max(late.row, 0), last)] = Carried(self._late(late))
-
-    def row(self, index: int) -> None:
-        """Do one row again."""
-        try:
-            self._host.call("row", index)
-        except Died as died:
-            self._rows()
-            raise self._blame(died) from None
-        except Overdue as late:
-            self._rows()
-            raise self._late(late) from None
-        self._again.append(index)
-
-    def end(self, kept: Sequence[int]) -> Chunk:
-        made: Chunk = self._call("end", list(kept), anew=self._rows)
-        return made
+            with suppress(Died):
+                if rows.child != self._host.ended:
+                    self._once(self._call_for(rows, rows.block.count, rows.block.count), deaths)
+                made: Chunk = self._once(Call("end", list(kept)), deaths)
+                return made
 
 
 class RemoteExpand(Remote):
     """The proxy of an expanding operator."""
 
-    def process(self, chunk: Chunk) -> Iterator[Chunk]:
-        """The children of a chunk; after a death the new process skips those already yielded."""
-        return self._pulled(lambda done: ("expand", chunk, done), 0)
+    def children(self, parent: Chunk, start: int) -> Iterator[Chunk]:
+        """The children of a chunk from one on; after a death the new process begins at the next one."""
+        return self._pulled(lambda done: Call("expand", parent, done), start)
 
 
-class RemoteSource(Remote):
+class RemoteSource(RemoteMap):
     """The proxy of a source. Orders and samplers run in the trainer, which makes the positions."""
+
+    _name = "read"
 
     def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
         super().__init__(host, operator, stage, timeout_s)
@@ -99,7 +189,6 @@ class RemoteSource(Remote):
         self._restored: Any = None
         self._run: tuple[int, tuple[tuple[int, int], ...]] = 0, ()
         self._notified = 0  # children that had ended when one was notified of the run
-        self._prepared: tuple[Any, int, Sequence[Any]] | None = None  # indices for the next position
 
     def open(self, context: Context) -> None:
         """Open the operator in the trainer too, to look up positions."""
@@ -127,34 +216,24 @@ class RemoteSource(Remote):
             self._call("invoke", "begin_run", *self._run)
             self._notified = self._host.ended
 
-    def call_for(self, chunk: Chunk) -> Call | None:
-        indices = self.indices_of([chunk.data], chunk.epoch)
-        self._prepared = chunk.data, chunk.epoch, indices
-        return "read", indices, 0, 1
-
-    def read(self, position: Any, epoch: int) -> Any:
-        found: list[Any] = []
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None and prepared[0] is position and prepared[1] == epoch:
-            indices = prepared[2]
-        else:
-            indices = self.indices_of([position], epoch)
-        self.read_into(found, indices, 0)
-        return found[0]
-
-    def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
-        """Computed in the trainer, where samplers draw; ``(position, epoch)`` for a source that reads one at a time."""
+    def _prepared(self, block: Chunk) -> _InWork:
+        """Its indices are computed in the trainer, where samplers draw; ``(position, epoch)`` for a source that reads
+        one at a time."""
+        positions = block.data if isinstance(block, Bundle) else [block.data]
         if not self._blocks:
-            return [(position, epoch) for position in positions]
-        found: Sequence[Any] = self._operator.indices_of(positions, epoch)
-        return found
+            return _InWork(block, self._name, [(position, block.epoch) for position in positions])
+        return _InWork(block, self._name, self._operator.indices_of(positions, block.epoch))
+
+    def do(self, block: Chunk, at: int) -> Outcome:
+        """Read the positions of a block from one on."""
+        made, error = super().do(block, at)
+        if made and not isinstance(block, Bundle):
+            return (filled(block, made[0]),), error
+        return made, error
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
         found: Iterable[int] = self._operator.positions_of(steps, epoch, rank, world_size)
         return found
-
-    def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
-        self._extend(found, "read", indices, start, len(indices))
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
         """``(position, item)`` from step ``start`` on; after a death the new process continues at the next step."""
@@ -162,7 +241,7 @@ class RemoteSource(Remote):
 
         def begin(step: int) -> Call:
             anew, self._notified = self._notified != self._host.ended, self._host.ended
-            return "iterate", epoch, rank, world_size, step, restored, self._run if anew else None
+            return Call("iterate", epoch, rank, world_size, step, restored, self._run if anew else None)
 
         return self._pulled(begin, start)
 
@@ -187,20 +266,13 @@ class RemoteHolder(Remote):
         return made
 
     def _keep(self, name: str, *args: Any, by: str = "invoke") -> Any:
-        error: WorkerDiedError | StageTimeoutError
         try:
-            return self._host.call(by, name, *args)
-        except Died as died:
-            error = self._blame(died)
-        except Overdue as late:
-            error = self._late(late)
-        error.add_note(
-            f"pipegraph: what the operator held is lost with its {self._host.place}; resume from a state"
-        )
-        try:
-            raise error
-        finally:
-            del error  # its traceback refers to this frame
+            return self._once(Call(by, name, *args), None)
+        except (WorkerDiedError, StageTimeoutError) as error:
+            error.add_note(
+                f"pipegraph: what the operator held is lost with its {self._host.place}; resume from a state"
+            )
+            raise
 
     begin = partialmethod(_keep, "begin")
     process = partialmethod(_regroup, "process")

@@ -22,6 +22,7 @@ from pipegraph.contracts import Context, Drawn, Regroup
 from pipegraph.engine.remote.contract import NOTHING as NOTHING
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.stage.bundle_size import LONG_NS
+from pipegraph.engine.stage.failure_notes import checked
 from pipegraph.global_generators import Draws, drawing, drew_unseeded
 from pipegraph.parameters import chunks_of
 from pipegraph.tree import buffers
@@ -135,23 +136,23 @@ class ProcessWorker:
         self._own, self._blocks = operator.traits.seeds_itself, operator.traits.blocks
         self._pack = pack
         self._batch: Any = None
+        self._broken: BaseException | None = None
         self._items: Iterator[Any] = iter(())
         self._alone: bool | None = None  # whether items are sent one by one; see ``bundle_size.Pace``
         operator.open(context)
 
     # -- one-to-one ----------------------------------------------------------------------------
 
-    def process(self, chunk: Chunk) -> tuple[Any, Carried | None]:
-        """``(result, its error)``."""
-        self._draws.one(chunk.epoch, chunk.lineages[0])
-        try:
-            return self._operator.process(chunk), None
-        except BaseException as error:
-            return None, Carried(error)
-
-    def work(self, bundle: Bundle, start: int, stop: int) -> Worked:
-        """Do rows of a bundle; a row with neither a result nor an error is asked for again."""
-        rows = bundle if stop == len(bundle.lineages) else bundle.part(0, stop)
+    def work(self, block: Chunk, start: int, stop: int) -> Worked:
+        """Do a chunk, or rows of a bundle: ``(results, the error that ended it)``; a row without either is asked for
+        again."""
+        if not isinstance(block, Bundle):
+            self._draws.one(block.epoch, block.lineages[0])
+            return self._do(
+                0,
+                lambda made: made.append(checked(self._operator.process(block), self._operator, self._stage)),
+            )
+        rows = block if stop == block.count else block.part(0, stop)
         names = None
         if rows.packed is not None:
             rows.unpack()
@@ -192,31 +193,33 @@ class ProcessWorker:
 
     # -- rows of a batch -----------------------------------------------------------------------
 
-    def rows(self, chunk: Chunk, without: dict[int, Carried]) -> tuple[Any, dict[int, Carried]]:
-        """Do all rows of a batch except ``without``: returns the batch if none failed, else the errors by row."""
-        operator = self._operator
-        self._batch = operator.begin_batch(chunk)
-        failed = dict(without)
-        for index in range(len(chunk.row_lineages)):
+    def rows(self, chunk: Chunk, begins: bool, start: int, stop: int, without: set[int]) -> Worked:
+        """Do rows of a batch, which stay here: ``(one entry for each that was done, the error that ended it)``.
+
+        Args:
+            begins: whether the batch is begun anew: the rows before are done too, except those ``without``.
+        """
+        if begins:
+            self._batch, self._broken = self._operator.begin_batch(chunk), None
+        lineages = chunk.row_lineages
+        for index in range(0 if begins else start, stop):
             if index in without:
                 continue
             self._page.begin(index)
-            self._draws.one(chunk.epoch, chunk.row_lineages[index])
+            self._draws.one(chunk.epoch, lineages[index])
             try:
-                operator.do_row(self._batch, index)
+                self._operator.do_row(self._batch, index)
             except BaseException as error:
-                failed[index] = Carried(error)
-        if failed:
-            return None, failed
-        return self.end(list(range(len(chunk.row_lineages)))), {}
-
-    def row(self, index: int) -> None:
-        """Do a row again."""
-        self._page.begin(index)
-        self._operator.do_row(self._batch, index)
+                if index >= start:
+                    return [None] * (index - start), Carried(error), None
+                self._broken = error  # it was done before, in a process that has died
+        return [None] * (stop - start), None, None
 
     def end(self, kept: list[int]) -> Any:
+        """The finished batch."""
         batch, self._batch = self._batch, None
+        if self._broken is not None:
+            raise self._broken
         return self._operator.end_batch(batch, kept)
 
     # -- one to many, and sources that are read in sequence ------------------------------------
@@ -253,13 +256,6 @@ class ProcessWorker:
 
     def _pull(self, most: int, last_ns: int | None) -> Any:
         """As :meth:`more`; ``last_ns``: when the item before was finished, None before the first."""
-        found, ended, failed = self._collect(most, last_ns)
-        snapshot = None
-        if self._operator.traits.resumable and not ended:
-            snapshot = self._operator.snapshot()
-        return found, ended, failed, snapshot
-
-    def _collect(self, most: int, last_ns: int | None) -> tuple[list[Any], bool, Carried | None]:
         found: list[Any] = []
         start = time.monotonic_ns()
         try:
@@ -271,10 +267,12 @@ class ProcessWorker:
                     self._alone = self._alone or now - last_ns > LONG_NS
                 last_ns = now
                 if len(found) >= most or now - start > PULL_NS or self._alone:
-                    return found, False, None
+                    break
+            else:
+                return found, True, None, None
         except BaseException as error:
-            return found, True, Carried(error)
-        return found, True, None
+            return found, True, Carried(error), None
+        return found, False, None, self._operator.snapshot() if self._operator.traits.resumable else None
 
     # -- operators that hold data --------------------------------------------------------------
 

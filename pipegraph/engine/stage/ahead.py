@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipegraph.bundle import Bundle
+from pipegraph.chunk import Chunk
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
-
-if TYPE_CHECKING:
-    from pipegraph.engine.remote.contract import Call
 
 QUICK_NS = 10_000_000
 """Items at longer intervals, times the cost of a call, are not taken ahead: the wait is short compared to them, and at
@@ -30,22 +29,19 @@ class Ahead:
     """See the module docstring. Used by its worker alone.
 
     Args:
-        rows: returns how many rows of a bundle to take; None: whole bundles.
-        call: returns the call that will be made for an item; None if it is not known yet.
+        begin: sends an item that will be done after the one in work.
+        bundles: whether bundles are done as a whole; if not, their rows are sent as they are done.
     """
 
     def __init__(
-        self,
-        stage: StageRun,
-        worker: Worker,
-        rows: Callable[[], int] | None,
-        call: Callable[[Any], Call | None],
+        self, stage: StageRun, worker: Worker, begin: Callable[[Chunk], None], bundles: bool
     ) -> None:
-        self._stage = stage
+        self._inbox = stage.inboxes[0]
         self._worker = worker
-        self._rows = rows
-        self._call = call
+        self._begin = begin
+        self._bundles = bundles
         self._quick_ns = QUICK_NS * stage.plan.backend.call_cost
+        self._rows: int | None = None
         self._taken: NextItem | None = None
         self._asked_ns = 0
 
@@ -54,25 +50,19 @@ class Ahead:
         """Whether an item was taken ahead."""
         return self._taken is not None
 
-    def take(self) -> NextItem:
-        """Remove and return the item taken ahead; only if it ``holds`` one."""
-        taken, self._taken = self._taken, None
-        assert taken is not None
-        return taken
+    def take(self, rows: int | None) -> NextItem:
+        """The next item; ``rows`` as for ``Channel.take``."""
+        taken, self._taken, self._rows = self._taken, None, rows
+        return self._inbox.take(rows) if taken is None else taken
 
-    def __call__(self) -> Call | None:
-        """Take an item, if there is one to spare; see ``Host.ahead``."""
-        if self._taken is not None:
-            return None
+    def look(self) -> None:
+        """Take and send the item after the one in work, if there is one to spare."""
         now, last = perf_counter_ns(), self._asked_ns
         self._asked_ns = now
-        if now - last > self._quick_ns or self._worker.leaves:
-            return None
-        stage = self._stage
-        found = stage.inboxes[0].take_ahead(None if self._rows is None else self._rows())
-        if found is None:
-            return None
-        self._taken = found
-        with suppress(Exception):  # of a sampler: raised again when the item's turn comes
-            return self._call(found[1])
-        return None
+        if self._taken is not None or now - last > self._quick_ns or self._worker.leaves:
+            return
+        self._taken = self._inbox.take_ahead(self._rows)
+        item = None if self._taken is None else self._taken[1]
+        if isinstance(item, Chunk) and (self._bundles or not isinstance(item, Bundle)):
+            with suppress(Exception):  # of a sampler: raised again when the item's turn comes
+                self._begin(item)

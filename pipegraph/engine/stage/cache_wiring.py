@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pipegraph.bundle import filled
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Drawn, Source
 from pipegraph.errors import GraphError
@@ -64,18 +65,31 @@ class _Wiring:
 
     def reading(self, source: Source, lookup: Callable[[int], Hit | None]) -> _Override:
         """Wrap the source to look each sample up in the cache before it is read."""
-        read, index_of = source.read, source.index_of
+        index_of = source.index_of
         assert index_of is not None  # the plan has checked it
 
-        def reading(place: Any, epoch: int) -> Any:
+        def found(place: Any, epoch: int) -> Hit | None:
             hit = lookup(index_of(place, epoch))
-            if hit is not None:
-                return hit
-            if isinstance(place, Drawn):
+            if hit is None and isinstance(place, Drawn):
                 self._indices[epoch, place.position] = place.index
-            return self._made(self._source, read, place, epoch)
+            return hit
 
-        return _Override(source, read=reading)
+        def read(place: Any, epoch: int) -> Any:
+            hit = found(place, epoch)
+            return self._made(self._source, source.read, place, epoch) if hit is None else hit
+
+        remote: Any = source
+
+        def do(block: Chunk, at: int) -> Any:
+            try:
+                hit = found(block.data, block.epoch)
+            except BaseException as error:
+                return (), error
+            if hit is None:
+                return self._made(self._source, remote.do, block, at)
+            return (filled(block, hit),), None
+
+        return _Override(source, read=read, do=do, begin=lambda block: None)
 
     def skipping(self, operator: Any, stage: str) -> _Override:
         """Wrap an operator between the source and the cache to pass hits on."""
@@ -85,10 +99,16 @@ class _Wiring:
                 return chunk
             return self._made(stage, operator.process, chunk)
 
-        def call_for(chunk: Chunk) -> Any:  # for an operator in a process: hits are not sent there
-            return None if chunk.data.__class__ is Hit else operator.call_for(chunk)
+        def begin(chunk: Chunk) -> None:  # for an operator in a process: hits are not sent there
+            if chunk.data.__class__ is not Hit:
+                operator.begin(chunk)
 
-        return _Override(operator, process=process, call_for=call_for)
+        def do(chunk: Chunk, at: int) -> Any:
+            return (
+                ((chunk,), None) if chunk.data.__class__ is Hit else self._made(stage, operator.do, chunk, at)
+            )
+
+        return _Override(operator, process=process, begin=begin, do=do)
 
     def storing(self, cache: Any) -> _Override:
         """Wrap the cache to raise if a stage has drawn random numbers, and to drop a drawn index afterwards."""

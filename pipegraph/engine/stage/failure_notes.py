@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from pipegraph.bundle import DROPPED
 from pipegraph.chunk import Chunk
 from pipegraph.errors import as_raised, note, shown
 from pipegraph.stage_spec import StageSpec
@@ -64,6 +65,15 @@ def log_first(spec: StageSpec, lost: Sequence[Quarantined], made: int = 0) -> No
         *(first.stage, _where([each.key for each in lost], [each.position for each in lost], first.epoch)),
         *(became, first.error, spec.on_error),
     )
+
+
+def checked(out: Any, operator: Any, stage: str) -> Any:
+    """The result of a map's ``process``: a chunk, or ``DROPPED`` for None where the operator may drop some."""
+    if out is None and not operator.one_to_one:
+        return DROPPED
+    if not isinstance(out, Chunk):
+        raise not_a_chunk(out, stage, "process", type(operator).__name__)
+    return out
 
 
 def not_a_chunk(out: object, stage: str, method: str, kind: str = "the operator") -> TypeError:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import islice
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 from pipegraph import concurrency
+from pipegraph.bundle import DROPPED
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.stage.budgets import exceeded, is_share
@@ -15,7 +16,27 @@ from pipegraph.engine.stage.stage_context import StageContext
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import BudgetError, ShardError, StageTimeoutError, WorkerDiedError, described, note
 from pipegraph.global_generators import Draws, drawing
-from pipegraph.tree import copy_containers
+
+Outcome = tuple[Sequence[Any], BaseException | None]
+"""What was made of a block's rows from some row on, and the error of the row after these; None if none failed."""
+
+
+class Block(Protocol):
+    """Rows that are done one after the other: of a chunk there is one, a bundle has several."""
+
+    @property
+    def count(self) -> float:
+        """How many."""
+
+    def one(self, index: int, /) -> Chunk:
+        """A row by itself."""
+
+
+Do = Callable[[Any, int], Outcome]
+"""Does the rows of a block from a row on: in this thread, or in a process or an actor."""
+
+Answer = Callable[[BaseException, int], Failure | None]
+"""What takes the place of a row, by its number, that failed with an error; None: it is left out."""
 
 
 def ends_run(stage: StageContext, error: BaseException) -> bool:
@@ -26,6 +47,14 @@ def ends_run(stage: StageContext, error: BaseException) -> bool:
         and stage.plan.backend.in_consumer
         and concurrency.current_thread() is concurrency.main_thread()
     )
+
+
+def outcome_of(call: Callable[..., Any], *args: Any) -> Outcome:
+    """The outcome of a row that a call does."""
+    try:
+        return (call(*args),), None
+    except BaseException as error:
+        return (), error
 
 
 class Failures:
@@ -40,17 +69,6 @@ class Failures:
         self.given, self.again, self.skip = spec.on_error, spec.retry, spec.skip
         self.name = stage.plan.name
         self.judges_epochs = self.skip is not None and is_share(self.skip.budget)
-
-    def guard(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
-        """Wrap ``process`` with retries, if the policy has any."""
-        if not self.again.times:
-            return process
-
-        def retrying(chunk: Chunk) -> Any:
-            original = chunk.data  # a function that failed may have changed its containers
-            return self.retry(worker, lambda: process(chunk.replace(copy_containers(original))))
-
-        return retrying
 
     def seeded(self, call: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
         """Wrap ``call`` to draw from the chunk's generator, unless the operator does so itself."""
@@ -68,27 +86,85 @@ class Failures:
 
         return with_numbers
 
-    def guard_children(self, worker: Worker, process: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
-        """As :meth:`guard`, for an expanding operator: a retry continues after the children already sent."""
-        process, retries = self.seeded(process), self.again.times
-        if not retries:
-            return process
+    # -- a block -------------------------------------------------------------------------------
 
-        def retrying(chunk: Chunk) -> Iterator[Any]:
-            original, done = chunk.data, 0
-            for turn in range(retries + 1):
-                try:
-                    made = process(chunk.replace(copy_containers(original)))
-                    for child in islice(made, done, None):
-                        done += 1
-                        yield child
-                    return
-                except Exception:
-                    if turn == retries:
-                        raise
-                    self._before_retry(worker, turn)
+    def done(self, worker: Worker, block: Block, do: Do, row: int = 0) -> Sequence[Any]:
+        """Do all rows of a block, timed: for each one its result, ``DROPPED``, or its ``Failure``.
 
-        return retrying
+        Args:
+            row: the number of the block's first row among those taken with its ticket.
+        """
+        outcome: Outcome | None = worker.meter.timed(do, block, 0)
+        assert outcome is not None
+        made = outcome[0]
+        if outcome[1] is not None or len(made) < block.count:
+            answer = partial(self._answer, worker, block, row)
+            parts, made, outcome = self.steps(worker, block, do, answer, outcome), [], None
+            for part in parts:
+                made += part if isinstance(part, list | tuple) else part.rows()
+                part = ()
+        worker.meter.calls += block.count
+        try:
+            return made
+        finally:
+            del made  # a failure's traceback refers to this frame
+
+    def steps(
+        self, worker: Worker, block: Block, do: Do, answer: Answer, outcome: Outcome | None = None
+    ) -> Iterator[Sequence[Any]]:
+        """As :meth:`done`: the results as they are made.
+
+        Args:
+            answer: what takes the place of a row, by its number, that has failed.
+            outcome: the first one, if it is there.
+        """
+        at = turn = 0
+        made: Sequence[Any]
+        while outcome is not None or at < block.count:
+            made, error = worker.meter.timed(do, block, at) if outcome is None else outcome
+            outcome = None
+            if made:
+                at, turn = at + len(made), 0
+                yield made
+            if error is None:
+                continue
+            if at >= block.count:  # no row's, which a policy could leave out
+                note(error, f"pipegraph: stage {self.name!r}, after the last sample of a bundle")
+                raise error
+            if turn < self.again.times and isinstance(error, Exception):
+                self._before_retry(worker, turn)
+                turn += 1
+                continue
+            at, turn = at + 1, 0
+            try:
+                failure = answer(error, at - 1)
+            finally:
+                error = None  # its traceback refers to this frame
+            yield (DROPPED if failure is None else failure,)
+            failure = None
+
+    def _answer(self, worker: Worker, block: Any, row: int, error: BaseException, at: int) -> Failure | None:
+        try:
+            one = block.one(at)
+        except Exception as broken:  # which the stage above has not made: this one was the first to see it
+            above: Failures = self.stage.above[0].failures  # type: ignore[attr-defined]
+            return above.give_up(block.named_one(at, None), broken)
+        return self.handle(worker, one, error, row + at)
+
+    def once(
+        self, worker: Worker, call: Callable[[], list[Any]], answer: Callable[[BaseException], Failure | None]
+    ) -> list[Any]:
+        """What an operator makes that keeps what it was given, so that no call can be tried again."""
+        made, error = worker.meter.timed(outcome_of, call)
+        worker.meter.calls += 1
+        if error is None:
+            found: list[Any] = made[0]
+            return found
+        try:
+            failure = answer(error)
+            return [] if failure is None else [failure]
+        finally:
+            error = failure = None  # its traceback refers to this frame
 
     def _before_retry(self, worker: Worker, turn: int) -> None:
         worker.meter.retried += 1
@@ -96,69 +172,34 @@ class Failures:
         if backoff and self.stage.run.stopping.wait(backoff * 2**turn):
             raise Cancelled from None
 
-    def retry(self, worker: Worker, attempt: Callable[[], Any]) -> Any:
-        """Call ``attempt`` up to ``times`` more times; the last error is raised."""
-        try:
-            return attempt()
-        except Exception as error:
-            first = error
-        try:
-            return self.try_again(worker, attempt, first)
-        finally:
-            del first
-
-    def try_again(self, worker: Worker, attempt: Callable[[], Any], error: BaseException) -> Any:
-        """As :meth:`retry`, after a first try that failed with ``error``."""
-        for turn in range(self.again.times if isinstance(error, Exception) else 0):
-            self._before_retry(worker, turn)
-            try:
-                return attempt()
-            except Exception as again:
-                error = again
-        try:
-            raise error
-        finally:
-            del error
-
     def handle(
         self, worker: Worker, chunk: Chunk, error: BaseException, row: int = 0, made: int = 0
     ) -> Failure | None:
         """Apply the policy to a failed chunk; returns None (skipped), or the failure.
 
         ``row`` is its index in its bundle, ``made`` the number of its items that were made before the failure.
-
-        Called inside ``except BaseException``. Exceptions that end the run are raised again; so is Ctrl-C, which
-        an inline stage may get in its consumer's thread.
+        Exceptions that end the run are raised again; so is Ctrl-C, which an inline stage may get in its consumer's
+        thread.
         """
-        if ends_run(self.stage, error):
-            try:
-                raise error
-            finally:
-                del error  # its traceback refers to this frame, and so to the worker's
+        self.pass_on(error)
         worker.meter.failed += 1
         if not isinstance(error, Exception) or self._loses_state(error) or self._cannot_count(error):
             return self.give_up(chunk, error)
         return self._judge(worker, chunk, error, row, made)
 
-    def made_instead(
-        self, worker: Worker, chunk: Chunk | None, error: BaseException, epoch: int
-    ) -> list[Any]:
-        """As :meth:`handle`, for calls that return several chunks; ``chunk`` is None for one at the end of an epoch.
-
-        Called inside ``except BaseException``.
-        """
-        failure: Failure | None
-        if chunk is not None:
-            failure = self.handle(worker, chunk, error)
-        elif ends_run(self.stage, error):
+    def pass_on(self, error: BaseException) -> None:
+        """Raise an exception that is no error of the stage."""
+        if ends_run(self.stage, error):
             try:
                 raise error
             finally:
-                del error  # as in handle
-        else:
-            note(error, f"pipegraph: stage {self.stage.name!r}, at the end of epoch {epoch}")
-            failure = Failure(error, epoch)
-        return [] if failure is None else [failure]
+                del error  # its traceback refers to this frame, and so to the worker's
+
+    def at_flush(self, error: BaseException, epoch: int) -> Failure:
+        """The failure for an error at the end of an epoch, which is no sample's."""
+        self.pass_on(error)
+        note(error, f"pipegraph: stage {self.name!r}, at the end of epoch {epoch}")
+        return Failure(error, epoch)
 
     def _loses_state(self, error: Exception) -> bool:
         """Whether the operator's state was lost with its process, so that no policy can continue."""
@@ -195,9 +236,7 @@ class Failures:
         stage, name, skip = self.stage, self.name, self.skip
         if skip is None:
             return self.give_up(chunk, error)
-        paused = worker.meter.pause()
         stage.wait_turn(worker.ticket)
-        worker.meter.resume(paused)
         ledger = stage.run.ledger
         with stage.judging:
             ordinal = stage.ordinals.of(worker.ticket, row)
@@ -239,38 +278,3 @@ class Failures:
             f"of {budget} in on_error={self.given!r}; loader.profile().quarantined lists them"
         )
         return Failure(error, epoch)
-
-    # -- rows of a batch -----------------------------------------------------------------------
-
-    def do_row(
-        self, worker: Worker, work: Callable[[], None], first: BaseException | None = None
-    ) -> BaseException | None:
-        """Do one row, with retries if the policy has any; returns its error, if it failed.
-
-        Args:
-            first: the error of a first try, if there was one.
-        """
-        try:
-            if first is None:
-                self.retry(worker, work)
-            else:
-                self.try_again(worker, work, first)
-        except BaseException as error:
-            if ends_run(self.stage, error):
-                raise
-            return error
-        return None
-
-    def judge_rows(
-        self, worker: Worker, chunk: Chunk, failed: dict[int, BaseException]
-    ) -> list[int] | Failure:
-        """Skip the failed rows; returns the rows that are left, or the first failure that ends the epoch."""
-        for index, error in sorted(failed.items()):
-            worker.meter.failed += 1
-            one = chunk.row(index, None)
-            if not isinstance(error, Exception):
-                return self.give_up(one, error)
-            failure = self._judge(worker, one, error, index)
-            if failure is not None:
-                return failure
-        return [index for index in range(len(chunk.row_lineages)) if index not in failed]

@@ -16,7 +16,7 @@ from pipegraph import concurrency, operators as ops
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process import processes
-from pipegraph.engine.remote.contract import Died
+from pipegraph.engine.remote.contract import Call, Died
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.remote.pool import Pool
 from pipegraph.engine.remote.worker import NOTHING, ProcessWorker
@@ -124,7 +124,7 @@ class FakeHost:
         self._page = Page(dies)
         self._worker: ProcessWorker | None = None
         self._cancelled = False
-        self.ahead: Any = None
+        self.ended = 0
 
     @property
     def pid(self) -> int | None:
@@ -152,15 +152,22 @@ class FakeHost:
         if self._link is None:
             self.start()
         assert self._link is not None
-        if self.ahead is not None:
-            self.ahead()
         try:
             return self._link.ask((name, args))
         except Died:
             row = self._page.row
             self._link.end()
             self._link = None
+            self.ended += 1
             raise Died("was killed", row, "") from None
+
+    def begin(self, call: Call) -> None:
+        """Sent when its answer is asked for."""
+
+    ahead = begin
+
+    def answer(self, call: Call) -> Any:
+        return self.call(call.name, *call.args)
 
     def cancel(self) -> None:
         if self._link is not None:
