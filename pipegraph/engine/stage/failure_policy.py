@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import BudgetError, ShardError, StageTimeoutError, WorkerDiedError, described, note
 from pipegraph.global_generators import Draws, drawing
 
-Outcome = tuple[Sequence[Any], BaseException | None]
+Outcome = tuple[Any, BaseException | None]
 """What was made of a block's rows from some row on, and the error of the row after these; None if none failed."""
 
 
@@ -88,7 +88,7 @@ class Failures:
 
     # -- a block -------------------------------------------------------------------------------
 
-    def done(self, worker: Worker, block: Block, do: Do, row: int = 0) -> Sequence[Any]:
+    def done(self, worker: Worker, block: Block, do: Do, row: int = 0) -> Any:
         """Do all rows of a block, timed: for each one its result, ``DROPPED``, or its ``Failure``.
 
         Args:
@@ -111,7 +111,7 @@ class Failures:
 
     def steps(
         self, worker: Worker, block: Block, do: Do, answer: Answer, outcome: Outcome | None = None
-    ) -> Iterator[Sequence[Any]]:
+    ) -> Iterator[Any]:
         """As :meth:`done`: the results as they are made.
 
         Args:
@@ -119,7 +119,7 @@ class Failures:
             outcome: the first one, if it is there.
         """
         at = turn = 0
-        made: Sequence[Any]
+        made: Any
         while outcome is not None or at < block.count:
             made, error = worker.meter.timed(do, block, at) if outcome is None else outcome
             outcome = None
