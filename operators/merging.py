@@ -119,10 +119,7 @@ class Mix(FanIn):
         except (TypeError, ValueError):
             self.weights = ()
         if not self.weights or any(not 0 < weight < math.inf for weight in self.weights):
-            zero = "; leave out an input of weight 0" if 0 in self.weights else ""
-            raise GraphError(
-                f"Mix: weights must be positive numbers, one per input, got {shown(weights)}{zero}"
-            )
+            raise GraphError(f"Mix: weights must be positive numbers, one per input, got {shown(weights)}")
         if stop not in ("first", "all", "repeat"):
             raise GraphError(f'Mix: stop must be "first", "all" or "repeat", got {shown(stop)}')
         self.stop = stop

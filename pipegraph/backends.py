@@ -73,9 +73,6 @@ class Ray(StageBackend):
         resources: of each actor, such as ``{"num_cpus": 2, "memory": 4 << 30}``; other names are custom resources of
             the cluster. One CPU by default.
         runtime_env: the actors' environment, as in ``ray.init``.
-
-    Raises:
-        GraphError: an amount is no number >= 0, or ``runtime_env`` no dict.
     """
 
     resources: Mapping[str, float]
@@ -93,15 +90,7 @@ class Ray(StageBackend):
         cls, resources: Mapping[str, float] | None = None, runtime_env: Mapping[str, Any] | None = None
     ) -> Ray:
         self = super().__new__(cls, "ray")
-        for what, given in (("resources", resources), ("runtime_env", runtime_env)):
-            if given is not None and not (
-                isinstance(given, Mapping) and all(isinstance(key, str) for key in given)
-            ):
-                raise GraphError(f"pg.Ray: {what} must be a dict with names as keys, got {shown(given)}")
         self.resources, self.runtime_env = dict(resources or {}), runtime_env
-        for name, amount in self.resources.items():
-            if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount >= 0:
-                raise GraphError(f"pg.Ray: resources[{name!r}] must be a number >= 0, got {shown(amount)}")
         return self
 
     def __getnewargs__(self) -> tuple[Any, ...]:

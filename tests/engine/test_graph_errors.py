@@ -196,7 +196,7 @@ def test_mix_wants_one_weight_per_input(graph, numbers):
         graph.plan()
     with pytest.raises(
         GraphError,
-        match="Mix: weights must be positive numbers, one per input, .*leave out an input of weight 0",
+        match="Mix: weights must be positive numbers, one per input, got",
     ):
         ops.Mix([1, 0])
     with pytest.raises(GraphError, match='Mix: stop must be "first", "all" or "repeat", got \'last\''):
@@ -365,15 +365,3 @@ def test_a_map_that_needs_order_is_refused_in_words_of_its_own():
     message = "stage 'counts': Counts takes items by their order, .* make it ordered=True"
     with pytest.raises(GraphError, match=message):
         graph.plan()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"resources": {"num_cpus": -1}}, r"pg.Ray: resources\['num_cpus'\] must be a number >= 0, got -1"),
-        ({"runtime_env": ["x"]}, r"pg.Ray: runtime_env must be a dict with names as keys, got \['x'\]"),
-    ],
-)
-def test_a_wrong_option_of_ray_is_an_error(options, message):
-    with pytest.raises(pg.PipegraphError, match=message):
-        pg.Ray(**options)
