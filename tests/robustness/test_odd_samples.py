@@ -71,12 +71,6 @@ def test_samples_of_two_kinds_are_refused_by_field_and_kind(first: Any, second: 
     assert "stage 'batch'" in caught.value.__notes__[0]
 
 
-@pytest.mark.parametrize("value", [np.ones(2, np.longdouble), 2**70])
-def test_values_that_torch_has_no_dtype_for_are_refused_by_field(value: Any) -> None:
-    with pytest.raises(pg.errors.DataError, match="field 'f'.*cannot be made a tensor"):
-        batches([{"f": value}, {"f": value}])
-
-
 def test_arrays_of_foreign_byte_order_are_stacked() -> None:
     (batch,) = batches([np.arange(3, dtype=">i4")] * 2)
     assert batch.tolist() == [[0, 1, 2]] * 2
