@@ -97,6 +97,9 @@ class ShardSamples:
         numbers = np.array([each.number for each in given])
         return ShardSamples(given[0].feed, numbers, np.array([each.index for each in given]))
 
+    def __len__(self) -> int:
+        return len(self.numbers)
+
     def part(self, start: int, stop: int) -> ShardSamples:
         """Samples ``start`` to ``stop``."""
         return ShardSamples(self.feed, self.numbers[start:stop], self.indices[start:stop])

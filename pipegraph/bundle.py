@@ -208,6 +208,9 @@ class PackedParts:
         """A single part as it is."""
         return parts[0] if len(parts) == 1 else PackedParts(parts, spans)
 
+    def __len__(self) -> int:
+        return self.spans[-1][1]
+
     def part(self, start: int, stop: int) -> Any:
         """Samples ``start`` to ``stop``, in the same memory; exactly one part is returned as it is."""
         parts, spans = [], []
