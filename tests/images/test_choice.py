@@ -29,12 +29,12 @@ def test_auto_is_the_fastest_decoder_that_is_installed_and_a_plan_says_which(mon
     if not all(installed(choice._DECODERS[name][0]) for name in names):
         pytest.skip("one of them is not installed")
     assert note_of("auto") == said
-    assert said in DecodeImage(32, crop=RandomResizedCrop()).notes()
+    assert said in DecodeImage(32, crop=RandomResizedCrop()).traits.notes()
     assert [each.name for each in open_backend("auto")._decoders] == [*names, "opencv"]
     assert note_of("pillow") == "decodes with pillow, as asked"
     others = [name for name in names if name != "nvimgcodec"]  # which decodes whole images no faster
     assert [each.name for each in open_backend("auto", whole=True)._decoders] == [*others, "opencv"]
-    assert f"auto: {[*others, 'opencv'][0]}" in DecodeImage(32).notes()
+    assert f"auto: {[*others, 'opencv'][0]}" in DecodeImage(32).traits.notes()
 
 
 @pytest.mark.parametrize("name", ["pillow", "opencv", "simplejpeg"])
