@@ -544,7 +544,10 @@ def test_a_length_that_is_no_number_is_named():
 
 @pytest.mark.parametrize(
     ("boundaries", "text"),
-    [("ab", "each boundary must be a number, got 'a'"), (5, "must be numbers that grow, got 5")],
+    [
+        ("ab", "each boundary must be a number, got 'a'"),
+        ([3, "b"], "each boundary must be a number, got 'b'"),
+    ],
 )
 def test_boundaries_that_are_no_numbers_are_named(boundaries, text):
     with pytest.raises(GraphError, match=text):
