@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
+from pipegraph import concurrency
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Source
 from pipegraph.engine.stage.ledger import Quarantined
@@ -99,8 +99,8 @@ class HostPart(Source):
         self._next, told = -1, 0.0
         for step, chunk in enumerate(loader.chunks(), first):
             counted = None
-            if monotonic() - told > COUNTED_S:
-                counted, told = loader._counted()[1:], monotonic()
+            if concurrency.monotonic() - told > COUNTED_S:
+                counted, told = loader._counted()[1:], concurrency.monotonic()
             if step >= start:
                 yield step * world_size + rank, (chunk, counted)
         self._next = epoch + 1

@@ -12,7 +12,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DataError, GraphError, ShardError
+from pipegraph.errors import DataError, GraphError
 from pipegraph.testing import fingerprint
 
 pa = pytest.importorskip("pyarrow")
@@ -431,26 +431,6 @@ def test_missing_lists_and_nulls_inside_lists_are_filled_in_one_go(
     }
     with pytest.raises(GraphError, match=r"fill={'x': '\?'} is no value of type"):
         read(made, {"x": (-1, "?")}, tmp_path)
-
-
-def test_a_pyarrow_too_old_for_missing_lists_of_a_fixed_size_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise pa.ArrowInvalid(
-            "Expected all lists to be of size=2 but index 2 had size=0"
-        )  # as pyarrow 25 says
-
-    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", refuse)
-    made = pa.table({"x": LISTS["lists"]})
-    monkeypatch.setattr(pa, "__version__", "25.0.1")
-    with pytest.raises(DataError, match=r'a\.parquet: .* cannot read: pip install "pyarrow>=26"'):
-        read_shard(made, {"x": (-1, [])}, tmp_path)
-    monkeypatch.setattr(pa, "__version__", "26.0.0")  # which says so of a broken file only
-    with pytest.raises(ShardError, match="are broken: Expected all lists"):
-        read_shard(made, {"x": (-1, [])}, tmp_path)
 
 
 def test_a_table_with_both_kinds_of_nulls_names_both_fillings() -> None:
