@@ -23,6 +23,22 @@ def lock_free_after_fork() -> concurrency.Lock:
     return lock
 
 
+_threads_in: int | None = None
+"""The process with the threads of a library that does not work in a fork without them."""
+
+
+def use_native_threads() -> bool:
+    """Note that such a library is used from now on; False if that was so in a parent of this forked process."""
+    global _threads_in
+    _threads_in = _threads_in or os.getpid()
+    return _threads_in == os.getpid()
+
+
+def has_native_threads() -> bool:
+    """Whether a fork of this process could not use such a library."""
+    return _threads_in is not None
+
+
 def notify(owner: Any) -> None:
     """Call ``owner._forked()`` in every forked child."""
     _notified.add(owner)

@@ -93,7 +93,7 @@ def list_files(
     if empty and not allow_empty:
         raise DataError(
             f"folder {root!r}: no file in the class folder {empty[0]!r}{matching}. If that is meant, give "
-            "allow_empty=True: the folder keeps its number; to pack, name the files and their labels in a text file"
+            "allow_empty=True to ListFiles: the folder keeps its number; pack the samples of such a graph"
         )
     number = {name: index for index, name in enumerate(names)}
     labels = np.fromiter((number[path.partition("/")[0]] for path in paths), np.int64, len(paths))

@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, TypeVar, final
 from pipegraph import concurrency
 from pipegraph.closing import Closing
 from pipegraph.errors import LoaderClosedError, PipegraphError, ShardError, StoreError, extra_module
-from pipegraph.forks import lock_free_after_fork
+from pipegraph.forks import lock_free_after_fork, use_native_threads
 
 from .entries import Sink
 from .other_stores import Store, opener_of
@@ -332,6 +332,11 @@ class StoreClient(Closing):
                 raise
             except Exception as error:
                 raise plain(error, root, f" (store options given: {sorted(self._options)})") from None
+        if not use_native_threads():
+            raise StoreError(
+                "a process that has read a store was forked, and obstore's threads are not in the child, so that no "
+                "request would end: start it with spawn or forkserver"
+            )
         make = importlib.import_module("obstore.store")
         if root.startswith("memory://"):
             with _memory_lock:  # one per name and process, as files are

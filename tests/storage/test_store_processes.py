@@ -82,14 +82,40 @@ warnings.simplefilter("ignore")
 store = StoreClient()
 store.put("memory://x/a", b"abc")
 if os.fork() == 0:
-    try:
-        store.read("memory://x/a", 0, 1)
-    except StoreError as error:
-        os._exit(7 if "before a fork" in str(error) else 1)
-    os._exit(2)
+    for client, said in (store, "before a fork"), (StoreClient(), "was forked"):
+        try:
+            client.read("memory://x/a", 0, 1)
+            os._exit(2)
+        except StoreError as error:
+            if said not in str(error):
+                os._exit(1)
+    os._exit(7)
 sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
 
-def test_a_client_from_before_a_fork_is_an_error_and_no_hang(programs: Any) -> None:
+def test_a_client_in_a_fork_of_a_process_that_has_read_a_store_is_an_error_and_no_hang(programs: Any) -> None:
     assert programs.run(FORKED).returncode == 7
+
+
+IN_PROCESSES = """
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.storage.stores import StoreClient
+
+def work(x):
+    with StoreClient() as store:
+        store.put(f"memory://b/{x}", b"abc")
+        return len(store.read(f"memory://b/{x}", 0, 3))
+
+with StoreClient() as store:
+    store.put("memory://b/x", b"1")
+graph = pg.Graph("g")
+graph.add(ops.FromIterable(range(3))).then(work, backend="process")
+with graph.loader() as loader:
+    assert list(loader) == [3, 3, 3]
+"""
+
+
+def test_a_process_stage_reads_a_store_after_the_trainer_has(programs: Any) -> None:
+    assert programs.run(IN_PROCESSES).returncode == 0

@@ -312,12 +312,14 @@ def may_fork() -> bool:
     accelerator. The monitor holds no lock that a worker needs, unless its function draws a progress bar.
 
     Threads of native libraries' pools do not count: OpenBLAS ends and restarts its own around a fork, and the zygote
-    sets the others' pools to one thread, as ``DataLoader``'s workers do.
+    sets the others' pools to one thread, as ``DataLoader``'s workers do. Those of the client of stores do.
     """
     if not hasattr(os, "fork") or sys.platform == "darwin":
         return False
     threads = [each for each in concurrency.enumerate() if type(each).__module__ != "tqdm._monitor"]
     if threads != [concurrency.main_thread()] or concurrency.current_thread() is not threads[0]:
+        return False
+    if forks.has_native_threads():  # a worker's request would never end
         return False
     from pipegraph.device.present import is_initialized
 
