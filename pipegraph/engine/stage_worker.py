@@ -19,6 +19,7 @@ class Worker:
     Attributes:
         meter: its counters.
         ticket: of the item that it has taken.
+        whole: whether its last block was done in one go, without a failure.
         ready: whether it takes part: its operator is open, and it has not begun to leave.
         late: whether it joined after the loader had started.
         leaves: whether it ends after its current unit of work.
@@ -31,6 +32,7 @@ class Worker:
     operator: Any
     meter: Meter = field(default_factory=Meter)
     ticket: int = 0
+    whole: bool = True
     ready: bool = False
     late: bool = False
     leaves: bool = False

@@ -17,7 +17,7 @@ from pipegraph.components import Context
 from pipegraph.device import accelerator as module
 from pipegraph.device.opening import every_device
 from pipegraph.device.slabs import pinned
-from pipegraph.errors import GraphError
+from pipegraph.errors import DeviceError
 from pipegraph.operators.batch_slabs import StageSlabs
 
 ROWS, WIDTH = 4, 512
@@ -62,7 +62,7 @@ def test_the_accelerator_that_is_there_has_a_name_of_its_own(accelerator: torch.
 def test_without_an_accelerator_its_name_is_refused() -> None:
     if torch.accelerator.is_available():
         pytest.skip("this machine has an accelerator")
-    with pytest.raises(GraphError, match=r"CopyToDevice: 'accelerator': torch finds no accelerator.*'cpu'"):
+    with pytest.raises(DeviceError, match=r"'accelerator': torch finds no accelerator.*'cpu'"):
         ops.CopyToDevice("accelerator")
     assert every_device() == [torch.device("cpu")]
 

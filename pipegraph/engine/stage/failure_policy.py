@@ -97,7 +97,8 @@ class Failures:
         outcome: Outcome | None = worker.meter.timed(do, block, 0)
         assert outcome is not None
         made = outcome[0]
-        if outcome[1] is not None or len(made) < block.count:
+        worker.whole = outcome[1] is None and len(made) == block.count
+        if not worker.whole:
             answer = partial(self._answer, worker, block, row)
             parts, made, outcome = self.steps(worker, block, do, answer, outcome), [], None
             for part in parts:
@@ -137,6 +138,7 @@ class Failures:
                 continue
             at, turn = at + 1, 0
             try:
+                self.pass_on(error)  # here, where no frame keeps it
                 failure = answer(error, at - 1)
             finally:
                 error = None  # its traceback refers to this frame
@@ -161,6 +163,7 @@ class Failures:
             found: list[Any] = made[0]
             return found
         try:
+            self.pass_on(error)
             failure = answer(error)
             return [] if failure is None else [failure]
         finally:

@@ -86,7 +86,7 @@ def _several(stage: StageRun, worker: Worker, do: Do, ticket: int, bundle: Bundl
     # Before it is done: the function may drop the field. Who is given packed samples makes them, and says their keys.
     if not source and bundle.packed is None:
         bundle.names = named(bundle.data, bundle.names)
-    busy, failed = meter.busy_ns, meter.failed
+    busy = meter.busy_ns
     made = stage.failures.done(worker, bundle, do)
     spent = meter.busy_ns - busy
     if isinstance(made, Columns) and made.kind is dict and "key" in made.data:
@@ -98,7 +98,7 @@ def _several(stage: StageRun, worker: Worker, do: Do, ticket: int, bundle: Bundl
         out = bundle.replace(made)
         if source:
             out.names = named(out.data, None)
-    if packed or (meter.failed == failed and (source or stage.plan.work.one_to_one)):
+    if packed or (worker.whole and (source or stage.plan.work.one_to_one)):
         nbytes = hand_over(stage, worker, ticket, out, bundle.buffers)
     else:
         nbytes = _what_is_left(stage, worker, ticket, out, bundle.buffers)
