@@ -241,7 +241,7 @@ def test_what_a_function_has_started_ends_with_its_worker(tmp_path, end):
 
 def test_random_workers_that_are_killed_lose_nothing():
     """A worker is killed again when the rows that it had then have come: a row that is hit twice is blamed, by design."""
-    draw, in_flight, items = random.Random(5), 150, 3000
+    draw, in_flight, items = random.Random(5), 500, 6000
     graph = pipeline(lambda x: [x] * 50, items=range(items), workers=2)
     graph.add(ops.Batch(4, collate=list), graph.tail)
     with graph.loader() as loader:
