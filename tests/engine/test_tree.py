@@ -70,15 +70,6 @@ class Sentence(list):
         self.text = text
 
 
-class Frozen(list):
-    """As its owner fills it, nobody else does."""
-
-    def append(self, item):
-        raise RuntimeError("frozen")
-
-    extend = append
-
-
 class Box(tuple):
     def __new__(cls, x, y):
         return super().__new__(cls, (x, y))
@@ -97,7 +88,6 @@ def labelled():
 
 ODD = [
     Sentence("a bc"),
-    Frozen([1, 2]),
     Box(1, 2),
     labelled(),
     os.stat("."),
