@@ -103,7 +103,7 @@ class Batch(_Groups):
 
     Args:
         size: samples per batch on this rank.
-        drop_last: leave out the last batch if it is not full; means nothing with ``cost``, where a batch has no size.
+        drop_last: leave out the last batch if it is not full; not with ``cost``, where a batch has no size to reach.
         collate: a function that makes a batch from a list of items. By default numbers, arrays and tensors are stacked
             into tensors; text, bytes, lists and objects become lists; None is refused. See
             ``pipegraph.operators.collate``. ``collate=list`` gives the plain list. With a mapping from field to
@@ -119,7 +119,7 @@ class Batch(_Groups):
 
     Raises:
         GraphError: none or several of ``size``, ``global_size`` and ``cost`` are given, one is out of range,
-            or ``collate`` or ``cost`` is not a plain function.
+            ``drop_last`` is given with ``cost``, or ``collate`` or ``cost`` is not a plain function.
         DataError: while it runs: samples cannot be collated, such as arrays of different shapes without ``pad``, or
             a sample costs more than ``limit``.
     """
@@ -170,6 +170,8 @@ class Batch(_Groups):
         self.size = None if size is None else integer(size, "Batch: size")
         self.global_size = None if global_size is None else integer(global_size, "Batch: global_size")
         self.drop_last = flag(drop_last, "Batch: drop_last")
+        if self.drop_last and cost is not None:
+            raise GraphError("Batch: drop_last=True needs size or global_size: with cost no batch is full")
         self.collate = None if isinstance(collate, Mapping) else collate
         self._fields = dict(fields)
         self.cost, self.limit, self.pad = cost, limit, pad

@@ -18,7 +18,7 @@ other objects, and the dtype of the first sample.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,26 @@ def collate(items: Sequence[Any], rules: Any = None, field: str = "") -> Any:
     return batch_of([_columns(items, rules, field)], rules, field)
 
 
+def _check_names(samples: Columns, rules: Mapping[Any, Any]) -> None:
+    """Raises DataError where a rule is for a field that the samples do not have, such as a misspelt one."""
+    there = set(_names(samples))
+    unknown = next((name for name in rules if name not in there), None)
+    if unknown is not None:
+        option = "collate" if callable(rules[unknown]) else "pad"
+        raise DataError(
+            f"Batch: {option} names the field {unknown!r}, which the samples do not have; they have "
+            f"{', '.join(map(repr, sorted(there - {''}))) or 'none'}"
+        )
+
+
+def _names(column: Columns, field: str = "") -> Iterator[str]:
+    """Of the samples ("") and their fields, at any depth."""
+    yield field
+    if isinstance(column.data, dict):
+        for name, below in column.data.items():
+            yield from _names(below, joined_name(field, name))
+
+
 def batch_of(parts: Sequence[Columns], rules: Any, field: str = "") -> Any:
     """As :func:`collate`, of several parts laid end to end."""
     rule = None
@@ -59,6 +79,8 @@ def batch_of(parts: Sequence[Columns], rules: Any, field: str = "") -> Any:
         parts = [_columns(_rows(parts), rules, field)]
     first = parts[0]
     pad = _pad(rule)
+    if not field and isinstance(rules, Mapping):
+        _check_names(first, rules)
     if isinstance(first.data, dict):
         return _batch_of_fields(parts, rules, field)
     made = _end_to_end(parts)
@@ -125,7 +147,13 @@ def _batch_of_fields(parts: Sequence[Columns], rules: Any, field: str) -> Any:
         made[name] = value = batch_of(columns, rules, within)
         pad = None if rules is None else _pad(_rule(rules, within))
         if named and pad is not None and isinstance(value, torch.Tensor) and value.dim() > 1:
-            beside |= pad.fields(str(name), [len(each) for each in _rows(columns)], value.shape[1])
+            added = pad.fields(str(name), [len(each) for each in _rows(columns)], value.shape[1])
+            if taken := [each for each in added if each in first.data or each in beside]:
+                raise DataError(
+                    f"{_where(joined_name(field, taken[0]))}: there is such a field already; give Pad(mask=..., "
+                    f"lengths=...) of {name!r} other names"
+                )
+            beside |= added
     if is_a_tuple(like) or isinstance(like, list):
         return tuple(made.values())
     if beside or (named and first.items is not None and len(set(map(type, first.items))) > 1):

@@ -262,3 +262,28 @@ def test_samples_that_are_lists_become_columns_as_tuples_do() -> None:
     assert batches([[1, 2], [3]], collate=list) == [[[1, 2], [3]]]
     with pytest.raises(DataError, match="lists of 2 and 1 entries.*pad=0"):
         batches([[1, 2], [3]])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"pad": {"idz": 0}},
+            "pad names the field 'idz', which the samples do not have; they have 'ids', 'm'",
+        ),
+        ({"collate": {"idz": list}}, "collate names the field 'idz'"),
+        ({"pad": {"ids": ops.Pad(0, mask="m")}}, "field 'm': there is such a field already"),
+    ],
+)
+def test_a_rule_for_no_field_and_an_added_field_of_a_taken_name_are_errors(options, said):
+    graph = pg.Graph("named")
+    graph.add(ops.FromSequence([{"ids": [1, 2], "m": 1}, {"ids": [3, 4], "m": 2}])).then(
+        ops.Batch(2, **options)
+    )
+    with graph.loader() as loader, pytest.raises(pg.PipegraphError, match=said):
+        list(loader)
+
+
+def test_a_batch_by_cost_has_no_full_one_to_drop_the_last_for():
+    with pytest.raises(pg.PipegraphError, match="drop_last=True needs size"):
+        ops.Batch(cost=len, limit=9, drop_last=True)
