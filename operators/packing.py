@@ -294,6 +294,10 @@ class Pack(Regroup):
             )
         count = -1
         for name, array in fields.items():
+            if name in (SEGMENTS, POSITIONS):
+                raise DataError(
+                    f"Pack: field {name!r} is one that Pack makes; rename it, or name fields= to pack"
+                )
             if count not in (-1, len(array)):
                 one = next(iter(fields))
                 raise DataError(

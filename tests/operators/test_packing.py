@@ -377,3 +377,13 @@ def test_rows_of_a_source_that_is_read_by_two_ways_resume_below_a_completion_ord
 def test_matrices_are_packed_as_the_arrays_that_they_are():
     (row,) = rows_of([{"ids": np.asmatrix(np.arange(4)).T}], length=4)
     assert row["ids"].tolist() == [[0], [1], [2], [3]]
+
+
+def test_a_field_that_pack_makes_is_refused():
+    graph = pg.Graph("taken")
+    graph.add(ops.FromIterable([{"tokens": [1, 2], "segment_ids": [7, 7]}])).then(ops.Pack(4))
+    with (
+        graph.loader() as loader,
+        pytest.raises(pg.PipegraphError, match="'segment_ids' is one that Pack makes"),
+    ):
+        list(loader)
