@@ -95,7 +95,7 @@ def first_batches(workers: int) -> Generator[Any]:
     import pipegraph as pg
     from pipegraph import operators as ops
 
-    data: Any = start_up.Rows()
+    data: Any = range(small_rows.BATCH)  # no more: what workers do ahead is not part of a start
     graph = pg.Graph("start")
     places: Any = {"workers": workers, "backend": "process"} if workers else {}
     graph.add(ops.FromSequence(data), **places).then(ops.Batch(small_rows.BATCH))

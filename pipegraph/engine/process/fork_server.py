@@ -29,6 +29,7 @@ _ROOM = 1 << 16
 
 PRELOADED = (
     "torch",
+    "numpy.random",
     "pipegraph.operators.functions",
     "pipegraph.engine.process.worker_life",
 )
