@@ -36,10 +36,6 @@ warnings.simplefilter("always")
 def seen(loader):
     return [[column.tolist() for column in batch] for batch in loader]
 """
-THREAD = """
-gate = threading.Event()
-threading.Thread(target=gate.wait, daemon=True).start()
-"""
 CHANGES = ["mydata.SIZE = 2", "mydata.Data.mosaic = False", "torch.set_default_dtype(torch.float64)"]
 ALL = [[2, 2], [False, False], [1.0, 1.0]]
 
@@ -66,43 +62,3 @@ assert seen(loader) == before
     )
     expected = [[[2, 2], [True] * 2, [0.0] * 2], [[2, 2], [False] * 2, [0.0] * 2], ALL]
     assert (done.stdout.splitlines(), done.stderr) == ([str([each]) for each in expected], "")
-
-
-def test_the_first_pass_sees_what_has_changed_since_another_loaders(run):
-    done = run(
-        """
-first, second = (pg.DataLoader(mydata.Data(), 2, num_workers=1) for _ in range(2))
-seen(first)
-mydata.SIZE = 2
-print(seen(second)[0][0])
-mydata.SIZE = 1
-print(seen(first)[0][0], seen(second)[0][0])
-"""
-    )
-    assert (done.stdout, done.stderr) == ("[2, 2]\n[1, 1] [1, 1]\n", "")
-
-
-def test_a_pass_inside_another_ones_has_modules_as_they_were_when_that_began(run):
-    done = run(
-        """
-first, second = (pg.DataLoader(mydata.Data(), 2, num_workers=1) for _ in range(2))
-for batch in first:
-    mydata.SIZE = 2
-    print(seen(second)[0][0])
-print(seen(second)[0][0])
-"""
-    )
-    assert (done.stdout, done.stderr) == ("[1, 1]\n[2, 2]\n", "")
-
-
-@pytest.mark.parametrize("begin", ["", THREAD], ids=["forked", "fresh interpreter"])
-def test_a_worker_is_known_to_multiprocessing(run, begin):
-    done = run(
-        begin
-        + """
-loader = pg.DataLoader(mydata.Names(), 1, num_workers=2)
-(one, first), (two, second) = seen(loader)
-print(one != two, first, second)
-"""
-    )
-    assert (done.stdout, done.stderr) == ("True [True] [True]\n", "")

@@ -112,14 +112,6 @@ def test_a_dataset_that_the_loop_changes_is_read_when_its_pass_begins_unless_lat
     assert passes(graph, change, epochs=1) == [list(range(e, 3 + 2 * e)) for e in range(EPOCHS)]
 
 
-@pytest.mark.parametrize("way", ["inline", "threads"])
-def test_a_function_that_changes_the_data_itself_gives_what_a_plain_loop_gives(way):
-    data = Numbers(torch.ones(3, 1))
-    graph = pg.Graph()
-    graph.add(ops.FromSequence(data), **WAYS[way]).then(lambda x: x.mul_(2), **WAYS[way])
-    assert passes(graph, lambda epoch: None, epochs=1) == [[2] * 3, [4] * 3, [8] * 3, [16] * 3]
-
-
 def test_set_epoch_and_a_resume_ask_the_sampler_anew_too():
     sampler = Weights()
     graph = pg.Graph()
@@ -167,22 +159,3 @@ def test_what_is_added_in_the_middle_of_an_epoch_belongs_to_the_next_and_no_samp
                 found.append(item)
                 data.items.append(1_000 * epoch + len(data))
             assert sorted(found) == sorted(data.items[:size])
-
-
-@pytest.mark.parametrize("way", ["inline", "threads"])
-def test_a_function_reads_what_the_loop_has_set_before_its_pass(way):
-    settings = {"level": 0}
-    graph = pg.Graph()
-    graph.add(ops.FromSequence(range(6))).then(lambda item: item + settings["level"], **WAYS[way])
-    found = passes(graph, lambda epoch: settings.update(level=epoch), epochs=1)
-    assert found == [[item + epoch for item in range(6)] for epoch in range(EPOCHS)]
-
-
-def test_files_of_an_interleave_are_opened_when_their_pass_begins():
-    settings = {"level": 0}
-    graph = pg.Graph()
-    graph.add(
-        ops.Interleave([0, 4], lambda first: [first + n + settings["level"] for n in range(2)], cycle=1)
-    )
-    found = passes(graph, lambda epoch: settings.update(level=epoch))
-    assert found == [[n + epoch for n in (0, 1, 4, 5)] for epoch in range(EPOCHS)]

@@ -63,6 +63,9 @@ class Ranks:
         assert not any(thread.is_alive() for thread in threads), "the ranks hang"
         return [found[rank] for rank in range(self.size)]
 
+    def together(self, job):
+        return self.run(*[job] * self.size)
+
 
 def loader_of(items, rank, calls, epochs=2):
     def work(x):
@@ -185,11 +188,6 @@ def test_known_numbers_of_steps_that_differ_are_logged(caplog, items, equal_step
         "may differ"
     )
     assert [record.getMessage() for record in caplog.records] == [text] * said
-
-
-def test_equal_steps_is_true_false_or_none():
-    with pytest.raises(pg.errors.GraphError, match="equal_steps must be True, False or None, got 'yes'"):
-        uneven().loader(equal_steps="yes")
 
 
 RANK = """

@@ -4,13 +4,12 @@ import json
 import re
 import threading
 
-import numpy as np
 import pytest
 from gates import Gate
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError, LoaderClosedError, PipegraphWarning, StateError
+from pipegraph.errors import LoaderClosedError, PipegraphWarning, StateError
 from tests.loader.counting import Counting
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -99,14 +98,6 @@ def test_a_new_iter_ends_the_old_pass_whose_iterator_then_says_so():
         ):
             next(first)
         assert next(second) == 100
-
-
-def test_a_finished_iterator_stays_finished():
-    with epoch_graph().loader() as loader:
-        numbers = iter(loader)
-        assert list(numbers) == list(items(0))
-        with pytest.raises(StopIteration):
-            next(numbers)
 
 
 def test_chunks_yields_data_with_identity():
@@ -230,18 +221,6 @@ def test_the_keys_of_a_state_are_fixed():
     assert all(each == shapes[0] for each in shapes)
 
 
-def test_a_state_is_small_and_cheap():
-    graph = pg.Graph("many", seed=1)
-    node = graph.add(ops.FromIterable(range(100_000)))
-    for i in range(8):
-        node = node.then(lambda x: x, name=f"stage{i}")
-    with graph.loader(epochs=None) as loader:
-        for item in loader:
-            if item == 500:
-                break
-        assert len(json.dumps(loader.state_dict())) < 2000
-
-
 def test_a_state_of_another_graph_is_refused_naming_the_stages_that_differ():
     with epoch_graph().loader() as loader:
         state = loader.state_dict()
@@ -302,18 +281,6 @@ def test_an_unordered_stage_may_change_its_workers_between_save_and_load():
         assert sorted(got) == sorted([*range(12), *(-x for x in range(12))])
 
 
-def test_the_ordered_flag_is_part_of_what_a_state_belongs_to():
-    def make(ordered):
-        graph = pg.Graph("g")
-        graph.add(ops.FromIterable(range(5))).then(lambda x: x, name="s", ordered=ordered)
-        return graph
-
-    with make(True).loader() as loader:
-        state = loader.state_dict()
-    with make(False).loader() as loader, pytest.raises(StateError, match="stage 's' has other parameters"):
-        loader.load_state_dict(state)
-
-
 # -- set_epoch and prefetching ----------------------------------------------------------------------
 
 
@@ -345,21 +312,6 @@ def test_set_epoch_during_a_pass_holds_for_the_next_one():
         assert loader.epoch == 5
         assert list(loader) == list(items(5))
         assert list(loader) == list(items(6))
-
-
-def test_epochs_must_be_numbers_from_zero_on():
-    with (
-        epoch_graph().loader() as loader,
-        pytest.raises(GraphError, match="epoch must be an int >= 0, got -1"),
-    ):
-        loader.set_epoch(-1)
-
-
-def test_an_epoch_may_be_a_numpy_integer_and_the_state_stays_json():
-    with epoch_graph().loader(epochs=None) as loader:
-        loader.set_epoch(np.int64(4))
-        assert next(iter(loader)) == items(4)[0]
-        assert json.loads(json.dumps(loader.state_dict()))["rank0"]["epoch"] == 4
 
 
 class Opened:
@@ -581,15 +533,6 @@ def test_after_iter_alone_a_restored_position_is_still_to_come():
         assert list(loader) == [4, 5, 6, 7, 8, 9]
 
 
-def test_an_iterator_that_can_be_read_once_serves_the_pass_after_one_that_delivered_nothing():
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(iter(range(50))), capacity=2)
-    with graph.loader() as loader:
-        iter(loader)
-        iter(loader)
-        assert list(loader) == list(range(50))
-
-
 def counting_graph(batched):
     graph = pg.Graph("counting")
     node = graph.add(ops.FromIterable(Counting), name="source", capacity=4)
@@ -693,19 +636,6 @@ def test_set_epoch_discards_restored_work_with_a_warning_and_only_where_there_is
         assert list(loader) == list(items(5))
 
 
-def test_going_back_and_forth_before_a_pass_leaves_the_epoch_whole():
-    opened = Opened()
-    with epoch_graph(opened, ahead=True).loader(epochs=4) as loader:
-        assert list(loader) == list(items(0))
-        opened.wait_for(1)
-        for epoch in (7, 0, 1):
-            loader.set_epoch(epoch)
-        assert list(loader) == list(items(1))
-        loader.set_epoch(0)
-        assert list(loader) == list(items(0))
-        assert list(loader) == list(items(1))
-
-
 @pytest.mark.parametrize(
     "between", [[], [ops.Shuffle(6)], [ops.FlatMap(lambda x: [x])]], ids=["plain", "window", "none"]
 )
@@ -748,19 +678,3 @@ def test_the_length_after_a_load_is_what_is_left_of_the_epoch(between):
             TypeError, match="no length in this epoch: it continues in a graph that was changed"
         ):
             len(loader)
-
-
-def test_next_of_a_loader_says_iter():
-    with epoch_graph().loader() as loader, pytest.raises(TypeError, match=r"or next\(iter\(loader\)\)"):
-        next(loader)
-
-
-def test_a_loader_is_no_iterator_for_the_source_that_reads_it():
-    inner = pg.Graph("inner")
-    inner.add(ops.FromSequence(range(10), shuffle=True))
-    outer = pg.Graph("outer")
-    with inner.loader(epochs=None) as read:
-        outer.add(ops.FromIterable(read))
-        with outer.loader(epochs=2) as loader:
-            first, second = list(loader), list(loader)
-    assert sorted(first) == sorted(second) == list(range(10)) and first != second

@@ -6,7 +6,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError, PipegraphWarning, StateError
+from pipegraph.errors import GraphError, StateError
 from pipegraph.loader.ranks import agree_on_seed, resolve
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -34,16 +34,6 @@ def test_else_torchruns_environment_at_iteration_time(monkeypatch):
     monkeypatch.setenv("RANK", "one")
     with pytest.raises(GraphError, match="RANK='one' and WORLD_SIZE='4'.* must be numbers"):
         resolve(None, None)
-
-
-@pytest.mark.parametrize(("name", "other"), [("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")])
-def test_half_of_torchruns_environment_is_one_rank_with_a_warning(monkeypatch, name, other):
-    monkeypatch.delenv(other, raising=False)
-    monkeypatch.setenv(name, "3")
-    with pytest.warns(PipegraphWarning, match=f"{name}=3 is set without the other"):
-        assert resolve(None, None) == (0, 1)
-    monkeypatch.setenv(name, "0" if name == "RANK" else "1")
-    assert resolve(None, None) == (0, 1)
 
 
 def test_else_one_rank(monkeypatch):
@@ -109,21 +99,6 @@ def test_a_seed_of_none_with_several_ranks_needs_a_group():
     assert agree_on_seed(7, 0, 2) == 7
 
 
-def test_loading_a_state_with_another_seed_opens_the_workers_anew():
-    graph = pg.Graph("g", seed=None)
-    graph.add(ops.FromSequence(range(4))).then(lambda x, rng: float(rng.random()), name="draw")
-    with graph.loader() as loader:
-        state = loader.state_dict()
-        state["seed"] = 11
-        list(loader)
-        loader.load_state_dict(state)
-        found = list(loader)
-    graph = pg.Graph("g", seed=11)
-    graph.add(ops.FromSequence(range(4))).then(lambda x, rng: float(rng.random()), name="draw")
-    with graph.loader() as loader:
-        assert list(loader) == found
-
-
 def test_a_state_without_this_rank_says_which_it_has():
     graph = pg.Graph("g")
     graph.add(ops.FromSequence(range(8))).then(ops.Shuffle(2), name="shuffle")
@@ -174,31 +149,3 @@ def test_two_processes_of_a_gloo_group_share_the_data_and_a_drawn_seed(tmp_path,
     with graph.loader(rank=0, world_size=1) as loader:
         whole = list(loader)
     assert whole[0::2] == found[0]["found"] and whole[1::2] == found[1]["found"]
-
-
-def test_a_mesh_that_is_none_is_named():
-    with pytest.raises(GraphError, match=r"mesh must be one dimension of a DeviceMesh.*'dp'.*got 'x'"):
-        resolve(None, None, "x")
-
-
-class _Numbers(pg.Source):
-    def length(self, epoch, rank, world_size):
-        return len(range(rank, 8, world_size))
-
-    def iterate(self, epoch, rank, world_size, start):
-        for position in range(rank + start * world_size, 8, world_size):
-            yield position, position
-
-
-def test_a_source_of_ones_own_without_begin_run_names_it_for_another_world_size():
-    def build():
-        graph = pg.Graph("own")
-        graph.add(_Numbers(), name="numbers")
-        return graph
-
-    with build().loader(rank=1, world_size=2) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    with build().loader(rank=0, world_size=1) as loader, pytest.raises(StateError) as raised:
-        loader.load_state_dict(state)
-    assert "'numbers' (a source of your own resumes at any size once it has begin_run" in str(raised.value)

@@ -7,9 +7,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import StateError
 from tests.loader.test_equal_steps import Ranks
-from tests.loader.test_unequal_ranks import Own
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -36,10 +34,6 @@ def unordered():
         ops.Batch(2, collate=list)
     )
     return graph
-
-
-def parts():
-    return graph_of(Own(), ops.Batch(2, collate=list))
 
 
 def saved(loader, steps=0):
@@ -110,56 +104,6 @@ def test_the_steps_of_an_epoch_are_known_in_a_changed_graph():
         loader.load_state_dict(again)
         assert saved(loader)[1] == 9
         assert len(loader) == len(list(loader)) == (240 - 6 * 2 - 3 * 4) // 4 // 3
-
-
-def test_parts_of_other_ranks_count_as_steps_of_the_rank_that_delivers_them():
-    before = []
-    for rank in range(2):
-        with parts().loader(rank=rank, world_size=2) as loader:
-            before.append(saved(loader, 2)[0])
-    with parts().loader() as loader:
-        loader.load_state_dict(before)
-        passing = iter(loader)
-        for steps in range(8):
-            assert saved(loader)[1] == 2 + steps  # rank 1's part follows that of rank 0
-            next(passing)
-        assert next(passing, None) is None
-
-
-def test_a_rank_has_no_length_where_it_continues_a_part_that_waited_behind_another():
-    before = []
-    for rank in range(2):
-        with parts().loader(rank=rank, world_size=2) as loader:
-            before.append(saved(loader, 2)[0])
-    with parts().loader() as loader:
-        loader.load_state_dict(before)
-        one = saved(loader, 1)[0]
-    for rank, left in ((0, 3), (1, 4)):
-        with parts().loader(rank=rank, world_size=2) as loader:
-            loader.load_state_dict([one])
-            with pytest.raises(TypeError, match="no length in this epoch"):
-                len(loader)
-            assert len(list(loader)) == left
-
-
-def test_ranks_that_stand_at_different_steps_continue_at_the_largest():
-    states = []
-    for rank, steps in ((0, 3), (1, 7)):
-        with batches().loader(rank=rank, world_size=2) as loader:
-            states.append(saved(loader, steps)[0])
-    for rank in range(3):
-        with batches().loader(rank=rank, world_size=3) as loader:
-            loader.load_state_dict(states)
-            assert saved(loader)[1] == 7
-
-
-@pytest.mark.parametrize("dealt", [-1, 6, 0.5, "0"])
-def test_a_state_that_was_dealt_behind_its_steps_is_damaged(dealt):
-    with batches().loader() as loader:
-        state, _ = saved(loader, 5)
-    state["rank0"]["dealt"] = dealt
-    with batches().loader() as loader, pytest.raises(StateError, match="'dealt' of 'rank0' is"):
-        loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize("fewest", [1, 7, 64, 100])

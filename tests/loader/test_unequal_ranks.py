@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.order import BlockOrder, LaneOrder, PartOrder, StridedOrder
+from tests.loader.test_equal_steps import Ranks
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -24,35 +23,6 @@ ORDERS = {
     "parts": PartOrder(tail="uneven"),
     "blocks": BlockOrder(shuffle=True),
 }
-
-
-class Ranks:
-    """Ranks that agree among threads: the minimum of what each says, round by round."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-        self._barrier = threading.Barrier(size)
-        self._said: dict[int, Any] = {}
-        self._lock = threading.Lock()
-        monkeypatch.setattr("pipegraph.loader.equal_steps.own_group", lambda world_size: self)
-        monkeypatch.setattr("pipegraph.loader.equal_steps.minimum_over", lambda group: group.begin)
-        self.size = size
-
-    def begin(self, value: Any) -> Any:
-        me = threading.get_ident()
-        with self._lock:
-            self._said[me] = value
-
-        def read() -> Any:
-            self._barrier.wait(30)
-            least = list(map(min, *self._said.values()))
-            self._barrier.wait(30)
-            return least
-
-        return read
-
-    def run(self, one: Any) -> list[Any]:
-        with ThreadPoolExecutor(self.size) as pool:
-            return [each.result(60) for each in [pool.submit(one, rank) for rank in range(self.size)]]
 
 
 def keep(x: int) -> bool:
@@ -205,9 +175,9 @@ def test_where_steps_are_known_all_ranks_have_as_many_left_as_len_says(name):
     "make", [scattered, mixed, lambda: mixed("first")], ids=["filter", "mix", "mix-first"]
 )
 def test_ranks_that_agree_on_equal_steps_go_on_together_at_another_size(monkeypatch, make, size, other):
-    before = Ranks(monkeypatch, size).run(lambda rank: part(make, rank, size, None, 4, size > 1))
+    before = Ranks(size, monkeypatch).together(lambda rank: part(make, rank, size, None, 4, size > 1))
     states = [after for _, after, _ in before]
-    rest = Ranks(monkeypatch, other).run(lambda rank: part(make, rank, other, states, None, other > 1))
+    rest = Ranks(other, monkeypatch).together(lambda rank: part(make, rank, other, states, None, other > 1))
     steps = {len(got) for got, _, _ in rest}
     assert len(steps) == 1 and steps.pop() > 0
     seen = Counter(x for got, _, _ in (*before, *rest) for chunk in got for x in chunk)
@@ -239,18 +209,9 @@ def test_a_rank_that_has_nothing_left_joins_the_agreement_and_the_next_epoch(mon
             loader.load_state_dict(unequal[rank])
             return [[len(list(loader)) for _ in range(2)], loader.epoch]
 
-    found = Ranks(monkeypatch, 2).run(both)
+    found = Ranks(2, monkeypatch).together(both)
     assert [each[0][0] for each in found] == [0, 0]
     assert found[0] == found[1] and found[0][0][1] > 0 and found[0][1] == 2
-
-
-def test_after_a_pass_with_nothing_left_the_next_epoch_is_whole():
-    state = part(bucketed, 0, 1, None, 3, None)[1]
-    with bucketed().loader(rank=1, world_size=2, equal_steps=False, epochs=2) as loader:
-        loader.load_state_dict([state])
-        assert list(loader) == [] and loader.epoch == 1
-        found = [chunk.epoch for chunk in loader.chunks()]
-    assert set(found) == {1} and len(found) == 30
 
 
 @pytest.mark.parametrize(("size", "other"), [(1, 2), (2, 3), (3, 2)])
@@ -264,13 +225,6 @@ def test_parts_that_can_only_go_on_whole_and_not_evenly_are_an_error_that_names_
     for rank in range(other):
         seen.update(x for chunk in part(bucketed, rank, other, states, None, False)[0] for x in chunk)
     assert sorted(seen) == list(range(N)) and set(seen.values()) == {1}
-
-
-def test_a_batch_by_cost_is_not_elastic_for_ranks_take_unequal_numbers_of_samples():
-    assert "because of: batch" in str(by_cost().plan())
-    state = part(by_cost, 0, 2, None, 3, False)[1]
-    with pytest.raises(pg.errors.StateError, match=r"'batch'.*list of all ranks' states"):
-        part(by_cost, 0, 3, state, None, False)
 
 
 class Own(pg.Source):
@@ -295,44 +249,3 @@ def test_a_source_of_a_user_continues_in_whole_parts():
     rest = part(make, 0, 1, [after for _, after, _ in before], None, None)
     seen = [x for got, _, _ in (*before, rest) for chunk in got for x in chunk]
     assert sorted(seen) == list(range(24)) and rest[2] is None
-
-
-class Trios(pg.Regroup):
-    """Threes; what is left over at the end is left out."""
-
-    def begin(self) -> None:
-        self.held: list[pg.Chunk] = []
-
-    def process(self, chunk: pg.Chunk) -> list[pg.Chunk]:
-        self.held.append(chunk)
-        if len(self.held) < 3:
-            return []
-        three, self.held = self.held, []
-        return [pg.Chunk.group(three, [each.data for each in three])]
-
-    def flush(self) -> list[pg.Chunk]:
-        self.held = []
-        return []
-
-    def length(self, n: int) -> int:
-        return n // 3
-
-
-@pytest.mark.parametrize("groups", [lambda: ops.Batch(3, drop_last=True, collate=list), Trios])
-def test_tails_of_several_former_ranks_that_are_left_out_are_told_of(groups: Any) -> None:
-    def make(groups: Any = groups) -> pg.Graph:
-        graph = pg.Graph("tails")
-        source = graph.add(ops.FromSequence(range(40), StridedOrder(shuffle=False)))
-        buckets = source.then(ops.Bucket(lambda x: x % 2, [1], size=2))
-        buckets.then(groups(), name="groups")
-        return graph
-
-    states = [part(make, rank, 2, None, 2, None)[1] for rank in range(2)]
-    told = r"stage 'groups': this rank continues the parts of 2 former ranks .* allow=\('groups',\)"
-    with make().loader() as loader:
-        with pytest.warns(pg.errors.PipegraphWarning, match=told):
-            loader.load_state_dict(states)
-        again = loader.state_dict()
-        assert len(list(loader)) == 2 * (20 - 6) // 3 - 1  # two left over at the end of each
-    with make().loader() as loader:  # said once
-        loader.load_state_dict(again)
