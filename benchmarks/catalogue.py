@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-
-FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,6 @@ class Entry:
         script: without ``.py``.
         arguments: besides rounds and images.
         images: whether it needs photographs.
-        others: whether it takes peers from other environments (``--other``).
         goals: what it has to show.
         apart: contestants of ours that are compared by themselves.
     """
@@ -60,14 +56,8 @@ class Entry:
     script: str
     arguments: tuple[str, ...] = ()
     images: bool = False
-    others: bool = False
     goals: tuple[Goal, ...] = ()
     apart: tuple[Apart, ...] = ()
-
-    @property
-    def written(self) -> bool:
-        """Whether there is such a script."""
-        return (FOLDER / f"{self.script}.py").exists()
 
 
 AHEAD = Goal(1)
@@ -100,7 +90,6 @@ SET = (
         "python_transform",
         goals=(Goal(0.95, ("hand-written process pool",)), AHEAD),
     ),
-    Entry("transport", "items from a worker process", "transport"),
     Entry("host_to_device", "batches copied to a device", "host_to_device"),
     Entry(
         "replica_training",
@@ -135,7 +124,6 @@ SET = (
         "the ImageNet training recipe",
         "image_recipe",
         images=True,
-        others=True,
         goals=(
             Goal(1.4),
             Goal(2, ("DataLoader, Pillow",)),
@@ -148,7 +136,6 @@ SET = (
         "image_recipe",
         ("--large",),
         images=True,
-        others=True,
         goals=(Goal(2.5, FULL_DECODE),),
     ),
     Entry(
@@ -167,12 +154,5 @@ SET = (
         images=True,
         goals=(Goal(2, ("DataLoader, processes",), "rss_mb", DECODE),),
     ),
-    Entry("autotune", "the tuner beside a grid search", "autotune"),
     Entry("planted", "what a profile says of planted bottlenecks, and how far its advice leads", "planted"),
 )
-
-
-def environments(root: Path) -> list[str]:
-    """Interpreters of the peers' further environments: ``.venv-NAME`` beside the main ones."""
-    found = sorted(root.glob(".venv-*/bin/python"))
-    return [str(path) for path in found if path.parent.parent.name != ".venv-bench"]

@@ -15,8 +15,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import json
 import os
+import signal
 import statistics
+import subprocess
 import sys
 import time
 import traceback
@@ -26,20 +29,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from records import RESULTS as RESULTS, machine as machine, record as record, versions as versions
 
 FAILED = "failed: "
-
-
-class Entrant(Protocol):
-    """Whatever can run in a race: a contestant of this interpreter, or one of another (``elsewhere.py``)."""
-
-    @property
-    def name(self) -> str: ...
-
-    def measure(self) -> Run: ...
+LIMIT_S = 300
+"""A child that takes longer is ended with all its processes, and named."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +160,7 @@ def spent_s(before: Mapping[tuple[int, float], float], after: Mapping[tuple[int,
     return sum(seconds - before.get(process, 0.0) for process, seconds in after.items())
 
 
-def race(contestants: Sequence[Entrant], rounds: int) -> Race:
+def race(contestants: Sequence[Any], rounds: int) -> Race:
     """Run all contestants in turn, ``rounds`` times; one that fails is left out and its reason kept."""
     result = Race()
     entered = list(contestants)
@@ -297,13 +293,11 @@ def compare(
     script: str,
     claim: str,
     configuration: Mapping[str, Any],
-    contestants: Iterable[Entrant],
+    contestants: Iterable[Any],
     check: Callable[[Any], str],
     yardsticks: Sequence[str],
     unit: str,
     options: argparse.Namespace,
-    environments: Mapping[str, Sequence[str]] | None = None,
-    absent: Mapping[str, str] | None = None,
 ) -> None:
     """The whole of a comparison: check every contestant's output once, race those that pass, record.
 
@@ -316,49 +310,50 @@ def compare(
         yardsticks: names that all others are compared with; the first is the ideal.
         unit: of work.
         options: those of ``arguments``.
-        environments: names by environment of those that run in another one, its own yardstick first.
-        absent: those that cannot run at all, and why.
     """
     header(claim, configuration)
-    everyone = list(contestants)
-    names_in = {c.name for c in chosen(everyone, options.only)}
-    there = {env: names for env, names in (environments or {}).items() if names_in & set(names[1:])}
-    # Another environment's yardstick comes along with its contestants, and only with them.
-    names_in -= {yardstick for yardstick, *_ in (environments or {}).values()}
-    names_in |= {yardstick for yardstick, *_ in there.values()}
-    entered = [c for c in everyone if c.name in names_in]
+    entered = chosen(contestants, options.only)
     checks: dict[str, str] = {}
     for contestant in entered:
         checks |= attempt([contestant], check)
         print(f"  check: {contestant.name:<34} {checks[contestant.name]}", flush=True)
     out = {name: text.removeprefix(FAILED) for name, text in checks.items() if text.startswith(FAILED)}
     result = race([c for c in entered if c.name not in out], options.rounds)
-    result.missing |= {**(absent or {}), **out}
+    result.missing |= out
     print(rate_table(result, yardsticks, unit))
-    joined = {}
-    for environment, (yardstick, *names) in there.items():
-        joined[environment] = {
-            "yardstick_over_here": ratio_of(result, yardstick, yardsticks[0]),
-            "over_yardstick_there": {name: ratio_of(result, name, yardstick) for name in names},
-        }
-        print(
-            f"{environment}: {yardstick} is {ratio_text(result, yardstick, yardsticks[0])} x {yardsticks[0]}"
-        )
-        for name in names:
-            print(f"{environment}: {name} is {ratio_text(result, name, yardstick)} x {yardstick}")
     if not options.no_record:
-        results = {**summary(result, yardsticks), "checks": checks, "environments": joined}
+        results = {**summary(result, yardsticks), "checks": checks}
         print("recorded in", record(script, claim, configuration, results).name)
 
 
-def ratio_of(result: Race, name: str, over: str) -> dict[str, float] | None:
-    """For the record; None where one of the two was not measured."""
-    return result.ratios(name, over).to_dict() if {name, over} <= result.runs.keys() else None
+def ask(command: Sequence[str], limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """Run a child in a session of its own and read its last line.
 
-
-def ratio_text(result: Race, name: str, over: str) -> str:
-    """For people."""
-    return str(result.ratios(name, over)) if {name, over} <= result.runs.keys() else "(not measured)"
+    Raises:
+        RuntimeError: it failed, said nothing that can be read, or took too long; with its reason.
+    """
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        out, err = child.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"not done after {limit_s:g} s") from error
+    finally:
+        if child.returncode is None:
+            # Its workers go with it: they are of its session.
+            os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
+    try:
+        answer = json.loads((out.strip().splitlines() or [""])[-1])
+    except json.JSONDecodeError:
+        answer = None
+    if not isinstance(answer, dict):
+        last = (err.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"exit status {child.returncode}: {last}")
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+    return answer
 
 
 class Repeat:

@@ -2,26 +2,23 @@
 
 Claim: at most 3 us per item and stage (capacity 64, one worker, ordered, statistics on), at least 6
 times faster than torchdata.nodes' thread ParallelMapper, at least 30 times faster than SPDL, flat from
-1 to 64 stages; and, with ``--memory-items``, memory flat over as many items as asked for.
+1 to 64 stages.
 
 Every contestant has a queue and a thread per stage, except those marked "no queue": DataLoader and
 Grain run all maps in one place. "tuned" rows are what a peer's documentation offers for small items.
 
     python benchmarks/hop_cost.py --rounds 5
-    python benchmarks/hop_cost.py --memory-items 10000000
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import harness
@@ -149,15 +146,13 @@ def plain_queues(depth: int) -> Iterator[Iterator[int]]:
 
 
 @contextmanager
-def pipegraph(
-    depth: int, workers: int = 1, ordered: bool = True, items: int = ENDLESS
-) -> Iterator[Iterator[int]]:
+def pipegraph(depth: int, workers: int = 1, ordered: bool = True) -> Iterator[Iterator[int]]:
     """The chain as a user writes it."""
     import pipegraph as pg
     from pipegraph import operators as ops
 
     graph = pg.Graph("hop")
-    node = graph.add(ops.FromIterable(range(items)), capacity=CAPACITY)
+    node = graph.add(ops.FromIterable(range(ENDLESS)), capacity=CAPACITY)
     for _ in range(depth):
         node = node.then(ops.Map(identity), workers=workers, capacity=CAPACITY, ordered=ordered)
     with graph.loader() as loader:
@@ -282,60 +277,32 @@ def contestants(depth: int, scale: float) -> list[Contestant]:
     ]
 
 
-def resident_mb() -> float:
-    """Resident memory of this process now, in MB."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096 / 1e6
-
-
-def memory_run(items: int, depth: int = 4) -> dict[str, Any]:
-    """Draw ``items`` items through pipegraph and note the resident memory ten times along the way."""
-    step = items // 10
-    noted = []
-    with pipegraph(depth, items=items) as stream:
-        start = time.perf_counter()
-        for count, _ in enumerate(stream, 1):
-            if count % step == 0:
-                noted.append(round(resident_mb(), 1))
-                print(f"  {count:>12,} items: {noted[-1]:.1f} MB", flush=True)
-        wall_s = time.perf_counter() - start
-    return {"items": items, "stages": depth, "resident_mb": noted, "wall_s": round(wall_s, 1)}
-
-
 def main() -> None:
     parser = harness.arguments(__doc__ or "")
     parser.add_argument(
         "--depths", default=",".join(map(str, DEPTHS)), help="chain lengths (default 1,4,16,64)"
     )
     parser.add_argument("--scale", type=float, default=0.5, help="seconds that a run should take, roughly")
-    parser.add_argument(
-        "--memory-items", type=int, default=0, help="instead: resident memory over so many items"
-    )
     options = parser.parse_args()
     configuration = {"capacity": CAPACITY, "rounds": options.rounds, "scale": options.scale}
     harness.header(CLAIM, configuration)
 
-    results: dict[str, Any]
-    if options.memory_items:
-        results = {"memory": memory_run(options.memory_items)}
-    else:
-        results = {}
-        rows = []
-        for depth in map(int, options.depths.split(",")):
-            entered = harness.chosen(contestants(depth, options.scale), options.only)
-            result = harness.race(entered, options.rounds)
-            results[str(depth)] = harness.summary(result, [IDEAL, OURS])
-            for name, runs in result.runs.items():
-                hop = harness.spread(1e6 * run.wall_s / run.units / depth for run in runs)
-                cpu = harness.spread(1e6 * run.cpu_s / run.units / depth for run in runs)
-                ours = str(result.ratios(OURS, name)) if OURS in result.runs else "-"
-                rows.append([str(depth), name, str(hop), f"{cpu.median:.3g}", ours])
-            for name, reason in result.missing.items():
-                rows.append([str(depth), name, "not measured", "-", reason[:60]])
-        print(harness.table(["stages", "", "us per item and stage", "CPU us", f"{OURS} is faster by"], rows))
+    results: dict[str, Any] = {}
+    rows = []
+    for depth in map(int, options.depths.split(",")):
+        entered = harness.chosen(contestants(depth, options.scale), options.only)
+        result = harness.race(entered, options.rounds)
+        results[str(depth)] = harness.summary(result, [IDEAL, OURS])
+        for name, runs in result.runs.items():
+            hop = harness.spread(1e6 * run.wall_s / run.units / depth for run in runs)
+            cpu = harness.spread(1e6 * run.cpu_s / run.units / depth for run in runs)
+            ours = str(result.ratios(OURS, name)) if OURS in result.runs else "-"
+            rows.append([str(depth), name, str(hop), f"{cpu.median:.3g}", ours])
+        for name, reason in result.missing.items():
+            rows.append([str(depth), name, "not measured", "-", reason[:60]])
+    print(harness.table(["stages", "", "us per item and stage", "CPU us", f"{OURS} is faster by"], rows))
     if not options.no_record:
-        name = "hop_memory" if options.memory_items else "hop_cost"
-        print("recorded in", harness.record(name, CLAIM, configuration, results).name)
+        print("recorded in", harness.record("hop_cost", CLAIM, configuration, results).name)
 
 
 if __name__ == "__main__":

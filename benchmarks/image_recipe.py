@@ -1,22 +1,16 @@
-"""The ImageNet training recipe: random resized crop to 224, flip, batches of 64, normalised float32
-NCHW.
+"""The ImageNet training recipe: random resized crop to 224, flip, batches of 64, normalised float32 NCHW.
 
 Claim: at least 1.4 times the best peer in the same run, at least 2 times DataLoader with Pillow
 transforms, at least 0.95 of a hand-written loop with the same decoder. With ``--large`` (photographs
 enlarged to 3000 x 2000): at least 2.5 times the best peer that decodes fully.
 
 Each peer runs in its own best way (``recipe_peers.py``): OpenCV's full decode with the normalisation
-done a batch at a time in its workers, DALI's, SPDL's, torchvision's and FFCV's own decoders, DataLoader
-also with Pillow. One more row runs the hand-written loop's own function in torchdata.nodes: what the
-function earns, and what the framework. ``--large`` leaves out what can only come
-behind another row there.
-
-Peers that cannot be installed beside the others run in an environment of their own, in the same rounds;
-each such environment runs the hand-written loop too.
+done a batch at a time in its workers, DALI's and SPDL's own decoders, DataLoader also with Pillow. One
+more row runs the hand-written loop's own function in torchdata.nodes: what the function earns, and what
+the framework. ``--large`` leaves out what can only come behind another row there.
 
     python benchmarks/image_recipe.py --images FOLDER --rounds 5
     python benchmarks/image_recipe.py --images FOLDER --rounds 3 --large
-    ... --other .venv-vision/bin/python --other .venv-ffcv/bin/python
 """
 
 from __future__ import annotations
@@ -29,7 +23,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import elsewhere
 import harness
 import numpy as np
 import recipe
@@ -43,9 +36,6 @@ LARGE_CLAIM = "3000 x 2000: >= 2.5 x the best peer that decodes fully"
 IDEAL = "hand-written, OpenCV"
 REGION = "hand-written, region decode"
 OURS = "pipegraph, auto"
-VISION = "DataLoader, torchvision v2"
-FFCV = "FFCV, own decoder"
-NEEDS = {VISION: "torchvision", FFCV: "ffcv"}
 WARM, TIMED = 10, 32
 # 3000 x 2000: even numbers, as batches come in pairs where two workers make whole ones; fewer where all is decoded.
 LARGE_WARM, LARGE_TIMED = 2, 2
@@ -101,7 +91,6 @@ def contestants(paths: Sequence[str], large: bool = False) -> list[Contestant]:
         "pipegraph, nvImageCodec": partial(pipegraph, backend="nvimgcodec"),
         "DataLoader, OpenCV": partial(loader, function=recipe.opencv_crop_path, collate=recipe.collate),
         "DataLoader, Pillow": partial(loader, function=recipe.pillow_sample, collate=None),
-        VISION: partial(loader, function=peers.torchvision_sample, collate=peers.torchvision_collate),
         "torchdata.nodes, threads": partial(nodes, method="thread"),
         "torchdata.nodes, processes": partial(nodes, method="process"),
         "torchdata.nodes, ideal's function": partial(
@@ -112,7 +101,6 @@ def contestants(paths: Sequence[str], large: bool = False) -> list[Contestant]:
         "Grain": peers.grain,
         "WebDataset": peers.webdataset,
         "DALI": peers.dali,
-        FFCV: peers.ffcv,
     }
 
     def entered(name: str) -> Contestant:
@@ -126,8 +114,6 @@ def check(contestant: Any, batches: int = 4) -> str:
     """Mean and deviation of the first batches; a wrong shape or type is an error."""
     import torch
 
-    if isinstance(contestant, elsewhere.Elsewhere):
-        return contestant.check()
     with contestant.stream() as stream:
         sums = []
         for batch in islice(iter(stream), batches):
@@ -151,28 +137,22 @@ def enlarge(paths: Sequence[str], folder: Path, count: int = 48) -> list[str]:
     return large
 
 
-def run(paths: Sequence[str], folder: str, options: Any) -> None:
-    """Check, race, print, record. ``folder`` holds ``paths``, for other interpreters."""
+def run(paths: Sequence[str], options: Any) -> None:
+    """Check, race, print, record."""
     large = options.large
     configuration = {
         "photographs": len(paths), "images": (LARGE_TIMED if large else TIMED) * BATCH, "batch": BATCH,
         "size": SIZE, "workers": WORKERS, "prefetch_batches": PREFETCH, "rounds": options.rounds, "large": large,
     }  # fmt: skip
-    arguments = ["--images", folder, *["--large"] * large]
-    foreign, environments, missing = elsewhere.enter(__file__, arguments, NEEDS, IDEAL, options.other)
-    away = {entrant.asked for entrant in foreign} - {IDEAL} | missing.keys()
-    entered = [*(c for c in contestants(paths, large) if c.name not in away), *foreign]
     harness.compare(
         "image_recipe_large" if large else "image_recipe",
         LARGE_CLAIM if large else CLAIM,
         configuration,
-        entered,
+        contestants(paths, large),
         partial(check, batches=1 if large else 4),
         [IDEAL, REGION, OURS],
         "images",
         options,
-        environments,
-        missing,
     )
 
 
@@ -180,18 +160,11 @@ def main() -> None:
     parser = harness.arguments(__doc__ or "")
     add_images_option(parser)
     parser.add_argument("--large", action="store_true", help="with photographs enlarged to 3000 x 2000")
-    elsewhere.add_options(parser)
     options = parser.parse_args()
     paths = photographs(options.images)
     one_thread_each()
-    if options.child:  # the parent has enlarged them
-        elsewhere.answer(contestants(paths, options.large), check, options.child, options.ask)
-        return
     with tempfile.TemporaryDirectory() as folder:
-        if options.large:
-            run(enlarge(paths, Path(folder)), folder, options)
-        else:
-            run(paths, options.images, options)
+        run(enlarge(paths, Path(folder)) if options.large else paths, options)
 
 
 if __name__ == "__main__":

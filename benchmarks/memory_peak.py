@@ -25,7 +25,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import elsewhere
 import harness
 import image_decode
 import images
@@ -96,7 +95,7 @@ def measured(names: list[str], folder: str, workers: int, rounds: int) -> dict[s
             if name in missing:
                 continue
             try:
-                sizes[name].append(elsewhere.ask([*command, name]))
+                sizes[name].append(harness.ask([*command, name]))
             except RuntimeError as error:
                 missing[name] = str(error)[:300]
             shown = missing.get(name) or f"{sizes[name][-1]['rss_mb']:,.0f} MB"

@@ -6,23 +6,64 @@ actors end with it, so that it holds nothing of the cluster.
 
     python benchmarks/ray_wall.py --images FOLDER     # make test-ray makes an environment with Ray
 
-Both read, decode and resize the same files in as many workers of one CPU each, as ``ray_decode.py`` has them. Each has
-a cluster of its own in each round, whose start is outside the timed span; contestants take turns.
+Both read, decode and resize the same files in as many workers of one CPU each. Each has a cluster of its own in each
+round, whose start is outside the timed span; contestants take turns.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import harness
-from images import BATCH, SIZE, add_images_option, one_thread_each, photographs
-from ray_decode import ACTORS, OURS, POOL, TASKS, Work, cluster, work
+from images import BATCH, SIZE, add_images_option, load, one_thread_each, photographs
 
+ACTORS = 2
+OURS = "pipegraph, Ray actors"
+TASKS = "Ray Data, iter_torch_batches, tasks"
+POOL = "Ray Data, iter_torch_batches, actors"
 TIMES = 4
 """Times that the folder is read in a pass."""
+
+
+def work(path: str) -> dict[str, Any]:
+    """One image."""
+    one_thread_each()
+    return {"image": load(path)}
+
+
+class Work:
+    """``work`` as Ray Data's actors take it."""
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        return work(row["path"])
+
+
+@contextmanager
+def cluster() -> Iterator[None]:
+    """A cluster of this machine with as many CPUs as there are workers, and no process that is not needed."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Threads that Ray Data leaves behind would start another cluster.
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=ACTORS,
+        include_dashboard=False,
+        object_store_memory=600_000_000,
+        log_to_driver=False,
+        logging_level="ERROR",
+        _system_config={"enable_worker_prestart": False, "prestart_worker_first_driver": False},
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def ours(paths: list[str]) -> int:

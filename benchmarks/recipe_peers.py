@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import harness
-import numpy as np
 import recipe
 from hop_cost import shut_down
 from ideal import PREFETCH
@@ -58,28 +55,6 @@ def dataloader(paths: Sequence[str], function: Callable[[str], Any], collate: An
     iterator = iter(loader)
     yield iterator
     iterator._shutdown_workers()
-
-
-@cache
-def torchvision_transforms() -> Any:
-    """Its v2 transforms, on uint8 tensors, as its documentation recommends for speed."""
-    from torchvision.transforms import v2
-
-    return v2.Compose([v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip()])
-
-
-def torchvision_sample(path: str) -> Any:
-    """torchvision's own decoder and transforms: uint8 (3, SIZE, SIZE)."""
-    from torchvision.io import ImageReadMode, decode_image
-
-    return torchvision_transforms()(decode_image(path, ImageReadMode.RGB))
-
-
-def torchvision_collate(images: Sequence[Any]) -> Any:
-    """Normalised a batch at a time, which is faster than its ``Normalize`` image by image."""
-    import torch
-
-    return recipe.normalise_planes(torch.stack(list(images)))
 
 
 @contextmanager
@@ -198,76 +173,3 @@ def dali(paths: Sequence[str]) -> Iterator[Any]:
             yield torch.utils.dlpack.from_dlpack(images.as_tensor())
 
     yield batches()
-
-
-@contextmanager
-def ffcv(paths: Sequence[str]) -> Iterator[Any]:
-    """Its own file format with the photographs' JPEG bytes as they are, its own decoder, compiled transforms.
-
-    The epoch is a long list of indices, so that no epoch ends inside the timed span. What it delivers lies in
-    memory as NHWC, its own best layout; everyone else delivers NCHW.
-    """
-    import torch
-    from ffcv.fields import RGBImageField
-    from ffcv.fields.decoders import RandomResizedCropRGBImageDecoder
-    from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTorchImage
-    from ffcv.writer import DatasetWriter
-    from PIL import Image
-
-    class Encoded(RGBImageField):  # type: ignore[misc]
-        """JPEG bytes are stored unchanged; its own field would decode and compress them anew."""
-
-        def encode(self, destination: Any, image: Any, malloc: Any) -> None:
-            data = np.frombuffer(image, np.uint8)
-            with Image.open(io.BytesIO(image)) as header:
-                destination["width"], destination["height"] = header.size
-            destination["mode"] = 0  # JPEG
-            destination["data_ptr"], storage = malloc(data.nbytes)
-            storage[:] = data
-
-    class Files:
-        def __len__(self) -> int:
-            return len(paths)
-
-        def __getitem__(self, index: int) -> tuple[bytes]:
-            return (rgb_jpeg(paths[index]),)
-
-    mean, std = (255 * np.array(values) for values in (recipe.MEAN, recipe.STD))
-    steps = [RandomResizedCropRGBImageDecoder((SIZE, SIZE)), RandomHorizontalFlip()]
-    steps += [NormalizeImage(mean, std, np.float32), ToTensor(), ToTorchImage()]
-    with tempfile.TemporaryDirectory() as folder:
-        target = str(Path(folder) / "photographs.beton")
-        DatasetWriter(target, {"image": Encoded(write_mode="jpg")}, num_workers=1).from_indexed_dataset(
-            Files()
-        )
-        loader = Loader(
-            target,
-            batch_size=BATCH,
-            num_workers=WORKERS,
-            batches_ahead=PREFETCH,
-            os_cache=True,
-            order=OrderOption.RANDOM,
-            indices=np.tile(np.arange(len(paths)), 500),
-            drop_last=True,
-            pipelines={"image": steps},
-            custom_fields={"image": Encoded},
-        )
-        iterator = iter(loader)
-        yield (images for (images,) in iterator)
-        iterator.close()
-        del iterator, loader
-        torch.set_num_threads(1)
-
-
-def rgb_jpeg(path: str) -> bytes:
-    """A file's bytes; those of a photograph that is not RGB (FFCV's decoder takes nothing else) made anew."""
-    from PIL import Image
-
-    data = Path(path).read_bytes()
-    with Image.open(io.BytesIO(data)) as image:
-        if image.mode == "RGB" and image.format == "JPEG":
-            return data
-        made = io.BytesIO()
-        image.convert("RGB").save(made, "JPEG", quality=95)
-        return made.getvalue()

@@ -15,7 +15,7 @@ from typing import Any
 PACKAGES = (
     "torch", "numpy", "pipegraph-torch", "torchdata", "spdl-core", "spdl-io", "grain", "webdataset",
     "nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "opencv-python-headless", "pillow", "simplejpeg",
-    "torchvision", "ffcv", "numba", "mosaicml-streaming", "litdata",
+    "torchvision", "mosaicml-streaming", "litdata",
 )  # fmt: skip
 RESULTS = Path(os.environ.get("PIPEGRAPH_RESULTS") or Path(__file__).parent / "results")
 

@@ -134,7 +134,6 @@ NO_PEERS = (
     "plain",
     "limit",
     "raw",
-    "one memory copy",
     "resident",
 )
 """How the names of contestants begin that are ours, or show what is possible at all."""
@@ -206,8 +205,7 @@ def overview(date: str, folder: Path) -> str:
     for entry in catalogue.SET:
         path = newest.pop(entry.record, None)
         if path is None:
-            why = "never recorded" if entry.written else "never recorded: there is no such script"
-            rows.append([question(entry.record), verdict({}, entry), why])
+            rows.append([question(entry.record), verdict({}, entry), "never recorded"])
             continue
         row = json.loads(path.read_text().splitlines()[-1])
         rows.append([question(entry.record), verdict(row["results"], entry), when(row)])
@@ -230,19 +228,6 @@ def when(row: dict[str, Any]) -> str:
     rounds = row["configuration"].get("rounds")
     said = f", {rounds} round{'s' * (rounds != 1)}" if isinstance(rounds, int) else ""
     return row["time"][:16].replace("T", " ") + said
-
-
-def elsewhere(results: dict[str, Any]) -> list[str]:
-    """How the peers of other environments compare with the hand-written loop over there."""
-    lines = []
-    for environment, found in (results.get("environments") or {}).items():
-        lines.append(
-            f"In the environment `{environment}` the hand-written loop reaches "
-            f"{cell(found['yardstick_over_here'])} of the one here; of that one reach: "
-            + ", ".join(f"{name} {cell(ratio)}" for name, ratio in found["over_yardstick_there"].items())
-            + "."
-        )
-    return lines
 
 
 def reasons(results: dict[str, Any], title: str = "") -> list[str]:
@@ -273,7 +258,7 @@ def section(path: Path, row: dict[str, Any] | None = None) -> str:
     lines += [f"pipegraph: {said}."] * bool(said)
     for title, text in tables:
         lines += [f"### {title.removeprefix(row['script']).removeprefix(', ')}"] * (len(tables) > 1) + [text]
-    lines += elsewhere(row["results"]) + reasons(row["results"])
+    lines += reasons(row["results"])
     lines.append(
         f"`{path.name}`, {when(row)}; {facts['cpu']}, {facts['cores']} cores, load {facts['load_1min']}; {setup}. "
         f"Claim: {row['claim']}."

@@ -1,10 +1,8 @@
 """The set against the peers, then the day's Markdown page.
 
-Peers that need an environment of their own are found in ``.venv-NAME`` folders of the repository's root.
-
-    python benchmarks/run_all.py --rounds 5 --images FOLDER
-    python benchmarks/run_all.py --only image_recipe,tokens
-    python benchmarks/run_all.py --skip memory_peak
+python benchmarks/run_all.py --rounds 5 --images FOLDER
+python benchmarks/run_all.py --only image_recipe,tokens
+python benchmarks/run_all.py --skip memory_peak
 """
 
 from __future__ import annotations
@@ -44,8 +42,6 @@ def chosen(only: str, skip: str, photographs: bool) -> list[catalogue.Entry]:
                 f"left out: {entry.record}: no photographs (--images FOLDER or PIPEGRAPH_TEST_IMAGES)",
                 flush=True,
             )
-        elif not entry.written:
-            print(f"left out: {entry.record}: no script {entry.script}.py", flush=True)
         else:
             entries.append(entry)
     return entries
@@ -61,14 +57,11 @@ def main() -> None:
     add_images_option(parser)
     options = parser.parse_args()
     entries = chosen(options.only, options.skip, bool(options.images))
-    others = catalogue.environments(FOLDER.parent)
     failed = []
     begin = time.monotonic()
     for number, entry in enumerate(entries, 1):
         command = [sys.executable, str(FOLDER / f"{entry.script}.py"), "--rounds", str(options.rounds)]
         command += [*entry.arguments, *(["--images", options.images] if entry.images else [])]
-        if entry.others:
-            command += [word for python in others for word in ("--other", python)]
         spent = (time.monotonic() - begin) / 60
         print(
             f"\n== {number} of {len(entries)}: {entry.record}, {entry.question}; {spent:.1f} min so far",

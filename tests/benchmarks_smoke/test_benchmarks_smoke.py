@@ -24,7 +24,6 @@ PEERS = (
     "python_transform.py",
 )
 PEERS += (
-    "autotune.py",
     "planted.py",
     "report.py",
     "resume.py",
