@@ -205,14 +205,14 @@ def index(
 @app.command(
     epilog="Examples:  pipegraph pack photos/ shards/  |  pipegraph pack photos/ shards/ --format parquet  |  "
     "pipegraph pack photos/ shards/ --workers 8  |  pipegraph pack hf:ylecun/mnist:train shards/  |  "
-    "pipegraph pack convert.py:samples shards/  |  pipegraph pack 'sorted/*.tar' shuffled/ --shuffle"
+    "pipegraph pack convert.py:samples shards/  |  pipegraph pack sorted/ shuffled/ --shuffle"
 )
 def pack(
     source: Annotated[
         str,
         typer.Argument(
             help="A folder of files (those of a sample share their name up to the first dot; class folders give "
-            "labels), shards (a folder, a glob), hf:NAME:SPLIT or a saved Hugging "
+            "labels), hf:NAME:SPLIT or a saved Hugging "
             "Face dataset, or FILE.py:FUNCTION, which returns a dataset or yields dicts."
         ),
     ],

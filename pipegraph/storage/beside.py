@@ -90,16 +90,6 @@ def missing_error(where: str, listed: int, gone: Sequence[str], remedy: str = ""
     )
 
 
-def refuse_missing(found: Sequence[Part], named: PartsLike) -> None:
-    """Raises DataError if the manifest beside local shards lists some that are missing."""
-    try:
-        beside = load_beside(found)
-    except DataError:
-        return  # the shards themselves are read
-    if beside is not None and (gone := missing_shards(beside[1].parts, found, named)):
-        raise missing_error(repr(beside[0]), len(beside[1].parts), gone)
-
-
 def few(names: Sequence[str]) -> str:
     """Some of many names, for messages."""
     shown = ", ".join(map(repr, names[:5]))

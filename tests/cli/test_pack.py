@@ -41,7 +41,7 @@ def test_a_function_and_a_shuffle(files: Path, capsys: pytest.CaptureFixture[str
     code, out, _ = pack("convert.py:samples", "made", "--format", "parquet", capsys=capsys)
     assert code == 0
     assert "7 samples in 1 shard (" in out
-    code, out, _ = pack("made", "mixed", "--format", "parquet", "--shuffle", "--seed", "3", capsys=capsys)
+    code, out, _ = pack("files", "mixed", "--format", "parquet", "--shuffle", "--seed", "3", capsys=capsys)
     assert code == 0
     assert (files / "mixed" / "_manifest.json").exists()
 
@@ -49,8 +49,8 @@ def test_a_function_and_a_shuffle(files: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing", "out"], "no shard 'nothing'"),
-        (["fils/", "out"], "no shard 'fils', and no folder of this name, in folder '.'"),
+        (["nothing", "out"], "'nothing': there is no such folder"),
+        (["fils/", "out"], "'fils/': there is no such folder"),
         (["files", "out", "--format", "zip"], "format must be one of tar, parquet, got 'zip'"),
         (["files", "out", "--size", "many"], "pack: size must be bytes or a size such as"),
         (["convert.py:absent", "out"], "there is no file 'convert.py'"),

@@ -8,7 +8,6 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError
-from pipegraph.storage.writing.pack import pack_shards
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -63,9 +62,3 @@ def test_a_column_of_the_file_takes_the_place_of_its_folders_and_parts_without_a
     assert read(folder / "**" / "*.parquet") == [{"x": 0, "year": 2024}, {"x": 1, "year": 2024}]
     pq.write_table(pa.table({"x": [5]}), folder / "part-0.parquet")
     assert read(folder / "**" / "*.parquet")[-1] == {"x": 5, "year": None}
-
-
-def test_a_pack_writes_columns_of_folders(tmp_path: Path) -> None:
-    folder = written(tmp_path / "data", ["0", "7"])
-    pack_shards(folder / "**" / "*.parquet", tmp_path / "packed", format="parquet")
-    assert [row["label"] for row in read(tmp_path / "packed")] == [0, 0, 7, 7]

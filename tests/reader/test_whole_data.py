@@ -75,7 +75,6 @@ def test_every_reader_refuses_an_unfinished_pack(
         "manifest": lambda: count(unfinished, manifest=Manifest.of([])),
         "length": lambda: len(loader_of(unfinished)),
         "index": lambda: build_manifest(unfinished),
-        "pack": lambda: pack_shards(unfinished, tmp_path / "again"),
     }
     for read in readers.values():
         with pytest.raises(DataError, match="the pack into this folder has not ended") as refused:
@@ -182,18 +181,6 @@ def test_a_missing_object_is_an_error_that_names_it(write_shards: Any, upload: A
                 count(named, order=order)
     assert count(f"{url}/", missing="skip") == 94
     assert count(f"{url}/part-{{00..01}}.tar") == 61
-
-
-def test_shards_of_which_one_is_missing_are_not_packed_again(write_shards: Any, tmp_path: Path) -> None:
-    folder = write_shards("tar")
-    build_manifest(folder, folder / "_manifest.json")
-    (folder / "part-02.tar").unlink()
-    with pytest.raises(
-        DataError, match=r"1 of the 4 shards that .* are missing: 'part-02\.tar'.*pipegraph index"
-    ):
-        pack_shards(folder, tmp_path / "again", workers=1)
-    build_manifest(folder, folder / "_manifest.json")
-    assert len(pack_shards(folder, tmp_path / "again", workers=1)) == 94
 
 
 def test_missing_is_one_of_two() -> None:
@@ -377,19 +364,6 @@ def test_a_folder_of_files_with_a_folder_that_may_not_be_listed_is_refused(close
 def test_a_pack_names_a_broken_link(linked: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"s-1\.jsonl', which is a link to 'gone/s-1\.jsonl': No such file"):
         pack_shards(linked, tmp_path / "out")
-
-
-@pytest.mark.parametrize("beside", ["s-1.tar.bz2", "s-1.tar.partial", "README", "s-0.tar.md5"])
-def test_a_folder_of_shards_with_others_beside_them_is_not_packed_as_files(
-    write_shards: Any, tmp_path: Path, beside: str
-) -> None:
-    folder = write_shards("tar")
-    (folder / beside).write_bytes(b"x")
-    if "s-1" in beside:
-        with pytest.raises(DataError, match=rf"'{beside}' is packed in a way"):
-            pack_shards(folder, tmp_path / "again")
-    else:
-        assert len(pack_shards(folder, tmp_path / "again")) == count(folder)
 
 
 def test_shards_beside_folders_with_more_shards_are_said_with_the_pattern_of_both(

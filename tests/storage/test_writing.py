@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import os
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,12 @@ import torch
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, GraphError, LoaderClosedError, ShardError
-from pipegraph.storage import build_manifest, local, pack_shards
+from pipegraph.storage import build_manifest, pack_shards
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.manifest import Manifest
 from pipegraph.storage.shard_files import LocalFile
 from pipegraph.storage.writing import pack, pack_folder
 from pipegraph.storage.writing.pack import PackProgress
-from pipegraph.storage.writing.pack_sources import PackSource, source_of
 from pipegraph.storage.writing.tar_encoder import header
 from tests.storage.reading_shards import written as samples
 
@@ -133,17 +132,6 @@ def test_a_shuffle_keeps_every_sample_and_follows_from_its_seed(photos: Path, tm
     with tarfile.open(tmp_path / "a" / "shard-000000.tar") as archive:
         labels = [name.split("/")[0] for name in archive.getnames()]
     assert 0.2 < labels.count("dogs") / len(labels) < 0.5
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_shards_can_be_rewritten_in_another_order_and_format(
-    photos: Path, tmp_path: Path, format: str
-) -> None:
-    pack_shards(photos, tmp_path / "sorted", format=format, size="100 kB", workers=1)
-    for workers in (1, 2):
-        pack_shards(tmp_path / "sorted", tmp_path / f"{workers}", size="100 kB", workers=workers, shuffle=3)
-    assert shards(tmp_path / "1") == shards(tmp_path / "2")
-    assert samples(tmp_path / "1") == expected(photos)
 
 
 class Rows:
@@ -726,8 +714,25 @@ def test_what_cannot_be_packed_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             pack_shards(source, tmp_path / "out", workers=1)
-    with pytest.raises(DataError, match="no shard"):
+    with pytest.raises(DataError, match="no such folder"):
         pack_shards(tmp_path / "nothing", tmp_path / "other")
+
+
+def test_a_folder_of_shards_is_refused_and_the_samples_of_its_graph_are_packed(
+    photos: Path, tmp_path: Path
+) -> None:
+    pack_shards(photos, tmp_path / "sorted", size="100 kB", workers=1)
+    with pytest.raises(DataError, match=r"holds the shard 'shard-000000\.tar'; .* a graph that reads them"):
+        pack_shards(tmp_path / "sorted", tmp_path / "again")
+
+    def again() -> Iterator[Any]:
+        graph = pg.Graph("again")
+        graph.add(ops.ShardSelect(tmp_path / "sorted", shuffle=True)).then(ops.Load())
+        with graph.loader() as loader:
+            yield from loader
+
+    pack_shards(again, tmp_path / "again", size="100 kB")
+    assert samples(tmp_path / "again") == expected(photos)
 
 
 @pytest.mark.parametrize("complete", [True, False])
@@ -745,25 +750,6 @@ def test_what_a_kill_in_the_last_moment_leaves_is_removed(
         (out / "_pack.json").unlink()
     pack_shards(photos, out, format="parquet", size="100 kB", workers=1)
     assert shards(out) == whole
-
-
-def test_many_shards_are_packed_again_with_few_files_open(
-    tmp_path: Path, open_descriptors: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pg.ShardWriter(tmp_path / "in", size=2_000) as writer:
-        for number in range(64):
-            writer.write({"text": "a" * 900, "label": number})
-    assert writer.shards > 60
-    monkeypatch.setattr(local, "open_files_limit", lambda: 64)
-    source = source_of(str(tmp_path / "in"))
-    assert isinstance(source, PackSource)
-    before, most = len(open_descriptors()), 0
-    for number in (*range(64), *reversed(range(64))):
-        assert source.read(number)["label"] == number
-        most = max(most, len(open_descriptors()))
-    assert most - before <= 64 // 8
-    source.close()
-    assert len(open_descriptors()) == before
 
 
 def test_a_lock_on_a_file_that_lies_nowhere_keeps_nobody_out(

@@ -78,9 +78,8 @@ def pack_shards(
     folder changes nothing.
 
     Args:
-        source: a folder of files or of shards, a pattern or list of shards, the folder or ``hf:NAME:SPLIT`` of a
-            Hugging Face dataset, a dataset with ``__len__`` and ``__getitem__``, an iterable of dicts, or a function
-            that returns one of these.
+        source: a folder of files, the folder or ``hf:NAME:SPLIT`` of a Hugging Face dataset, a dataset with
+            ``__len__`` and ``__getitem__``, an iterable of dicts, or a function that returns one of these.
         target: the folder for the shards.
         format: one of those of docs/formats.md, ``"tar"`` or ``"parquet"``.
         size: about how large shards are, in bytes or such as ``"128 MB"``. Tars of files never exceed it, unless a
@@ -157,7 +156,6 @@ def _pack_in_parallel(
     for number, index in _results(job, tasks, min(workers, len(tasks)), report):
         target.finished[number] = index
         report()
-    source.close()
     return target.finish(source.classes)
 
 

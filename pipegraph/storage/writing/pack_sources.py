@@ -1,13 +1,11 @@
-"""Inputs of a pack: files, shards, datasets, streams."""
+"""Inputs of a pack: files, datasets, streams."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import os
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from stat import S_ISREG
 from typing import Any, Final
@@ -16,25 +14,19 @@ import numpy as np
 
 from pipegraph.errors import DataError, extra_module
 from pipegraph.paths import PATHS, broken_link, path_of
-from pipegraph.storage.beside import refuse_missing
-from pipegraph.storage.folders import is_beside, list_files
-from pipegraph.storage.formats import format_of, known_suffixes, unread
-from pipegraph.storage.formats.folder_columns import FolderColumns
+from pipegraph.storage.folders import list_files
+from pipegraph.storage.formats import known_suffixes
 from pipegraph.storage.formats.tar import split_key
-from pipegraph.storage.indexing import build_manifest
-from pipegraph.storage.local import LocalParts, PartFile
-from pipegraph.storage.manifest import Manifest
-from pipegraph.storage.parts import expand_parts
 from pipegraph.storage.read_file import read_file
-from pipegraph.storage.side_files import refuse_unfinished
 
 from .encoder import Sample
 from .field_kinds import refuse_odd_names
 from .tar_encoder import member_nbytes
 
-_BESIDE_SHARDS: Final = (".json", ".txt", ".md", ".md5", ".sha1", ".sha256", ".idx", ".lock")
-_HELD_NBYTES: Final = 1 << 30
-"""What blocks that are not read in place may hold while shards are rewritten."""
+_GIVE: Final = (
+    "give a folder of files, a dataset or an iterable of dicts; the samples of shards are those of a graph that reads "
+    "them, see docs/formats.md"
+)
 
 
 class PackSource(ABC):
@@ -57,9 +49,6 @@ class PackSource(ABC):
     def describe(self) -> Any:
         """JSON by which the same data is known: a stopped pack is resumed with it, and no other."""
 
-    def close(self) -> None:  # noqa: B027
-        """Give back what is held."""
-
 
 class FilesSource(PackSource):
     """Files: those of one sample share the path up to the first dot of the last component."""
@@ -69,6 +58,11 @@ class FilesSource(PackSource):
         self.root, labels = files.root, None if files.labels is None else files.labels.tolist()
         samples: dict[str, dict[str, Any]] = {}
         facts: list[str] = []
+        shard = next(
+            (path for path in files.paths if path.lower().endswith(known_suffixes(holds_samples=True))), None
+        )
+        if shard is not None:
+            raise DataError(f"{root!r} holds the shard {shard!r}; {_GIVE}")
         if any(path.endswith(".cls") for path in files.paths):
             labels = None  # samples with labels of their own
         for place, path in enumerate(files.paths):
@@ -159,73 +153,6 @@ class SequenceSource(PackSource):
         return as_sample(self.dataset[number])
 
 
-class ShardsSource(PackSource):
-    """Shards of any format, by the samples' numbers in them."""
-
-    def __init__(self, parts: Any, manifest: Manifest | None = None) -> None:
-        self.manifest = self._index(parts) if manifest is None else manifest
-        self._folders = FolderColumns(self.manifest.parts)
-        self._local = LocalParts()
-        self._files: dict[int, PartFile] = {}
-        self._blocks: OrderedDict[int, tuple[Any, int]] = OrderedDict()
-        self._held = 0
-
-    @staticmethod
-    def _index(parts: Any) -> Manifest:
-        found = expand_parts(parts)
-        remote = next((part for part in found if not part.is_local), None)
-        if remote is not None:
-            raise DataError(
-                f"{remote.uri}: shards in a store are not packed again; read them with a graph and write its samples "
-                "with pg.ShardWriter"
-            )
-        refuse_missing(found, parts)
-        return build_manifest(found, checksums=False)
-
-    def __reduce__(self) -> Any:
-        return ShardsSource, (None, self.manifest)
-
-    def __len__(self) -> int:
-        return len(self.manifest)
-
-    def describe(self) -> Any:
-        versions = [part.version or os.stat(part.uri).st_mtime_ns for part in self.manifest.parts]
-        text = json.dumps([self.manifest.digest, versions])
-        return {
-            "samples": len(self.manifest),
-            "digest": hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
-        }
-
-    def read(self, number: int) -> Sample:
-        starts = self.manifest.first_sample
-        block = int(np.searchsorted(starts, number, "right")) - 1
-        return as_sample(self._rows(block)[number - int(starts[block])])
-
-    def _rows(self, number: int) -> Any:
-        if number in self._blocks:
-            self._blocks.move_to_end(number)
-            return self._blocks[number][0]
-        part_number, block = self.manifest.block(number)
-        part = self.manifest.parts[part_number]
-        file = self._files.get(part_number)
-        if file is None:
-            file = self._files[part_number] = self._local.open(part)
-        form = format_of(part).beside(self._folders.of(part))
-        rows = form.read(file, block)
-        nbytes = form.held_nbytes(rows, block)
-        while self._blocks and self._held + nbytes > _HELD_NBYTES:
-            self._held -= self._blocks.popitem(last=False)[1][1]
-        self._blocks[number] = (rows, nbytes)
-        self._held += nbytes
-        return rows
-
-    def close(self) -> None:
-        self._blocks.clear()
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
-
-
 class PackedStream:
     """What can only be iterated: samples one after the other."""
 
@@ -288,16 +215,11 @@ def source_of(given: Any) -> PackSource | PackedStream:
         return given
     if isinstance(given, PATHS):
         return _named(path_of(given, "pack: source"))
-    listed = isinstance(given, list | tuple) and bool(given)
-    if listed and all(isinstance(each, PATHS) for each in given):
-        return ShardsSource([path_of(each, "pack: source") for each in given])
     if hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, Mapping):
         return SequenceSource(given)
     if isinstance(given, Iterable) and not isinstance(given, Mapping):
         return PackedStream(given)
-    raise DataError(
-        f"a {type(given).__name__} cannot be packed; give a folder, shards, a dataset or an iterable of dicts"
-    )
+    raise DataError(f"a {type(given).__name__} cannot be packed; {_GIVE}")
 
 
 def _named(path: str) -> PackSource:
@@ -305,22 +227,10 @@ def _named(path: str) -> PackSource:
         name, _, split = path.removeprefix("hf:").partition(":")
         return SequenceSource(_datasets(path).load_dataset(name, split=split or "train"))
     if os.path.isdir(path):
-        refuse_unfinished(path)
         if os.path.isfile(os.path.join(path, "dataset_info.json")):
             return SequenceSource(_datasets(path).load_from_disk(path))
-        return ShardsSource(path) if _holds_shards(path) else FilesSource(path)
-    return ShardsSource(path)
-
-
-def _holds_shards(folder: str) -> bool:
-    """Whether it holds nothing but shards, and what describes them."""
-    with os.scandir(folder) as entries:
-        names = [entry.name.lower() for entry in entries if not entry.name.startswith(".")]
-    suffixes = known_suffixes(holds_samples=True)
-    others = [name for name in names if not name.endswith(suffixes)]
-    return len(others) < len(names) and all(
-        name.endswith(_BESIDE_SHARDS) or is_beside(name) or unread(name) for name in others
-    )
+        return FilesSource(path)
+    raise DataError(f"{path!r}: there is no such folder; {_GIVE}")
 
 
 def _datasets(what: str) -> Any:
