@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
 class Blocks(pg.Regroup):
-    """The one of docs/writing-an-operator.md."""
+    """A row costs one step of a loop, and no call of ``process``."""
 
     def __init__(self, size):
         self.size = size
