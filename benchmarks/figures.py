@@ -243,11 +243,8 @@ def schedules() -> str:
     names = ("schedules", "schedules_lines")
     found = [results_of(name)["models"] for name in names]
     keys = ("schedules", "distinct", "lines")
-    rows = [
-        [name, *(f"{models[name][key]:,}" if name in models else "-" for models in found for key in keys)]
-        for name in found[0]
-    ]
-    return markdown(["model", *keys, *(f"{key}, at lines" for key in keys)], rows)
+    rows = [[f"all {len(found[0]) - 1}", *(f"{models['all'][key]:,}" for models in found for key in keys)]]
+    return markdown(["models", *keys, *(f"{key}, at lines" for key in keys)], rows)
 
 
 def idle() -> str:
