@@ -325,7 +325,8 @@ class Graph:
 
         Args:
             output: the node whose chunks are delivered; needed only if the graph has several sinks.
-            epochs: number of passes that will come, so that the loader can prefetch across epochs; None is endless.
+            epochs: how far the loader may read ahead: into epoch ``epochs - 1`` at most; None is without end. With 1 it
+                stops reading at the end of each epoch and begins the next one with its pass. It bounds nothing else.
             memory_limit: maximum bytes that wait between stages (an int, or a text such as ``"4 GB"``); by default half
                 of the available memory.
             equal_steps: with True, all ranks end at the same step; they agree on it over ``torch.distributed``. With
