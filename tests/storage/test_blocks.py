@@ -4,16 +4,13 @@ import errno
 import io
 import os
 import random
-import shutil
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipegraph.errors import ChecksumError
-from pipegraph.storage.arrival import MemoryArrival
 from pipegraph.storage.formats import Sample, format_of
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.manifest import Manifest
@@ -21,7 +18,7 @@ from pipegraph.storage.node_cache import DOWNLOADS, NodeCache
 from pipegraph.storage.object_file import identify
 from pipegraph.storage.open_blocks import cacheable, open_block
 from pipegraph.storage.parts import Part
-from pipegraph.storage.shard_files import LocalFile, crc32c_extend
+from pipegraph.storage.shard_files import LocalFile
 from pipegraph.storage.stores import StoreClient
 
 BLOCK = 20_000
@@ -65,25 +62,6 @@ def test_a_cache_that_cannot_be_used_any_more_is_passed_by(data: Path, manifest:
             raise OSError(code, os.strerror(code))
 
     assert samples(Part(str(data)), manifest, cache=Gone()) == samples(Part(str(data)), manifest)
-
-
-def test_a_cache_folder_that_is_removed_is_passed_by(data: Path, manifest: Manifest, tmp_path: Path) -> None:
-    with NodeCache(tmp_path / "cache", "1 MB") as cache:
-        shutil.rmtree(tmp_path / "cache")
-        assert samples(Part(str(data)), manifest, cache=cache) == samples(Part(str(data)), manifest)
-
-
-def test_an_entry_cut_short_behind_our_back_is_fetched_again(
-    data: Path, manifest: Manifest, tmp_path: Path
-) -> None:
-    part, block = Part(str(data)), manifest.block(0)[1]
-    with NodeCache(tmp_path / "cache", "1 MB") as cache, open_block(part, block, cache=cache) as file:
-        whole = file.read_at(block.offset, block.nbytes)
-        with open_block(part, block, cache=cache):  # another reader
-            (entry,) = (tmp_path / "cache" / "objects").iterdir()
-            os.truncate(entry, 10)
-            assert file.read_at(block.offset, block.nbytes) == whole
-            assert cache.stats.corrupt == 1
 
 
 def samples(part: Part, manifest: Manifest, **how: Any) -> list[Sample]:
@@ -133,31 +111,6 @@ def test_bytes_that_never_match_are_an_error(
         with pytest.raises(ChecksumError, match=f"after {DOWNLOADS} downloads"):
             open_block(remote, block, crc32c=1, store=store, cache=cache if cached else None)
         assert store.stats.requests == DOWNLOADS + cached  # the cache needs to know the version
-
-
-def test_no_descriptor_is_left_open(
-    manifest: Manifest, remote: Part, tmp_path: Path, open_descriptors: Callable[[], list[str]]
-) -> None:
-    with StoreClient() as store, NodeCache(tmp_path / "cache", "1 MB") as cache:
-        samples(remote, manifest, store=store, cache=cache)
-        before = open_descriptors()
-        for _ in range(3):
-            samples(remote, manifest, store=store, cache=cache)
-            samples(manifest.parts[0], manifest, cache=cache)
-            with pytest.raises(ChecksumError):
-                open_block(manifest.parts[0], manifest.block(0)[1], crc32c=1, cache=cache)
-        assert before == open_descriptors()
-
-
-def test_a_block_in_memory_reads_across_its_pieces() -> None:
-    data = random.Random(0).randbytes(100)
-    held = MemoryArrival("u", 100, crc32c_extend()(0, data))
-    for at in (60, 0, 30):
-        held.write_at(at, data[at : at + (40 if at == 60 else 30)])
-    assert held.mismatch() is None
-    for start in range(101):
-        for stop in range(start, 101):
-            assert held.read_at(start, stop - start) == data[start:stop]
 
 
 def test_a_local_block_read_in_place_is_checked_where_the_manifest_has_a_checksum(

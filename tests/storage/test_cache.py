@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipegraph.errors import ChecksumError, DataError, GraphError, LoaderClosedError
-from pipegraph.storage import node_cache
+from pipegraph.errors import ChecksumError, DataError, LoaderClosedError
 from pipegraph.storage.entries import Cacheable, Sink
 from pipegraph.storage.node_cache import DOWNLOADS, NodeCache
 from pipegraph.storage.shard_files import crc32c_extend
@@ -81,14 +80,6 @@ def test_entries_differ_by_uri_range_version_size_and_checksum() -> None:
     assert len({e.name for e in [one, *others]}) == 7
 
 
-def test_names_in_the_folder_are_hashes_whatever_the_uri_holds(cache: NodeCache) -> None:
-    what = Cacheable("../../evil\0/\ud800", 3)
-    cache.put(what, b"abc")
-    assert what in cache
-    assert [what.name] == files(cache)
-    assert what.name.isalnum()
-
-
 def test_a_full_cache_keeps_what_came_first(cache: NodeCache) -> None:
     for number in range(10):
         assert content(number) == read(cache, number)
@@ -99,14 +90,6 @@ def test_a_full_cache_keeps_what_came_first(cache: NodeCache) -> None:
     assert e.value.errno == errno.ENOSPC
     assert cache.usage() == 10_000
     assert all(entry(number) in cache for number in range(10))
-
-
-def test_a_new_version_takes_the_place_of_the_one_before(cache: NodeCache) -> None:
-    for number in range(10):
-        cache.put(entry(number, version="1"), content(number))
-    cache.put(entry(0, version="2"), content(0))
-    assert entry(0, version="1") not in cache
-    assert cache.usage() == 10_000
 
 
 def test_an_entry_larger_than_the_limit_is_an_error_and_leaves_nothing(cache: NodeCache) -> None:
@@ -167,43 +150,6 @@ def test_an_entry_that_rotted_on_disk_is_fetched_again(cache: NodeCache) -> None
     assert other.open(entry(1)) is None
 
 
-@pytest.mark.parametrize("fetched_again", [True, False])
-def test_two_that_find_an_entry_rotten_remove_it_once(
-    cache: NodeCache, monkeypatch: pytest.MonkeyPatch, fetched_again: bool
-) -> None:
-    """What the first has fetched in its place stays, as does that it is not there."""
-    read(cache, 1)
-    path = Path(cache.folder) / "objects" / entry(1).name
-    path.write_bytes(content(2))
-    late, check = NodeCache(cache.folder, 10_000), node_cache.file_crc32c
-
-    def behind_the_other(*args: Any) -> int:
-        monkeypatch.setattr(node_cache, "file_crc32c", check)
-        first = NodeCache(cache.folder, 10_000)
-        if fetched_again:
-            read(first, 1)
-        else:
-            assert first.open(entry(1)) is None
-        return check(*args)
-
-    monkeypatch.setattr(node_cache, "file_crc32c", behind_the_other)
-    assert late.open(entry(1)) is None
-    assert path.exists() is fetched_again
-
-
-def test_what_the_disk_refuses_to_sync_is_an_error_and_leaves_nothing(
-    cache: NodeCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(fd: int) -> None:
-        raise OSError(errno.EIO, "the disk is broken")
-
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="the disk is broken"):
-        patched.setattr(os, "fsync", broken)
-        read(cache, 1)
-    assert cache.usage() == 0
-    assert content(1) == read(cache, 1)
-
-
 def test_an_entry_is_seen_by_others_once_it_is_synced_and_then_not_downloaded_again(
     cache: NodeCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,17 +172,6 @@ def test_an_entry_is_seen_by_others_once_it_is_synced_and_then_not_downloaded_ag
         reader.join(20)
     assert found == [content(1)] * 2
     assert other.stats.downloaded_nbytes == 0
-
-
-def test_a_lower_limit_than_before_holds_from_the_start(cache: NodeCache) -> None:
-    for number in range(10):
-        read(cache, number)
-    assert NodeCache(cache.folder, 3500).usage() == 3000
-
-
-def test_a_limit_that_is_no_size_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=r"NodeCache\(limit=...\)"):
-        NodeCache(tmp_path, "much")
 
 
 def test_threads_that_want_one_entry_share_one_download(cache: NodeCache) -> None:
@@ -291,14 +226,6 @@ def test_close_ends_the_wait_for_another_s_download(cache: NodeCache) -> None:
         read(cache, 1)
 
 
-def test_close_leaves_open_files_readable(cache: NodeCache) -> None:
-    file = cache.fetch(entry(1), Source(1))
-    cache.close()
-    cache.close()
-    assert content(1) == file.read_at(0, 1000)
-    file.close()
-
-
 DOWNLOADER = """
 import sys
 from pipegraph.storage.node_cache import Cacheable, NodeCache
@@ -332,26 +259,6 @@ def test_when_the_downloading_process_is_killed_a_waiting_one_takes_over(
     assert [entry(1).name] == files(cache)
 
 
-def test_of_many_that_wait_for_a_killed_process_one_takes_over(cache: NodeCache, programs: Any) -> None:
-    process, source = start_downloader(programs, cache), Source(1)
-    gate = threading.Barrier(9, timeout=60)
-
-    def want() -> None:
-        with cache.fetch(entry(1), source) as file:
-            gate.wait()  # all have it open at once
-            assert file.read_at(0, 1000) == content(1)
-
-    threads = [threading.Thread(target=want, daemon=True) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    gate.wait()
-    for thread in threads:
-        thread.join()
-    assert source.calls == 1
-
-
 def test_what_a_killed_process_was_downloading_is_removed_at_the_next_start(
     cache: NodeCache, programs: Any
 ) -> None:
@@ -360,18 +267,6 @@ def test_what_a_killed_process_was_downloading_is_removed_at_the_next_start(
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert NodeCache(cache.folder, 10_000).usage() == 0
-
-
-def test_no_descriptor_is_left_open(cache: NodeCache) -> None:
-    read(cache, 0)
-    before = set(os.listdir("/proc/self/fd"))
-    for number in range(9):
-        read(cache, number)
-    with pytest.raises(ChecksumError):
-        cache.fetch(entry(77), Source(2))
-    with pytest.raises(OSError):
-        read(cache, 1, 20_000)
-    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_pickled_cache_is_the_same_folder_and_limit(cache: NodeCache) -> None:
@@ -387,10 +282,3 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         DataError, match=r"NodeCache: the folder '.*/file' cannot be used \(Not a directory\): choose"
     ):
         NodeCache(tmp_path / "file", "1 MB")
-
-
-def test_a_folder_without_file_locks_is_named(tmp_path: Path, no_file_locks: None) -> None:
-    with pytest.raises(
-        DataError, match=r"cannot be used \(.*\): choose one whose file system has file locks"
-    ):
-        NodeCache(tmp_path, "1 MB")

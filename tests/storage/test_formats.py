@@ -3,17 +3,15 @@
 import gzip
 import io
 import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pipegraph.errors import DataError, ShardError
+from pipegraph.errors import DataError
 from pipegraph.storage.folders import list_files
 from pipegraph.storage.formats import format_of
-from pipegraph.storage.formats.unpacking import CHUNK_NBYTES, unpacked
 from pipegraph.storage.shard_files import BytesFile, LocalFile, OverlayFile
 from tests.storage.reading_shards import check
 
@@ -43,19 +41,6 @@ def test_zst_lines_may_lie_in_several_frames() -> None:
     zstandard = pytest.importorskip("zstandard")
     data = zstandard.compress(jsonl()[:5000]) + zstandard.compress(jsonl()[5000:])
     assert check("a.jsonl.zst", data, LINES) == 1
-
-
-def test_zst_may_begin_with_a_frame_that_is_skipped() -> None:
-    zstandard = pytest.importorskip("zstandard")
-    skipped = b"\x5e\x2a\x4d\x18" + struct.pack("<I", 5) + b"about"
-    assert check("a.jsonl.zst", skipped + zstandard.compress(jsonl()) + skipped, LINES) == 1
-
-
-def test_what_a_zst_frame_unpacks_to_is_handed_on_in_small_pieces() -> None:
-    zstandard = pytest.importorskip("zstandard")
-    packed = BytesFile(zstandard.compress(b"\n" * 20_000_000), "a.jsonl.zst")
-    pieces = list(map(len, unpacked(packed)))
-    assert (sum(pieces), max(pieces)) == (20_000_000, CHUNK_NBYTES)
 
 
 def test_parquet_rows_keep_their_types_and_row_groups_are_blocks() -> None:
@@ -124,22 +109,6 @@ def test_a_flat_npy_gives_numbers() -> None:
     assert np.int16 == sample["array"].dtype
 
 
-def test_structured_rows_give_a_field_per_name() -> None:
-    array = np.zeros(50, dtype=[("x", "f4", (3,)), ("y", "i8")])
-    array["y"] = np.arange(50)
-    check("a.npy", npy(array), [{"x": [0.0] * 3, "y": i} for i in range(50)])
-
-
-def test_fortran_order_is_refused_with_its_remedy() -> None:
-    with pytest.raises(ShardError, match="ascontiguousarray"):
-        list(format_of("a.npy").samples(BytesFile(npy(np.asfortranarray(np.ones((3, 4)))))))
-
-
-def test_arrays_of_samples_can_be_written_to() -> None:
-    for sample in format_of("a.npy").samples(BytesFile(npy(np.ones((4, 3))), "x")):
-        sample["array"][0] = 5
-
-
 def test_an_unknown_suffix_names_the_known_ones() -> None:
     with pytest.raises(DataError, match=r"no format for this suffix .*\.tar"):
         format_of("a.rar")
@@ -163,23 +132,3 @@ def test_a_flat_folder_has_no_classes(tmp_path: Path) -> None:
         list_files(tmp_path, classes=True)
     with pytest.raises(DataError, match=r"no file in it matches '\*.png'"):
         list_files(tmp_path, "*.png")
-
-
-def test_a_link_back_to_a_folder_above_ends(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "x.jpg").write_bytes(b"")
-    (tmp_path / "a" / "loop").symlink_to(tmp_path)
-    assert list_files(tmp_path).paths == ("a/x.jpg",)
-    assert list_files(f"{tmp_path}/").paths == ("a/x.jpg",)
-
-
-def test_a_folder_that_two_links_lead_to_is_a_class_for_each(tmp_path: Path) -> None:
-    # The second was left out: its samples were missing, and the classes after it had the numbers of others.
-    for name in ("root/a", "root/c", "elsewhere"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "x.jpg").write_bytes(b"")
-    for name, target in (("b", "a"), ("d", "../elsewhere"), ("e", "../elsewhere")):
-        (tmp_path / "root" / name).symlink_to(target)
-    files = list_files(tmp_path / "root")
-    assert files.paths == tuple(f"{name}/x.jpg" for name in "abcde")
-    assert files.labels is not None and files.labels.tolist() == [0, 1, 2, 3, 4]

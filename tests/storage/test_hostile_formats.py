@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from pipegraph.errors import ShardError
 from pipegraph.storage.formats import format_of
-from pipegraph.storage.shard_files import BytesFile, LocalFile
+from pipegraph.storage.shard_files import BytesFile
 from tests.storage.reading_shards import index, memory_bounded, read_damaged, samples
 
 MakeTar = Callable[..., Path]
@@ -56,14 +56,9 @@ def npy_header(shape: str, descr: str = "'<i8'") -> bytes:
     ("header", "message"),
     [
         (npy_header("(10**6,)"), "not a .npy file"),
-        (npy_header("(1000000000000,)"), "8000000000000 bytes, but 64 follow"),
         (npy_header("(1000000000000, 0)"), "hold no bytes"),
-        (npy_header("(-5,)"), "says the shape"),
         (npy_header("()"), "a single number"),
-        (npy_header("(1,)", "__import__('os').system('touch run')"), "not a .npy file"),
-        (npy_header("(1,)", "'|O'"), "Python objects"),
         (b"\x93NUMPY\x02\x00\xff\xff\xff\xff", "not a .npy file"),
-        (b"\x93NUMPY\x09\x00", "not a .npy file"),
         (b"junk", "not a .npy file"),
     ],
 )
@@ -84,23 +79,6 @@ def test_a_gz_bomb_of_one_endless_line_is_refused_in_bounded_memory(tmp_path: Pa
     bomb_gz(path, b"0" * (1 << 20), 80 << 20)
     assert path.stat().st_size < 1 << 20
     with memory_bounded(300 << 20), pytest.raises(ShardError, match="longer than 67108864 bytes"):
-        samples(path)
-
-
-def test_a_gz_bomb_of_empty_lines_is_harmless(tmp_path: Path) -> None:
-    path = tmp_path / "bomb.jsonl.gz"
-    bomb_gz(path, b" \n" * (1 << 19), 32 << 20)
-    with memory_bounded(128 << 20):
-        assert samples(path) == []
-
-
-def test_a_zst_frame_that_asks_for_a_huge_window_is_refused(tmp_path: Path) -> None:
-    zstandard = pytest.importorskip("zstandard")
-    path = tmp_path / "a.jsonl.zst"
-    parameters = zstandard.ZstdCompressionParameters(window_log=30, enable_ldm=False)
-    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    path.write_bytes(packer.compress(b'{"a": 1}\n' * 10) + packer.flush())
-    with pytest.raises(ShardError, match="broken zst stream"):
         samples(path)
 
 
@@ -169,19 +147,6 @@ def test_broken_parquet_files_are_refused_whatever_is_broken(tmp_path: Path) -> 
             samples(path)
 
 
-def test_a_file_cut_short_while_it_is_open_is_an_error_and_no_crash(make_tar: MakeTar) -> None:
-    path = make_tar([(f"{i:04d}.jpg", b"x" * 5000) for i in range(300)])
-    with LocalFile(path) as file:
-        tar = format_of(path.name)
-        block = next(tar.index(file))
-        rows = tar.read(file, block)
-        os.truncate(path, 200_000)
-        with pytest.raises(ShardError, match="cut short"):
-            rows[150]
-        with pytest.raises(ShardError, match="cut short"):
-            list(tar.samples(file))
-
-
 def shard_of(suffix: str) -> bytes:
     out = io.BytesIO()
     rows = [{"n": i, "text": "ä" * i} for i in range(12)]
@@ -211,22 +176,3 @@ def test_any_damage_is_a_shard_error_or_other_samples_and_never_another_error(
     suffix: str, data: st.DataObject
 ) -> None:
     read_damaged("a" + suffix, shard_of(suffix), data)
-
-
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.mds.gz", "a.mds.zstd", "a.tgz"])
-def test_a_compressed_shard_of_no_bytes_is_broken(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).touch()
-    with pytest.raises(ShardError, match="it has 0 bytes"):
-        samples(tmp_path / name)
-    with pytest.raises(ShardError, match="it has 0 bytes"):
-        index(tmp_path / name)
-
-
-def test_an_npy_file_with_a_second_array_behind_its_first_is_refused(tmp_path: Path) -> None:
-    with open(tmp_path / "a.npy", "wb") as file:
-        np.save(file, np.arange(6))
-        np.save(file, np.arange(6))
-    with pytest.raises(
-        ShardError, match=r"a\.npy: 176 bytes follow its array, \(6,\) of int64, .*one array per"
-    ):
-        samples(tmp_path / "a.npy")

@@ -1,10 +1,7 @@
 """Objects in a store as shard files: read ahead, or by ranges."""
 
-import concurrent.futures
 import random
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ from pipegraph.storage.object_file import RemoteFile, open_part
 from pipegraph.storage.parts import Part
 from pipegraph.storage.retries import Backoff
 from pipegraph.storage.shard_files import LocalFile, crc32c_extend
-from pipegraph.storage.stores import Pending, StoreClient
+from pipegraph.storage.stores import StoreClient
 
 Connect = Callable[..., StoreClient]
 MakeTar = Callable[..., Path]
@@ -144,42 +141,3 @@ def test_a_manifest_may_lie_beside_remote_shards(
         build_manifest([path]).save(url, store)
     with pytest.raises(StoreError, match="not found"):
         Manifest.load(url + "x", store)
-
-
-class Held:
-    """A store of `DATA` whose first range comes once it is `released`; it knows what was cancelled."""
-
-    range_nbytes, parallel = 10, 2
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-        self.first: concurrent.futures.Future[bytes] = concurrent.futures.Future()
-        self.reads: list[tuple[int, int]] = []
-
-    def expect(self, part: Part) -> None:
-        pass
-
-    def submit(self, url: str, offset: int, nbytes: int) -> Pending[bytes]:
-        if not offset:
-            self.asked.set()
-            return Pending(self.first)
-        future: concurrent.futures.Future[bytes] = concurrent.futures.Future()
-        future.set_result(DATA[offset : offset + nbytes])
-        return Pending(future)
-
-    def read(self, url: str, offset: int, nbytes: int) -> bytes:
-        self.reads.append((offset, nbytes))
-        return DATA[offset : offset + nbytes]
-
-
-def test_a_piece_that_made_room_while_a_thread_waits_for_it_is_read_by_itself() -> None:
-    store = Held()
-    file = RemoteFile(Part("memory://held/a", 1000), store)  # type: ignore[arg-type]
-    with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(file.read_at, 0, 10)
-        assert store.asked.wait(60)
-        for at in range(10, 200, 10):
-            assert file.read_at(at, 10) == DATA[at : at + 10]
-        assert store.first.cancelled()
-        assert slow.result(60) == DATA[:10]
-    assert store.reads == [(0, 10)]

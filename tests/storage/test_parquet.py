@@ -1,6 +1,5 @@
 """Parquet: types by the schema, memory by what is decoded, columns and filters."""
 
-import datetime
 import io
 import random
 from typing import Any
@@ -8,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipegraph import operators as ops
-from pipegraph.errors import DataError, GraphError, ShardError
+from pipegraph.errors import DataError, GraphError
 from pipegraph.storage.formats import Block, format_of
 from pipegraph.storage.formats.parquet import ParquetFormat
 from pipegraph.storage.shard_files import BytesFile
@@ -43,35 +41,6 @@ def test_types_of_values_follow_from_the_schema_and_not_from_their_neighbours() 
                 np.testing.assert_array_equal(value, np.array(expected, np.float32))
 
 
-def test_a_null_in_a_list_of_integers_concerns_its_own_row_only() -> None:
-    file = written(pa.table({"x": pa.array([[1], [2, None], [3]], pa.list_(pa.int32()))}))
-    rows = whole(file)[2]
-    assert rows[0]["x"].dtype == rows[2]["x"].dtype == np.int32
-    with pytest.raises(ShardError, match=r"a\.parquet, column 'x': a list of int32 has a null"):
-        rows[1]
-    assert whole(file, ParquetFormat(fill={"x": 0}))[2][1]["x"].tolist() == [2, 0]
-
-
-def test_fillings_of_columns_that_do_not_fit_say_so() -> None:
-    file = written(pa.table({"n": [1, None]}))
-    with pytest.raises(DataError, match="asks for the column 'm'; there are 'n'"):
-        list(ParquetFormat(fill={"m": 0}).samples(file))
-    for fill, said in ((0.5, "is no value of type int64"), (None, "fills nothing")):
-        with pytest.raises(GraphError, match=rf"Load: fill=\{{'n': {fill}\}} {said}"):
-            list(ParquetFormat(fill={"n": fill}).samples(file))
-    with pytest.raises(GraphError, match="Load: fill must be a mapping from column to value, got 3"):
-        ops.Load(fill=3)  # type: ignore[arg-type]
-
-
-def test_fillings_inside_lists_and_structs_are_not_cut_to_the_columns_type() -> None:
-    lists = written(pa.table({"n": pa.array([[1], None])}))
-    structs = written(pa.table({"n": pa.array([{"a": 1, "b": [2]}, None])}))
-    for file, fill in ((lists, [1.5]), (structs, {"a": 1.5}), (structs, {"a": 1, "b": [0.5]})):
-        with pytest.raises(GraphError, match="is no value of type"):
-            list(ParquetFormat(fill={"n": fill}).samples(file))
-    assert whole(structs, ParquetFormat(fill={"n": {"a": 3, "b": None}}))[2][1]["n"] == {"a": 3, "b": None}
-
-
 @pytest.mark.parametrize("value", [1, 1_000])
 def test_nanoseconds_are_numpys_whatever_their_value(value: int) -> None:
     plain = pa.array([value, None])
@@ -82,23 +51,6 @@ def test_nanoseconds_are_numpys_whatever_their_value(value: int) -> None:
     assert first["took"] == first["clock"] == np.timedelta64(value, "ns")
     assert {type(v) for v in first.values()} == {np.datetime64, np.timedelta64}
     assert second == {"at": None, "took": None, "clock": None}
-
-
-def test_microseconds_are_pythons() -> None:
-    file = written(pa.table({"at": pa.array([1], pa.timestamp("us"))}))
-    assert whole(file)[2][0]["at"] == datetime.datetime(1970, 1, 1, 0, 0, 0, 1)
-
-
-@pytest.mark.parametrize("groups", [1, 7])
-def test_text_that_repeats_is_held_as_it_is_stored(groups: int) -> None:
-    words = [letter * 20_000 for letter in "abc"]
-    rows = 2_000
-    table = pa.table({"s": [words[i % 3] for i in range(rows)], "b": [b"x" * 900] * rows, "n": range(rows)})
-    file = written(table, row_group_size=rows // groups + 1)
-    form, block, held = whole(file)
-    assert held[1_001] == {"s": words[1_001 % 3], "b": b"x" * 900, "n": 1_001}
-    assert held[-1]["s"] == words[(rows - 1) % 3]
-    assert form.held_nbytes(held, block) < 1_000_000  # of 42 MB
 
 
 def test_what_is_held_is_told_while_it_grows_and_can_be_refused() -> None:

@@ -19,12 +19,8 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, GraphError, LoaderClosedError, ShardError
 from pipegraph.storage import build_manifest, pack_shards
-from pipegraph.storage.formats import format_of
 from pipegraph.storage.manifest import Manifest
-from pipegraph.storage.shard_files import LocalFile
-from pipegraph.storage.writing import pack, pack_folder
 from pipegraph.storage.writing.pack import PackProgress
-from pipegraph.storage.writing.tar_encoder import header
 from tests.storage.reading_shards import written as samples
 
 FORMATS = ["tar", "parquet"]
@@ -101,20 +97,6 @@ def test_tarfile_reads_our_tars(photos: Path, tmp_path: Path) -> None:
         assert first.read() == (photos / "dogs" / "0000.jpg").read_bytes()
 
 
-@pytest.mark.parametrize(
-    "name", ["a.jpg", "é.jpg", "a" * 200 + ".jpg", "d/" * 60 + "a.jpg", "\udcff.jpg", "x" * 100]
-)
-def test_headers_are_those_of_tarfile(name: str) -> None:
-    info = tarfile.TarInfo(name)
-    info.size, info.mode = 1234, 0o444
-    plain = header(name, 1234)
-    with tarfile.open(fileobj=io.BytesIO(plain + bytes(1536 + 1024))) as archive:
-        (found,) = archive.getmembers()
-    assert (found.name, found.size, found.mode, found.mtime) == (name, 1234, 0o444, 0)
-    again = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-    assert len(plain) == len(again)
-
-
 def test_pyarrow_reads_our_parquet(photos: Path, tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     pack_shards(photos, tmp_path / "out", format="parquet", workers=2)
@@ -151,14 +133,6 @@ class Rows:
             "tokens": list(range(index % 5 + 1)),
             "x": index / 2 if index % 2 else index,
         }
-
-
-def test_a_data_set_in_a_tar_is_text_json_and_npy(tmp_path: Path) -> None:
-    pack_shards(Rows(), tmp_path / "out", workers=1)
-    with tarfile.open(tmp_path / "out" / "shard-000000.tar") as archive:
-        first = {m.name[10:]: archive.extractfile(m).read() for m in archive.getmembers()[:6]}  # type: ignore[union-attr]
-    assert np.load(io.BytesIO(first.pop("image"))).shape == (2, 3)
-    assert first == {"n": b"0", "ok": b"true", "text": b"", "tokens": b"[0]", "x": b"0"}
 
 
 def read_tars(folder: Path) -> list[dict[str, Any]]:
@@ -280,13 +254,6 @@ def test_no_file_of_a_folder_is_taken_for_what_a_pack_adds(tmp_path: Path, forma
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_labels_are_the_samples_own_where_they_have_some(tmp_path: Path, format: str) -> None:
-    own = folder_of(tmp_path / "own", "a/x.cls", "b/z.cls")
-    pack_shards(own, tmp_path / "b", format=format, workers=1)
-    assert samples(tmp_path / "b") == [{"key": key, "cls": f"{key}.cls".encode()} for key in ("a/x", "b/z")]
-
-
-@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(
     "made", [np.zeros, lambda n: torch.zeros(n, dtype=torch.float64), lambda n: [0.0] * n]
 )
@@ -298,36 +265,6 @@ def test_a_loop_may_use_its_buffer_again(tmp_path: Path, format: str, made: Any)
             writer.write({"key": str(number), "n": buffer})
     found = samples(tmp_path / "out")
     assert [list(sample["n"]) for sample in found] == [[n, n] for n in range(3)]
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_stopped_stream_is_written_again(tmp_path: Path, format: str) -> None:
-    def packed(numbers: Any, stop: int | None = None) -> Manifest:
-        def made() -> Iterator[dict[str, Any]]:
-            for place, n in enumerate(numbers):
-                if place == stop:
-                    raise RuntimeError("stopped")
-                yield {"n": n, "text": "text" * 20, "x": np.arange(n % 7 + 1)}
-
-        return pack_shards(made, tmp_path / "out", format=format, size="2 kB")
-
-    with pytest.raises(RuntimeError, match="stopped"):
-        packed(range(100), stop=70)
-    manifest = packed(range(30, 60))
-    assert len(manifest.parts) == len(list((tmp_path / "out").glob("shard*")))
-    assert sorted(int(sample["n"]) for sample in samples(tmp_path / "out")) == list(range(30, 60))
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [(1 << 70, r"\(int64\): int too big.*as text"), ("a\ud800", r"\(string\): .*surrogates")],
-)
-def test_what_parquet_has_no_place_for_names_its_own_sample(tmp_path: Path, value: Any, said: str) -> None:
-    given = [{"n": type(value)()}, {"n": value}, {"n": type(value)()}]
-    with pytest.raises(
-        DataError, match=rf"sample 1: field 'n': a value has no place in its Parquet column {said}"
-    ):
-        pack_shards(given, tmp_path / "out", format="parquet", workers=1)
 
 
 KILLED = """
@@ -402,16 +339,6 @@ def test_a_folder_with_other_shards_or_another_writer_is_refused(photos: Path, t
         pg.ShardWriter(tmp_path / "open")
 
 
-def test_a_folder_without_file_locks_is_refused_for_a_pack(
-    photos: Path, tmp_path: Path, no_file_locks: None
-) -> None:
-    with pytest.raises(
-        DataError, match=r"out' lies on a file system without file locks \(.*\).*: mount it with locks"
-    ):
-        pack_shards(photos, tmp_path / "out")
-    assert list((tmp_path / "out").iterdir()) == []
-
-
 def test_a_writer_resumes_behind_its_last_whole_shard(tmp_path: Path) -> None:
     rows = [{"key": f"{number:03d}", "data": bytes([number]) * 1000} for number in range(100)]
 
@@ -439,75 +366,14 @@ def test_a_writer_resumes_behind_its_last_whole_shard(tmp_path: Path) -> None:
     ("format", "first", "second", "message"),
     [
         ("tar", {"key": "a.b", "x": 1}, None, r"'a.b.x' would be read as another one"),
-        ("tar", {"key": "../a", "x": 1}, None, "would be read as another one"),
-        ("tar", {"key": "a", "JPG": b""}, None, "would be read as another one"),
-        ("tar", {"key": "a"}, None, "has no fields"),
-        ("tar", {"key": "a", "x": 1}, {"key": "a", "y": 1}, "two samples in a row have the key 'a'"),
-        *[
-            (
-                "tar",
-                {"key": "a", "label": "cat", "cls": whole},
-                None,
-                "sample 'a' has a field 'label' and the whole",
-            )
-            for whole in ("0", f"{(1 << 64) - 1}", b" 7\n", 3, np.int64(3), torch.tensor(1), bytearray(b"1"))
-        ],
-        *[
-            ("tar", {"key": "a", "label": odd}, None, f"sample 'a': the label {odd} is no number of 64 bits")
-            for odd in (10**25, 1 << 64, -(1 << 63) - 1)
-        ],
-        ("tar", {f"f{n}": b"" for n in range(1000)}, None, "has 1000 fields, more than the 1000"),
-        ("tar", {"key": "a", "x\0y": b"1"}, None, "a tar keeps fields in .* which end at a null character"),
         ("tar", {"key": "a", "x\ud800": b"1"}, None, "a tar keeps fields in the names of files, as UTF-8"),
-        ("tar", {"key": "a" * (1 << 20), "x": b"1"}, None, "a file's name, which has at most 1048576 bytes"),
-        ("tar", {"x": np.array([{}])}, None, "would be pickled"),
-        ("tar", {"x": object()}, None, "sample '000000000', field 'x': object has no place in JSON"),
-        ("tar", {"x": [{"a": {1: 2}}]}, None, "sample '000000000', field 'x': the key 1 would become a text"),
-        ("parquet", {"x": {None: 2}}, None, "field 'x'.*: the key None would become a text"),
-        ("parquet", {"x": {"a": {True: 2}}}, None, "field 'x'.*: the key True would become a text"),
-        ("tar", {"key": "a", "x": "\ud800"}, None, "sample 'a', field 'x': 'utf-8' codec can't encode"),
-        ("tar", {"key": "a", "x": torch.ones(2).bfloat16()}, None, "sample 'a', field 'x': .*BFloat16"),
         (
             "parquet",
             {"a": 1, "x": 1 << 70},
             None,
             r"field 'x': a value has no place in its Parquet column \(int64",
         ),
-        ("parquet", {"a": 1, "x": "\ud800"}, None, r"field 'x': a value has no place in its Parquet column"),
-        ("parquet", {"x": np.array(["a"])}, None, "field 'x': Parquet has no arrays of str"),
-        (
-            "parquet",
-            {"x": 1},
-            {"x": "a"},
-            "field 'x' holds int in the samples that were looked at first, and text",
-        ),
-        ("parquet", {"x": 1}, {"x": 1, "y": 2}, "has the field 'y', which those looked at first have not"),
-        ("parquet", {"x": np.zeros((2, 2))}, None, r"not arrays of shape \(2, 2\)"),
-        ("parquet", {"x": np.zeros(2, np.float32)}, {"x": np.zeros(2)}, "an array of float64"),
-        ("parquet", {"x": np.zeros(2, np.uint8)}, {"x": torch.tensor([300, 1])}, "an array of int64"),
-        ("parquet", [1, 2], None, "a sample is a dict of fields, got list"),
         ("tar", {"key": "a\ud800", "x": 1}, None, "a tar keeps keys in the names of files, as UTF-8"),
-        ("tar", {"key": b"\xff", "x": 1}, None, "a tar keeps keys in the names of files, as UTF-8"),
-        ("tar", {"key": "b\0", "x": 1}, None, "which end at a null character"),
-        ("parquet", {"x": torch.ones(2).bfloat16()}, None, "field 'x' has no place in a shard: .*BFloat16"),
-        (
-            "parquet",
-            {"x": np.zeros(1, "M8[D]")},
-            None,
-            r"'x': Parquet has no arrays of datetime64\[D\]; .*int64",
-        ),
-        (
-            "parquet",
-            {"x": np.zeros(1, "M8[h]")},
-            None,
-            r"'x': Parquet has no arrays of datetime64\[h\]; .*int64",
-        ),
-        ("parquet", {}, None, "sample 0 has no fields"),
-        *[(format, {"a": 1, 2: 3}, None, "names of fields are texts, got 2") for format in FORMATS],
-        *[
-            (format, {"x": torch.empty(2, device="meta")}, None, "field 'x'.*meta tensor")
-            for format in FORMATS
-        ],
         *[(format, {"x": np.ma.array([1, 2], mask=[0, 1])}, None, "field 'x'.*filled") for format in FORMATS],
     ],
 )
@@ -522,21 +388,6 @@ def test_what_has_no_place_in_a_format_is_named(
         if second is not None:
             writer.write(second)
     assert not list((tmp_path / "out").glob("*shard*"))
-
-
-def test_what_a_tar_has_just_room_for_is_read_back(tmp_path: Path) -> None:
-    many: list[dict[str, Any]] = [
-        {"key": "a", "cls": b"cat", "label": b"x"},
-        {"key": "b", **{f"f{n}": b"" for n in range(999)}},
-        {"key": "c" * ((1 << 20) - 100), "x": b"1"},
-        {"key": "d", "label": (1 << 64) - 1},
-        {"key": "e", "label": -(1 << 63)},
-        {"key": "f", "cls": b"18446744073709551616", "label": b"x"},
-    ]
-    with pg.ShardWriter(tmp_path / "out", "tar") as writer:
-        for sample in many:
-            writer.write(sample)
-    assert samples(tmp_path / "out") == many
 
 
 FIRST = {"int": [1, 2], "float": [0.5], "float32": np.ones(2, np.float32), "number": 0.5}
@@ -554,81 +405,6 @@ def test_numbers_that_would_change_are_refused(tmp_path: Path, first: str, odd: 
     writer.write({"v": FIRST[first]})
     with pytest.raises(DataError, match="field 'v' holds"), writer:
         writer.write({"v": odd})
-
-
-def test_lists_of_numbers_that_fit_are_written(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        {"a": [1, 2], "b": [0.5], "c": np.ones(1, np.float32)},
-        {"a": [], "b": [1, 2.5], "c": [0.1]},
-        {"a": (np.int64(3),), "b": [float("nan"), float("inf")], "c": [2, -1]},
-    ]
-    with pg.ShardWriter(tmp_path / "out", format="parquet") as writer:
-        for row in rows:
-            writer.write(row)
-    file = LocalFile(str(next((tmp_path / "out").glob("*.parquet"))))
-    for row, found in zip(rows, format_of(file.name).samples(file), strict=True):
-        for name, dtype in (("a", np.int64), ("b", np.float64), ("c", np.float32)):
-            assert found[name].dtype == dtype
-            np.testing.assert_array_equal(found[name], np.array(row[name], dtype))
-
-
-def test_a_key_of_bytes_is_the_text_that_it_is(tmp_path: Path) -> None:
-    with pg.ShardWriter(tmp_path / "out", "tar") as writer:
-        writer.write({"key": b"abc", "x": b"1"})
-    with LocalFile(tmp_path / "out" / "shard-000000.tar") as file:
-        assert list(format_of("a.tar").samples(file)) == [{"key": "abc", "x": b"1"}]
-
-
-def test_tensors_and_null_columns_can_be_written(tmp_path: Path) -> None:
-    with pg.ShardWriter(tmp_path / "out", "parquet") as writer:
-        writer.write({"t": torch.arange(3, dtype=torch.int16), "maybe": 1})
-        writer.write({"t": torch.arange(2, dtype=torch.int16), "maybe": None})
-    with LocalFile(tmp_path / "out" / "shard-000000.parquet") as file:
-        first, second = format_of("a.parquet").samples(file)
-    assert first["t"].dtype == np.int16
-    assert (first["maybe"], second["maybe"]) == (1, None)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_tensors_that_are_lazy_views_are_written_as_their_values(tmp_path: Path, format: str) -> None:
-    given = torch.tensor([1 + 2j])
-    tensors = [given.conj().imag, torch._neg_view(torch.ones(2))]
-    if format == "tar":
-        tensors.append(given.conj())
-    assert all(tensor.is_conj() or tensor.is_neg() for tensor in tensors)
-    with pg.ShardWriter(tmp_path / "out", format) as writer:
-        writer.write({f"t{number}": tensor for number, tensor in enumerate(tensors)})
-    (found,) = samples(tmp_path / "out")
-    for number, tensor in enumerate(tensors):
-        value = found[f"t{number}"]
-        np.testing.assert_array_equal(value, tensor.resolve_conj().resolve_neg().numpy())
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("number", [torch.tensor(3), np.array(3), np.int64(3), torch.tensor([3])[0]])
-def test_a_tensor_or_array_of_one_number_is_that_number(tmp_path: Path, format: str, number: Any) -> None:
-    with pg.ShardWriter(tmp_path / "out", format) as writer:
-        for label in (number, 4):
-            writer.write({"label": label, "x": torch.tensor(0.5, dtype=torch.bfloat16), "ok": np.array(True)})
-    suffix = next((tmp_path / "out").glob("shard*")).name
-    with LocalFile(tmp_path / "out" / suffix) as file:
-        first, second = format_of(suffix).samples(file)
-    assert (first["label"], second["label"]) == (3, 4)
-    assert (first["x"], first["ok"]) == (0.5, True)
-
-
-def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(fd: int, data: Any) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    writer = pg.ShardWriter(tmp_path / "out")
-    writer.write({"text": "a"})
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(OSError, match=r"No space left on device: '.*shard-000000"),
-    ):
-        patch.setattr(os, "write", full)
-        writer.close()
 
 
 def test_a_pack_onto_a_full_disk_says_what_is_there_and_how_it_continues(
@@ -654,26 +430,6 @@ def test_a_pack_onto_a_full_disk_says_what_is_there_and_how_it_continues(
     assert len(pack_shards(photos, target, size="40 kB", workers=1)) == 300
 
 
-def test_a_writer_on_a_full_disk_says_how_it_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(fd: int, data: Any) -> int:
-        raise OSError(errno.EDQUOT, "Disk quota exceeded")
-
-    def write() -> None:
-        with pg.ShardWriter(tmp_path / "out", size="4 kB") as writer:
-            for number in range(20):
-                if number == 10:
-                    monkeypatch.setattr(os, "write", full)
-                writer.write({"x": bytes(1000)})
-
-    with pytest.raises(OSError, match="Disk quota exceeded") as caught:
-        write()
-    monkeypatch.undo()
-    (text,) = caught.value.__notes__
-    assert "has no more room: 4 shards are there and stay. Make room, and make the same call again" in text
-
-
 def test_a_failure_in_a_worker_names_the_sample_and_leaves_no_processes(photos: Path, tmp_path: Path) -> None:
     class Broken(Rows):
         def __getitem__(self, index: int) -> dict[str, Any]:
@@ -691,33 +447,6 @@ def test_a_failure_in_a_worker_names_the_sample_and_leaves_no_processes(photos: 
         pack_shards(photos, tmp_path / "other")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"format": "zip"}, "format must be one of tar, parquet, got 'zip'"),
-        ({"size": "large"}, "pack: size must be bytes or a size"),
-        ({"workers": 0}, "workers must be an int >= 1, got 0"),
-    ],
-)
-def test_arguments_that_are_none_are_refused(
-    photos: Path, tmp_path: Path, arguments: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(GraphError, match=message):
-        pack_shards(photos, tmp_path / "out", **arguments)
-
-
-def test_what_cannot_be_packed_is_named(tmp_path: Path) -> None:
-    for source, message in (
-        (3, "a int cannot be packed"),
-        ([], "no samples"),
-        (["text"] and iter(["text"]), "got str"),
-    ):
-        with pytest.raises(DataError, match=message):
-            pack_shards(source, tmp_path / "out", workers=1)
-    with pytest.raises(DataError, match="no such folder"):
-        pack_shards(tmp_path / "nothing", tmp_path / "other")
-
-
 def test_a_folder_of_shards_is_refused_and_the_samples_of_its_graph_are_packed(
     photos: Path, tmp_path: Path
 ) -> None:
@@ -733,90 +462,3 @@ def test_a_folder_of_shards_is_refused_and_the_samples_of_its_graph_are_packed(
 
     pack_shards(again, tmp_path / "again", size="100 kB")
     assert samples(tmp_path / "again") == expected(photos)
-
-
-@pytest.mark.parametrize("complete", [True, False])
-def test_what_a_kill_in_the_last_moment_leaves_is_removed(
-    photos: Path, tmp_path: Path, complete: bool
-) -> None:
-    out = tmp_path / "out"
-    pack_shards(photos, out, format="parquet", size="100 kB", workers=1)
-    whole = shards(out)
-    # Killed while the manifest or the settings were being written, or right behind them.
-    for name in ("._manifest.json.0123456789ab", "._pack.json.0123456789ab"):
-        (out / name).write_bytes(b"cut")
-    (out / "_pack.json.partial").write_text(json.dumps({"settings": json.loads(whole["_pack.json"])}) + "\n")
-    if not complete:
-        (out / "_pack.json").unlink()
-    pack_shards(photos, out, format="parquet", size="100 kB", workers=1)
-    assert shards(out) == whole
-
-
-def test_a_lock_on_a_file_that_lies_nowhere_keeps_nobody_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock = pack_folder.try_exclusive
-
-    def behind_the_other(fd: int) -> bool:
-        monkeypatch.setattr(pack_folder, "try_exclusive", lock)
-        (tmp_path / "_pack.json.partial").unlink()
-        return lock(fd)
-
-    monkeypatch.setattr(pack_folder, "try_exclusive", behind_the_other)
-    with pg.ShardWriter(tmp_path) as writer:
-        with pytest.raises(DataError, match="another process is packing"):
-            pg.ShardWriter(tmp_path)
-        writer.write({"n": 1})
-
-
-def test_a_finished_shard_that_is_broken_is_written_again(photos: Path, tmp_path: Path) -> None:
-    pack_shards(photos, tmp_path / "out", size="100 kB", workers=1)
-    whole = shards(tmp_path / "out")
-    os.rename(tmp_path / "out" / "_pack.json", tmp_path / "out" / "_pack.json.partial")
-    record = json.dumps({"settings": json.loads(whole["_pack.json"])})
-    (tmp_path / "out" / "_pack.json.partial").write_text(record)
-    with (tmp_path / "out" / "shard-000001.tar").open("r+b") as file:
-        file.truncate(30_000)
-    pack_shards(photos, tmp_path / "out", size="100 kB", workers=1)
-    assert shards(tmp_path / "out") == whole
-
-
-def test_a_pack_that_another_process_ends_meanwhile_is_complete(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = pack_folder.PackFolder._opened
-
-    def behind_the_other(self: Any) -> bool:
-        monkeypatch.setattr(pack_folder.PackFolder, "_opened", opened)
-        pack_shards(photos, tmp_path / "out", size="100 kB", workers=1)
-        return opened(self)
-
-    monkeypatch.setattr(pack_folder.PackFolder, "_opened", behind_the_other)
-    manifest = pack_shards(photos, tmp_path / "out", size="100 kB", workers=1)
-    assert len(manifest) == 300 and not list((tmp_path / "out").glob("*.partial"))
-
-
-class Short:
-    """Says that it has ten samples, and has no seventh."""
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        if number == 6:
-            raise IndexError(number)
-        return {"x": number}
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_source_that_cannot_give_a_sample_is_told_which(
-    tmp_path: Path, format: str, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(IndexError) as caught:
-        pack_shards(Short(), tmp_path / "out", format=format, workers=workers)
-    assert caught.value.__notes__ == ["sample 6 of the source, which says that it has 10"]
-    monkeypatch.setattr(pack, "_spread", lambda count: [0])
-    with pytest.raises(IndexError) as caught:
-        pack_shards(Short(), tmp_path / "again", format=format, workers=workers, size=10)
-    assert caught.value.__notes__ == ["sample 6 of the source, which says that it has 10"]
