@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
-import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +10,8 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.batches import resolved, select_rows
+from pipegraph.batches import select_rows
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Regroup
 from pipegraph.replicas import Whole
 
 
@@ -40,22 +37,6 @@ def same(batch: Any) -> Any:
     return batch
 
 
-class Pair(NamedTuple):
-    left: Any
-    right: Any
-
-
-@dataclasses.dataclass
-class Record:
-    x: Any
-    names: Any
-
-
-def test_texts_that_a_map_splits_come_apart_as_they_were_put_together() -> None:
-    words = through(["a b", "c d"] * 2, ops.Batch(2), lambda batch: [t.split() for t in batch], ops.Unbatch())
-    assert words == [["a", "b"], ["c", "d"]] * 2
-
-
 SAMPLES = {
     "tensors": [torch.tensor([1, 2]), torch.tensor([3, 4])],
     "texts": ["a", "b"],
@@ -77,21 +58,6 @@ def test_a_collate_that_keeps_the_samples_is_undone_by_unbatch(samples: str, col
         assert plain(got) == plain(items)
 
 
-@pytest.mark.parametrize(
-    "collate",
-    [
-        lambda items: tuple(zip(*items, strict=True)),
-        lambda items: list(zip(*items, strict=True)),
-        lambda items: [list(column) for column in zip(*items, strict=True)],
-    ],
-)
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_columns_of_the_samples_own_objects_are_rows_whatever_their_length(collate: Any, size: int) -> None:
-    items = [(torch.full((3, 2), i), i, [i] * 3) for i in range(3)]
-    got = through(items, ops.Batch(size, collate=collate), ops.Unbatch())
-    assert plain([tuple(item) for item in got]) == plain(items)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_what_torchs_default_collate_makes_comes_apart(size: int) -> None:
     items = [(torch.full((2,), i), f"t{i}", [i, 10 * i], {"p": (i, f"u{i}")}) for i in range(6)]
@@ -100,15 +66,6 @@ def test_what_torchs_default_collate_makes_comes_apart(size: int) -> None:
     assert [(plain(x), t, plain(ns), plain(d)) for x, t, ns, d in got] == [
         (x.tolist(), t, ns, {"p": [d["p"][0], d["p"][1]]}) for x, t, ns, d in items
     ]
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_wrapped_default_collate_makes_columns_at_the_top(size: int) -> None:
-    items = [(torch.full((2,), i), i) for i in range(6)]
-    stages = ops.Batch(size, collate=lambda samples: torch.utils.data.default_collate(samples))
-    assert plain(through(items, stages, ops.Unbatch())) == [[[i, i], i] for i in range(6)]
-    mapped = [ops.Batch(size, collate=list), torch.utils.data.default_collate, ops.Unbatch()]
-    assert plain(through(items, *mapped)) == [[[i, i], i] for i in range(6)]
 
 
 def test_fields_that_a_map_adds_are_read_by_their_type() -> None:
@@ -146,21 +103,6 @@ def test_another_number_of_rows_is_an_error_that_names_the_field(field: Any, fou
     stages = [ops.Batch(2), lambda batch: {**batch, "d": {"f": field}}, ops.Unbatch()]
     with pytest.raises(pg.errors.DataError, match=found + r".*replicas\.Whole"):
         through([{"x": 1}, {"x": 2}], *stages)
-
-
-def test_containers_keep_their_kind_in_both_ways() -> None:
-    items = [Pair(i, collections.OrderedDict(r=Record(f"x{i}", [i]))) for i in range(4)]
-    collate = lambda pairs: Pair(  # noqa: E731
-        torch.tensor([p.left for p in pairs]),
-        collections.OrderedDict(
-            r=Record([p.right["r"].x for p in pairs], [p.right["r"].names for p in pairs])
-        ),
-    )
-    got = through(items, ops.Batch(2, collate=collate), ops.Unbatch())
-    assert [(type(item), int(item.left), item.right) for item in got] == [
-        (Pair, item.left, item.right) for item in items
-    ]
-    assert all(type(item.right) is collections.OrderedDict for item in got)
 
 
 BATCHES = {
@@ -204,74 +146,3 @@ def test_scatter_cuts_by_the_rule_of_unbatch(name: str) -> None:
             )
         ]
         assert row == one
-
-
-def test_scatter_names_a_list_that_has_another_number_of_rows() -> None:
-    graph = pg.Graph("rows")
-    graph.add(ops.FromIterable([{"x": 1}] * 4)).then(ops.Batch(4)).then(
-        lambda batch: {**batch, "classes": ["cat", "dog"]}
-    ).then(ops.Scatter(["cpu", "cpu"]))
-    with graph.loader() as loader, pytest.raises(ValueError, match=r"batch\['classes'\] has 2.*Whole"):
-        list(loader)
-
-
-def test_scatter_gives_what_is_whole_to_every_device_and_cuts_arrays_and_lists() -> None:
-    graph = pg.Graph("rows")
-    graph.add(ops.FromIterable([{"x": 1}] * 4)).then(ops.Batch(4)).then(
-        lambda batch: {
-            **batch,
-            "classes": Whole(["cat", "dog", "cow", "pig"]),
-            "names": list("abcd"),
-            "array": np.arange(4),
-            "size": (4, 4, 4, 4),
-        }
-    ).then(ops.Scatter(["cpu", "cpu"]))
-    with graph.loader() as loader:
-        ((first, second),) = loader
-    assert plain(first) == {
-        "x": [1, 1],
-        "classes": ["cat", "dog", "cow", "pig"],
-        "names": ["a", "b"],
-        "array": [0, 1],
-        "size": (4, 4, 4, 4),
-    }
-    assert second["names"] == ["c", "d"] and plain(second["array"]) == [2, 3]
-
-
-def test_batches_side_by_side_keep_what_is_known_of_each() -> None:
-    graph = pg.Graph("rows")
-    left = graph.add(ops.FromIterable([torch.full((2,), i) for i in range(4)]), name="left")
-    right = graph.add(ops.FromIterable(["a b", "c d", "e f", "g h"]), name="right")
-    once = graph.add(ops.FromIterable([["p", "q"]] * 2), name="once")
-    pairs = left.then(ops.Batch(2, collate=tuple), name="lefts"), right.then(ops.Batch(2), name="rights")
-    graph.add(ops.Zip(), *pairs, once).then(ops.Unbatch())
-    with graph.loader() as loader:
-        assert plain(list(loader)) == [
-            ([i, i], text, ["p", "q"]) for i, text in enumerate(["a b", "c d", "e f", "g h"])
-        ]
-
-
-def test_a_batch_of_a_users_regroup_is_known_too() -> None:
-    class Pairs(Regroup):
-        """Two samples at a time, as they are."""
-
-        gives = "batch"
-
-        def begin(self) -> None:
-            self.open_chunks: list[Chunk] = []
-
-        def process(self, chunk: Chunk) -> Any:
-            self.open_chunks.append(chunk)
-            if len(self.open_chunks) < 2:
-                return ()
-            chunks, self.open_chunks = self.open_chunks, []
-            return [Chunk.group(chunks, tuple(each.data for each in chunks))]
-
-    items = [torch.full((2,), i) for i in range(4)]
-    assert plain(through(items, Pairs(), ops.Unbatch())) == plain(items)
-
-
-def test_the_decision_is_about_parts_and_not_about_lengths() -> None:
-    for count in (1, 2, 3):
-        batch = {"x": torch.zeros(count), "two": ("a", "b"), "names": ["n"] * count}
-        assert resolved(batch, None, count) == {"x": True, "two": {0: False, 1: False}, "names": True}

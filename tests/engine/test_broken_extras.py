@@ -29,28 +29,7 @@ def test_a_library_that_it_lacks_is_named(monkeypatch, tmp_path):
     assert str(copy.copy(caught.value)) == str(pickle.loads(pickle.dumps(caught.value))) == text
 
 
-def test_a_package_that_it_needs_itself_is_named(monkeypatch, tmp_path):
-    module_that_says(monkeypatch, tmp_path, "broken_reader", "import surely_not_there")
-    with pytest.raises(
-        MissingExtraError, match=r"is installed and cannot be imported \(No module named 'surely_"
-    ):
-        extra_module("broken_reader", "shards", "FromTable")
-
-
 @pytest.mark.parametrize("module", ["surely_not_there", "surely_not_there.within", "email.surely_not_there"])
 def test_what_is_not_there_is_not_installed(module):
     with pytest.raises(MissingExtraError, match=f"needs {module}, which is not installed: pip install"):
         extra_module(module, "images", "a test")
-
-
-def test_doctor_says_why_a_decoder_cannot_be_opened(monkeypatch, tmp_path, capsys):
-    from pipegraph.cli import main
-    from pipegraph.operators.images import opencv
-
-    module_that_says(monkeypatch, tmp_path, "cv2", f"raise ImportError({LIBGL!r})")
-    opencv.opencv.cache_clear()
-    try:
-        assert main(["doctor"]) == 0
-    finally:
-        opencv.opencv.cache_clear()
-    assert LIBGL in " ".join(capsys.readouterr().out.split())

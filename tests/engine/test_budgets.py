@@ -1,13 +1,12 @@
 """Share budgets: judged from the 100th item on, and again at the epoch's end; the first skip of a stage warns once."""
 
 import logging
-import threading
 
 import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from tests.engine.breaking_stages import Broken, breaks, collect, make
+from tests.engine.breaking_stages import breaks, collect, make
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -40,44 +39,6 @@ def test_a_share_is_judged_again_at_the_end_of_the_epoch(placement):
 def test_a_short_epoch_that_fails_as_a_whole_is_no_empty_epoch(placement):
     got, error, _ = collect(make(breaks(*range(90)), 90, on_error=pg.Skip(0.05), **placement))
     assert got == [] and isinstance(error, pg.errors.BudgetError)
-
-
-@placed
-def test_a_share_that_was_kept_to_passes_at_the_end(placement):
-    got, error, _ = collect(make(breaks(*range(29)), 100, on_error=pg.Skip(0.29), **placement))
-    assert error is None and len(got) == 71  # 0.29 * 100 is 28.999999999999996
-
-
-@placed
-def test_a_share_of_one_is_all_of_them(placement):
-    got, error, _ = collect(make(breaks(*range(150)), 200, on_error=pg.Skip(1.0), **placement))
-    assert error is None and len(got) == 50
-
-
-def test_a_failure_that_is_overtaken_by_later_ones_is_no_larger_share():
-    others = threading.Event()
-
-    def work(x):
-        if x == 120:
-            others.wait()
-        if x == 121:
-            others.set()
-        raise ValueError(x)
-
-    stage = {"workers": 2, "capacity": 2, "ordered": False}
-    got, error, loader = collect(make(work, 200, on_error=pg.Skip(1.0), **stage))
-    assert (got, error) == ([], None)
-    assert len(loader.profile().quarantined) == 200
-
-
-def test_a_count_is_an_int_and_a_share_is_a_float_of_at_most_one():
-    for budget in (2.0, 1.5, -0.1, -1, True, "1"):
-        with pytest.raises(pg.errors.GraphError, match="Skip: budget must be a count"):
-            pg.Skip(budget)
-    for budget in (None, 0, 3, 0.0, 0.5, 1.0):
-        pg.Skip(budget)
-    _, error, _ = collect(make(breaks(3), on_error=pg.Skip(0.0)))
-    assert isinstance(error, ValueError)  # none may fail, and at once
 
 
 def test_every_epoch_is_judged_by_itself():
@@ -159,21 +120,6 @@ def test_rows_of_batches_routes_regroups_flat_maps_and_bundles_are_judged_at_the
         assert isinstance(error, pg.errors.BudgetError), graph
 
 
-def test_what_was_cut_off_by_a_zip_is_not_judged():
-    def graph(items):
-        graph = pg.Graph("g")
-        long = graph.add(ops.FromIterable(range(500))).then(
-            breaks(*range(30)), on_error=pg.Skip(0.1), name="work"
-        )
-        graph.add(ops.Zip(), long, graph.add(ops.FromIterable(range(items))))
-        return graph
-
-    got, error, _ = collect(graph(20))
-    assert error is None and len(got) == 20
-    got, error, _ = collect(graph(600))
-    assert error is None and len(got) == 470
-
-
 # -- the first skip warns --------------------------------------------------------------------------
 
 
@@ -191,46 +137,6 @@ def test_the_first_skip_of_a_stage_is_logged_once(caplog, placement):
             "stage 'work': sample 3 at position 3, epoch 0, was left out: Broken: no 3. on_error=Skip(budget=None) "
             "says so; further ones are only counted, and listed in loader.profile().quarantined"
         )
-
-
-@placed
-def test_the_log_says_how_many_items_of_a_failed_sample_had_left(caplog, placement):
-    def items(x):
-        yield x
-        if x == 5:
-            raise Broken("first")
-        yield x
-        if x == 3:
-            raise Broken("second")
-
-    graph = make(ops.FlatMap(items), items=8, on_error=pg.Skip(), **placement)
-    with caplog.at_level(logging.WARNING, logger="pipegraph"), graph.loader() as loader:
-        got = list(loader)
-    assert sorted(got) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 6, 6, 7, 7]
-    (record,) = caplog.records
-    if placement.get("ordered", True):
-        assert (
-            "sample 3 at position 3, epoch 0, was left out except for its first 2 items: Broken: second."
-            in record.getMessage()
-        )
-
-
-def test_a_handler_of_the_log_may_ask_the_loader(caplog):
-    seen = []
-
-    class Asks(logging.Handler):
-        def emit(self, record):
-            seen.append(len(loader.profile().quarantined))
-            loader.state_dict()
-
-    log, handler = logging.getLogger("pipegraph"), Asks()
-    log.addHandler(handler)
-    try:
-        with make(breaks(3), on_error=pg.Skip(), workers=2).loader() as loader:
-            list(loader)
-    finally:
-        log.removeHandler(handler)
-    assert seen == [1]
 
 
 def odd(x):

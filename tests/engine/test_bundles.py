@@ -6,22 +6,18 @@ import time
 
 import numpy as np
 import pytest
-import torch
 from channel_states import wait_until
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.bundle import UNNAMED, Bundle, joined
-from pipegraph.chunk import Chunk, Lineages
+from pipegraph.bundle import Bundle
+from pipegraph.chunk import Lineages
 from pipegraph.columns import pack
-from pipegraph.contracts import Drawn, DrawnRows
 from pipegraph.engine.channel import Channel
-from pipegraph.engine.contents import LIGHT_BYTES
 from pipegraph.engine.kinds import source
 from pipegraph.engine.stage import bundle_size as pacing
 from pipegraph.engine.stage.bundle_size import Pace
-from pipegraph.operators.collate import batch_of, collate
-from pipegraph.planning.digests import digests
+from pipegraph.operators.collate import batch_of
 
 
 def bundle(count, before=0, nbytes=0, epoch=0):
@@ -83,18 +79,6 @@ def test_rows_travel_in_bundles_whatever_comes_next(below):
     assert graph.plan().stages["rows"].bundle_rows == 8
 
 
-def test_what_another_stage_reads_too_travels_one_by_one():
-    graph = pg.Graph("fan-out")
-    rows = graph.add(ops.FromSequence(range(10)), name="rows")
-    batches = rows.then(ops.Batch(2)).then(ops.Unbatch())
-    both = graph.add(ops.Zip(), batches, rows)
-    assert graph.plan(both).stages["rows"].bundle_rows == 1
-
-
-def test_bundles_change_no_digest():
-    assert digests(chain().plan()) == digests(chain(backend="inline").plan())
-
-
 # -- how many --------------------------------------------------------------------------------------
 
 
@@ -108,47 +92,6 @@ def test_quick_rows_travel_in_longer_and_longer_bundles_and_slow_ones_alone():
     for _ in range(4):
         pace.note(pace.rows(), 1 << 40, 0)
     assert pace.rows() == 1
-
-
-def test_a_slow_stage_takes_few_of_the_rows_that_came_together():
-    channel = Channel(64, bundle_rows=64)
-    shared = []
-    channel.share = shared.append
-    whole = bundle(10, nbytes=100)
-    whole.buffers = ((1, 100),)
-    channel.put(whole)
-    assert [(ticket, part.data) for ticket, part in (channel.take(4), channel.take(1))] == [
-        (0, [0, 1, 2, 3]),
-        (1, [4]),
-    ]
-    assert (channel.stats().depth, channel.stats().nbytes) == (5, 50)
-    ticket, rest = channel.take(100)
-    assert (ticket, rest.data, rest.before, rest.after) == (2, [5, 6, 7, 8, 9], 5, 10)
-    assert shared == [((1, 100),)] * 2  # each part holds them
-
-
-@pytest.mark.parametrize(
-    ("readers", "rows", "expected"),
-    [(2, 55, [32, 32]), (2, 30, [22, 21, 21]), (2, 64, [64]), (2, 1, [1] * 64), (1, 55, [55, 9])],
-)
-def test_what_a_bundle_holds_is_dealt_evenly_among_several_readers(readers, rows, expected):
-    channel = Channel(64, bundle_rows=64)
-    channel.readers = readers
-    channel.put(bundle(64))
-    assert [channel.take(rows)[1].count for _ in expected] == expected
-    assert channel.stats().depth == 0
-
-
-def test_a_bundle_ends_with_its_batch():
-    pace = Pace(64, 16, 20)
-    assert [pace.rows(0), pace.rows(16), pace.rows(20)] == [16, 4, 16]
-
-
-def test_heavy_rows_travel_in_short_bundles():
-    pace = Pace(64, nbytes=1000)
-    for _ in range(8):
-        pace.note(pace.rows(), 1000, 300 * pace.rows())
-    assert pace.rows() == 3
 
 
 # -- queues ----------------------------------------------------------------------------------------
@@ -167,42 +110,6 @@ def test_the_rows_of_a_bundle_count_one_by_one():
     assert channel.stats().depth == 6
     assert [len(channel.get()), len(channel.get())] == [4, 2]
     assert channel.stats().depth == 0
-
-
-def test_a_later_worker_leaves_room_for_a_whole_bundle_of_the_next():
-    channel = Channel(8, sequenced=True, bundle_rows=4)
-    assert channel.put_at(1, bundle(4, 4))
-    writer = threading.Thread(target=channel.put_at, args=(2, bundle(1, 8)))
-    writer.start()
-    wait_until(channel, lambda stats: stats.putters_waiting == 1)
-    assert channel.put_at(0, bundle(4))
-    channel.get()
-    writer.join(5)
-    assert channel.stats().depth == 5
-
-
-def test_only_light_rows_fill_a_queue_beyond_a_few():
-    channel = Channel(100, bundle_rows=2, heavy_capacity=4)
-    for before in (0, 2):
-        assert channel.put(bundle(2, before, LIGHT_BYTES))
-    writer = threading.Thread(target=channel.put, args=(bundle(1, 4),))
-    writer.start()
-    wait_until(channel, lambda stats: stats.putters_waiting == 1)
-    channel.get()
-    writer.join(5)
-    channel.get()
-    for before in range(5, 60, 2):
-        assert channel.put(bundle(2, before, 10))
-    assert channel.stats().depth == 57
-
-
-def test_a_discarded_epoch_gives_back_the_room_of_its_bundles():
-    channel = Channel(4, bundle_rows=4)
-    channel.put(bundle(4))
-    assert [len(chunk) for chunk in channel.discard(0)] == [4]
-    assert channel.stats().depth == 0
-    assert not channel.put(bundle(4))
-    assert channel.put(bundle(4, epoch=1))
 
 
 # -- what stays the same ---------------------------------------------------------------------------
@@ -275,17 +182,6 @@ def test_a_row_that_cannot_be_read_has_its_policy(long_bundles, dataset, policy)
         assert inline == counts
 
 
-def test_keys_stay_with_rows_whose_function_drops_the_field(long_bundles):
-    graph = chain(
-        (lambda row: {"x": row["x"] + 1}, "raise"),
-        source=ops.FromSequence([{"key": f"k{i}", "x": i} for i in range(20)]),
-    )
-    with graph.loader() as loader:
-        chunks = list(loader.chunks())
-    assert [f"k{i}" for i in range(20)] == [key for chunk in chunks for key in chunk.keys]
-    assert list(chunks[0].data) == ["x"]
-
-
 def test_functions_that_draw_get_each_rows_own_numbers(long_bundles):
     def draw(x, rng):
         return float(rng.random())
@@ -319,13 +215,6 @@ def test_rows_larger_than_their_share_of_the_limit_do_not_travel_together(long_b
         )  # with what is being worked on: an open batch, a row, a batch
 
 
-def test_each_epoch_of_an_iterable_begins_with_its_first_row(long_bundles):
-    graph = chain(source=ops.FromIterable(range(25)))
-    with graph.loader(epochs=3) as loader:
-        passes = [[batch.tolist() for batch in loader] for _ in range(3)]
-    assert [[list(range(10)), list(range(10, 20)), list(range(20, 25))]] * 3 == passes
-
-
 def test_an_iterable_that_breaks_off_delivers_what_came_before(long_bundles):
     def broken():
         yield from range(25)
@@ -337,83 +226,13 @@ def test_an_iterable_that_breaks_off_delivers_what_came_before(long_bundles):
     assert "item 25 of this rank" in found[-1][1][0]
 
 
-def test_bundles_may_be_longer_than_the_queue_of_positions(long_bundles):
-    graph = chain(source=ops.FromSequence(range(4000)), batch=ops.Batch(1000), capacity=1000)
-    with graph.loader() as loader:
-        assert [batch.tolist() for batch in loader] == [
-            list(range(at, at + 1000)) for at in range(0, 4000, 1000)
-        ]
-
-
 # -- columns ---------------------------------------------------------------------------------------
-
-KINDS = {
-    "ints": [1, 2, 3, 4],
-    "floats": [1.5, 2.5, float("nan"), 0.0],
-    "bools": [True, False, True, True],
-    "arrays": [np.full((2, 3), i, np.float32) for i in range(4)],
-    "numbers in arrays": [np.array(i) for i in range(4)],
-    "tensors": [torch.full((3,), i) for i in range(4)],
-    "texts": ["a", "b", "c", "d"],
-    "dicts": [{"x": np.full(2, i), "y": i, "t": b"b"} for i in range(4)],
-    "tuples": [(i, torch.tensor(i), {"z": 1.0}) for i in range(4)],
-    "ragged": [np.ones(1 + i // 2) for i in range(4)],
-    "mixed": [1, 2, 3.5, 4.5],
-    "odd dicts": [{"x": 1}, {"x": 2}, {"y": 3}, {"y": 4}],
-}
-REFUSED = {"ragged", "odd dicts"}
-
-
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("cut", [1, 2, 4])
-def test_rows_packed_in_parts_make_the_batch_that_they_make_one_by_one(name, cut):
-    items = KINDS[name]
-    parts = [pack(items[start : start + cut]) for start in range(0, 4, cut)]
-    if name in REFUSED:
-        with pytest.raises(pg.PipegraphError) as expected:
-            collate(items)
-        if None not in parts:
-            with pytest.raises(pg.PipegraphError) as found:
-                batch_of(parts, None)
-            assert str(expected.value) == str(found.value)
-    elif None not in parts:
-        assert repr(collate(items)) == repr(batch_of(parts, None))
-        assert repr(items) == repr([row for part in parts for row in part.rows()])
 
 
 def test_a_batch_keeps_no_more_memory_than_its_own_rows():
     whole = pack([np.zeros(10) for _ in range(10)])
     batch = batch_of([whole.part(2, 4)], None)
     assert batch.nbytes == batch.untyped_storage().nbytes()
-
-
-def test_a_chunk_of_bundles_is_as_the_chunk_of_their_rows():
-    rows = [{"key": "a", "x": 1}, {"x": 2}, {"x": 3}]
-    made = Bundle(rows, Lineages("s", [4, 5, 6]), 1, 7, ["a", UNNAMED, UNNAMED])
-    one_by_one = Chunk.group([made.one(index) for index in range(3)], None)
-    for whole in (joined([made]), joined([made.part(0, 2), made.part(2, 3)])):
-        for name in ("keys", "before", "after", "epoch", "batched"):
-            assert getattr(one_by_one, name) == getattr(whole, name)
-        assert one_by_one.lineages == tuple(whole.lineages)
-        assert whole.positions.tolist() == [4, 5, 6]
-
-
-def test_rows_of_a_mapped_file_are_packed_too(tmp_path):
-    np.arange(12, dtype=np.int64).tofile(tmp_path / "rows")
-    mapped = np.memmap(tmp_path / "rows", np.int64, mode="r")
-    rows = [mapped[start : start + 3] for start in range(0, 12, 3)]
-    packed = pack(rows)
-    assert packed is not None
-    assert batch_of([packed], None).tolist() == collate(rows).tolist() == np.arange(12).reshape(4, 3).tolist()
-
-
-def test_bundles_that_go_to_a_process_may_take_longer():
-    here, remote = Pace(64), Pace(64, cost=10)
-    for pace in (here, remote):
-        for _ in range(8):
-            pace.note(pace.rows(), 1_000_000 * pace.rows(), 0)
-    assert here.rows() == 1
-    assert remote.rows() == 10
 
 
 # -- items that had to be waited for ----------------------------------------------------------------
@@ -453,73 +272,6 @@ def test_a_bundle_holds_no_more_than_a_millisecond_of_measured_work():
     for _ in range(8):
         pace.note(pace.rows(), 300_000 * pace.rows(), 0)
     assert pace.rows() == 3
-
-
-def test_an_endless_expansion_keeps_nothing_of_what_has_left():
-    import gc
-    import weakref
-
-    class Item:
-        pass
-
-    made = []
-
-    def endless(_):
-        while True:
-            made.append(weakref.ref(item := Item()))
-            yield item
-            del item
-
-    graph = pg.Graph("endless")
-    graph.add(ops.FromIterable([0])).then(ops.FlatMap(endless), capacity=4)
-    with graph.loader() as loader:
-        for _, _item in zip(range(500), loader, strict=False):
-            pass
-        del _item
-        gc.collect()
-        assert sum(each() is not None for each in made) < 100
-
-
-class Drawing(pg.Source):
-    """Draws, and is read row by row: row 2 only once row 0 has been asked for by the next stage."""
-
-    random_access = True
-    traits = pg.Traits(sampled=True)
-
-    def __init__(self):
-        self.asked = threading.Event()
-
-    def length(self, epoch, rank, world_size):
-        return 8
-
-    def positions(self, epoch, rank, world_size, start):
-        return (Drawn(np.int64(step), -step) for step in range(start, 8))
-
-    def index_of(self, position, epoch):
-        return position.index
-
-    def read(self, position, epoch):
-        if position.position == 2:
-            assert self.asked.wait(60)
-        return position.index
-
-
-def test_a_source_of_ones_own_that_draws_is_read_row_by_row(long_bundles):
-    source = Drawing()
-    graph = pg.Graph("drawn")
-    rows = graph.add(source, name="rows", capacity=8)
-    rows.then(lambda row: source.asked.set() or row, name="asks").then(ops.Batch(4, collate=list))
-    with graph.loader() as loader:
-        assert [list(batch) for batch in loader] == [[0, -1, -2, -3], [-4, -5, -6, -7]]
-
-
-def test_drawn_rows_are_a_sequence_of_drawn():
-    rows = DrawnRows([], [])
-    rows.extend(Drawn(np.int64(at), "abc"[at]) for at in range(3))
-    assert list(rows) == [(0, "a"), (1, "b"), (2, "c")]
-    assert rows[1] == Drawn(1, "b")
-    assert list(rows[1:]) == [(1, "b"), (2, "c")]
-    assert all(type(position) is int for position in rows.positions)
 
 
 def test_threads_that_share_a_pass_get_each_row_once():

@@ -7,7 +7,7 @@ import pytest
 from channel_states import wait_until
 
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
-from pipegraph.engine.activity import Activity, Cancelled
+from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import Channel
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -67,37 +67,12 @@ def test_what_is_put_with_more_wakes_nobody_until_the_last_of_it():
     assert [channel.get().data for _ in range(2)] == [2, 3]
 
 
-def test_a_nudge_wakes_for_what_was_put_with_more_one_reader_after_the_other():
-    channel = Channel(8)
-    readers = [Started(channel.get) for _ in range(2)]
-    wait_until(channel, lambda s: s.getters_waiting == 2)
-    for number in range(2):
-        channel.put(chunk(number), more=True)
-    channel.nudge()
-    assert sorted(reader.result().data for reader in readers) == [0, 1]
-
-
-def test_a_put_that_waits_for_room_wakes_for_what_was_put_before_with_more():
-    channel = Channel(2)
-    reader = Started(lambda: [channel.get().data for _ in range(3)])
-    wait_until(channel, lambda s: s.getters_waiting == 1)
-    for number in range(3):  # the last has no room until the reader, who was not woken, has taken one
-        assert channel.put(chunk(number), more=True)
-    channel.nudge()
-    assert reader.result() == [0, 1, 2]
-
-
 def test_get_waits_while_empty():
     channel = Channel(4)
     reader = Started(channel.get)
     wait_until(channel, lambda s: s.getters_waiting == 1)
     channel.put(chunk(7))
     assert reader.result().data == 7
-
-
-def test_capacity_below_one_is_refused():
-    with pytest.raises(ValueError, match="capacity must be >= 1, got 0"):
-        Channel(0)
 
 
 def test_bytes_bound_the_queue_but_an_empty_one_takes_an_item_of_any_size():
@@ -129,13 +104,6 @@ def test_a_later_number_leaves_room_for_the_one_that_is_next():
     assert later.result() is True
 
 
-def test_with_capacity_one_numbers_still_flow():
-    channel = Channel(1, sequenced=True)
-    writers = [Started(channel.put_at, seq, chunk(seq)) for seq in reversed(range(5))]
-    assert [channel.get().data for _ in range(5)] == [0, 1, 2, 3, 4]
-    assert all(writer.result() is True for writer in writers)
-
-
 def test_depth_never_exceeds_capacity_with_many_numbers():
     capacity, count = 3, 200
     channel, deepest = Channel(capacity, sequenced=True), 0
@@ -156,26 +124,6 @@ def test_depth_never_exceeds_capacity_with_many_numbers():
     for worker in workers:
         assert worker.result() is None
     assert 1 <= deepest <= capacity
-
-
-def test_wait_turn_returns_once_all_lower_numbers_are_closed():
-    channel = Channel(4, sequenced=True)
-    waiter = Started(channel.wait_turn, 2)
-    putter_waits(channel)
-    channel.close_seq(1)
-    assert waiter.thread.is_alive()
-    channel.put_at(0, chunk(0))
-    assert waiter.result() is None
-
-
-def test_a_thread_that_waits_for_its_turn_is_not_taken_for_a_full_queue():
-    channel = Channel(4, sequenced=True)
-    waiter = Started(channel.wait_turn, 1)
-    putter_waits(channel)
-    assert not channel.full()
-    assert channel.grow() == 4
-    channel.close_seq(0)
-    assert waiter.result() is None
 
 
 @pytest.mark.parametrize("call", ["get", "put", "take", "turn"])
@@ -210,17 +158,6 @@ def test_grow_makes_room_for_exactly_the_item_that_waits():
     assert not channel.full()
 
 
-def test_grow_makes_room_in_bytes_too():
-    channel = Channel(10, max_bytes=100)
-    channel.put(chunk(0, 90))
-    writer = Started(channel.put, chunk(1, 50))
-    putter_waits(channel)
-    assert channel.full()
-    channel.grow()
-    assert writer.result() is True
-    assert channel.stats().nbytes == 140
-
-
 def test_discard_drops_what_is_held_refuses_what_comes_and_ends_with_the_epoch():
     channel = Channel(3)
     channel.put(chunk(0, epoch=4))
@@ -235,50 +172,11 @@ def test_discard_drops_what_is_held_refuses_what_comes_and_ends_with_the_epoch()
     assert channel.get().data == 2
 
 
-def test_discard_wakes_putters_whose_items_are_not_wanted():
-    channel = Channel(1)
-    channel.put(chunk(0))
-    writer = Started(channel.put, chunk(1))
-    putter_waits(channel)
-    channel.discard(0)
-    assert writer.result() is False
-
-
-def test_skip_takes_out_chunks_of_its_epoch_only():
-    channel = Channel(10)
-    channel.skip(0, lambda item: item.before < 2)
-    channel.skip(0, lambda item: item.before == 3)
-    assert [channel.put(chunk(i)) for i in range(5)] == [False, False, True, False, True]
-    channel.put(EndOfEpoch(0))
-    assert channel.put(chunk(0, epoch=1)) is True
-
-
-def test_a_filter_holds_for_a_chunk_that_arrives_after_the_end_of_its_epoch_under_a_lower_number():
-    channel = Channel(10, sequenced=True)
-    channel.skip(0, lambda item: item.before < 10)
-    channel.put_at(1, EndOfEpoch(0))  # the worker with seq 0 is slower
-    assert channel.put_at(0, chunk(3)) is False
-    assert isinstance(channel.get(), EndOfEpoch)
-    assert channel.put_at(2, chunk(3, epoch=1)) is True
-
-
 def test_take_hands_out_tickets_in_the_order_of_items():
     channel = Channel(10)
     for i in range(5):
         channel.put(chunk(i))
     assert [(t, c.data) for t, c in (channel.take() for _ in range(5))] == [(i, i) for i in range(5)]
-
-
-def test_getters_that_wait_for_the_window_all_go_on_when_it_opens():
-    channel, limit = Channel(10), [0]
-    channel.may_take = lambda ticket: ticket < limit[0]
-    for i in range(3):
-        channel.put(chunk(i))
-    readers = [Started(channel.take) for _ in range(3)]
-    wait_until(channel, lambda s: s.getters_waiting == 3)
-    limit[0] = 3
-    channel.nudge()
-    assert sorted(reader.result()[0] for reader in readers) == [0, 1, 2]
 
 
 def interrupt(thread):
@@ -297,55 +195,3 @@ def test_an_interrupted_wait_leaves_the_queue_of_waiters_and_takes_no_wake_with_
     channel.put(chunk(1))  # wakes the interrupted one, which must pass the wake on
     assert isinstance(interrupted.result(), KeyboardInterrupt)
     assert other.result().data == 1
-
-
-def test_waits_are_counted_as_activity_and_end_balanced():
-    activity, told = Activity(), []
-    activity.on_idle = lambda: told.append("idle")
-    activity.attach(2)
-    channel = Channel(1, activity=activity)
-    reader = Started(channel.get)
-    wait_until(channel, lambda s: s.getters_waiting == 1)
-    channel.put(chunk())
-    reader.result()
-    activity.pause()
-    assert told == []
-    activity.pause()
-    assert told == ["idle"]
-
-
-def test_statistics_count_items_and_waits():
-    channel = Channel(2)
-    channel.put(chunk(0, 10))
-    channel.put(chunk(1, 5))
-    channel.get()
-    stats = channel.stats()
-    assert (stats.puts, stats.gets, stats.depth, stats.nbytes, stats.capacity) == (2, 1, 1, 5, 2)
-    assert stats.put_wait_ns == stats.get_wait_ns == 0
-    assert repr(channel) == "<Channel 1/2>"
-
-
-def test_whoever_makes_room_puts_in_what_waits_for_it():
-    channel = Channel(2)
-    channel.put(chunk(0))
-    channel.put(chunk(1))
-    writer = Started(channel.put, chunk(2))
-    putter_waits(channel)
-    assert channel.get().data == 0
-    assert channel.stats().depth == 2  # the writer need not have run
-    assert channel.stats().putters_waiting == 0
-    assert writer.result() is True
-
-
-def test_numbers_that_wait_enter_one_after_the_other_once_the_first_is_closed():
-    channel = Channel(4, sequenced=True, bundle_rows=3)
-    channel.put_at(1, chunk(1))
-    writers = [Started(channel.put_at, seq, chunk(seq)) for seq in (2, 3)]
-    wait_until(channel, lambda s: s.putters_waiting == 2)
-    turn = Started(channel.wait_turn, 4)
-    wait_until(channel, lambda s: s.putters_waiting == 3)
-    assert channel.put_at(0, chunk(0))  # 2 and 3 are the next by then, and after them it is the turn of 4
-    assert channel.stats().depth == 4
-    assert channel.stats().putters_waiting == 0
-    assert [writer.result() for writer in writers] == [True, True]
-    assert turn.result() is None

@@ -1,6 +1,5 @@
 """semantics.md, "Failures and policies"."""
 
-import errno
 import json
 import threading
 import traceback
@@ -126,16 +125,6 @@ def test_a_failing_generator_of_a_source_fails_at_its_item(backend):
     assert error.__notes__ == ["pipegraph: stage 'source', item 3 of this rank, epoch 0"]
 
 
-def test_an_iterable_that_cannot_be_iterated_fails_at_the_start():
-    def items():
-        raise Broken("no items")
-
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(items), name="source")
-    got, error, _ = collect(graph)
-    assert got == [] and type(error) is Broken and "item 0 of this rank" in error.__notes__[0]
-
-
 def test_a_failing_data_set_or_sampler_fails_at_its_item():
     class Data:
         def __len__(self):
@@ -158,19 +147,6 @@ def test_a_failing_data_set_or_sampler_fails_at_its_item():
     assert got == [0, 1, 2, 3] and "stage 'source', sample 4 at position 4" in error.__notes__[0]
     got, error, _ = collect(make(breaks(), source=ops.FromSequence(Data(), sampler=Sampler())))
     assert got == [5, 2] and "stage 'source', item 2 of this rank" in error.__notes__[0]
-
-
-def test_a_source_that_fails_beyond_the_shortest_input_of_a_zip_is_never_reached():
-    def long():
-        yield from range(20)
-        raise Broken("late")
-
-    graph = pg.Graph("g")
-    short = graph.add(ops.FromIterable(lambda: range(3)))
-    graph.add(ops.Zip(), graph.add(ops.FromIterable(long), capacity=64), short)
-    with graph.loader(epochs=3) as loader:
-        for _ in range(3):
-            assert list(loader) == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_a_failing_flatmap_delivers_the_children_before():
@@ -205,12 +181,6 @@ def test_a_failing_collate_names_the_samples_of_its_batch():
     ]
 
 
-def test_a_failing_collate_skips_its_batch_with_an_entry_per_sample():
-    got, error, loader = collect(make(ops.Batch(3, collate=collate), items=9, on_error=pg.Skip(1)))
-    assert error is None and got == [[0, 1, 2], [6, 7, 8]]
-    assert [(q.key, q.stage) for q in loader.profile().quarantined] == [(k, "work") for k in (3, 4, 5)]
-
-
 @pytest.mark.parametrize("backend", ["inline", "thread"])
 def test_a_failing_open_is_raised_at_once_and_nothing_stays_behind(backend):
     closed = []
@@ -242,44 +212,6 @@ def test_a_failing_open_is_raised_at_once_and_nothing_stays_behind(backend):
     assert closed == ["opened"]
 
 
-def test_a_failing_close_is_a_warning():
-    class Sticky(pg.Operator):
-        def process(self, chunk):
-            return chunk
-
-        def close(self):
-            raise Broken("stuck fast")
-
-    loader = make(Sticky()).loader()
-    list(loader)
-    with pytest.warns(pg.errors.PipegraphWarning, match=r"stage 'work': close\(\) raised Broken: stuck fast"):
-        loader.close()
-
-
-def test_a_failing_fan_in_of_a_user_names_its_stage():
-    class Bad(pg.FanIn):
-        def next_input(self):
-            raise Broken("which?")
-
-        def end_input(self, index):
-            pass
-
-        def process(self, chunk):
-            return chunk
-
-        def cursor(self, positions):
-            return tuple(positions)
-
-        def cursors(self, cursor, inputs):
-            return cursor
-
-    graph = pg.Graph("g")
-    source = graph.add(ops.FromIterable(range(3)))
-    graph.add(Bad(), source, source, name="bad")
-    _, error, _ = collect(graph)
-    assert type(error) is Broken and error.__notes__ == ["pipegraph: in stage 'bad'"]
-
-
 # -- Skip ------------------------------------------------------------------------------------------
 
 
@@ -301,24 +233,6 @@ def test_the_failure_that_exceeds_a_count_is_raised_at_its_place_with_a_note_tha
     assert type(error) is Broken and error.args == ("no 11",)
     assert "failure 3 of 12 items exceeds the budget of 2 in on_error=Skip(budget=2)" in error.__notes__[0]
     assert [q.key for q in loader.profile().quarantined][:2] == [3, 5]
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_share_counts_only_after_a_hundred_items(placement):
-    bad = range(0, 60, 2)  # 30 of the first 60: no rate yet
-    got, error, _ = collect(make(breaks(*bad, 150), 200, on_error=pg.Skip(0.25), **placement))
-    assert error is None and len(got) == 200 - 31
-    got, error, _ = collect(make(breaks(*bad, 102), 200, on_error=pg.Skip(0.25), **placement))
-    assert "failure 31 of 103 items exceeds the budget of 0.25" in error.__notes__[0]
-    assert got == [x for x in range(102) if x not in bad]
-
-
-def test_budgets_are_per_epoch():
-    graph = make(breaks(3, 5), on_error=pg.Skip(2))
-    with graph.loader(epochs=3) as loader:
-        for _ in range(3):
-            assert len(list(loader)) == 18
-        assert len(loader.profile().quarantined) == 6
 
 
 def test_budgets_count_from_the_last_start():
@@ -358,28 +272,6 @@ def test_a_function_on_a_batch_is_one_item_with_an_entry_per_sample():
     got, error, loader = collect(graph)
     assert error is None and got == [[0, 1, 2], [6, 7, 8]]
     assert [q.key for q in loader.profile().quarantined] == [3, 4, 5]
-
-
-def test_skip_in_completion_order():
-    got, error, loader = collect(make(breaks(3, 11), workers=4, ordered=False, on_error=pg.Skip()))
-    assert error is None and sorted(got) == [x for x in range(20) if x not in (3, 11)]
-    assert sorted(q.key for q in loader.profile().quarantined) == [3, 11]
-
-
-def test_a_failing_route_skips_its_item():
-    def choose(x):
-        if x == 3:
-            raise Broken(x)
-        return x % 2
-
-    graph = pg.Graph("g")
-    route = graph.add(ops.FromIterable(range(6))).then(
-        ops.Route(choose, 2), name="route", on_error=pg.Skip(1)
-    )
-    graph.add(ops.Merge(), route[0], route[1])
-    got, error, loader = collect(graph)
-    assert error is None and got == [0, 1, 2, 5, 4]
-    assert [q.key for q in loader.profile().quarantined] == [3]
 
 
 def test_what_fails_in_a_pass_that_was_left_does_not_count_in_the_next():
@@ -455,21 +347,6 @@ def test_each_try_gets_its_own_containers():
     assert got == [{"x": [1]}] and tries == [[1], [1]]
 
 
-def test_a_lazy_flatmap_is_retried_behind_the_children_that_are_out():
-    flaky = Flaky(1, 2)
-
-    def children(x):
-        yield x
-        flaky(x)
-        yield -x
-
-    for placement in PLACEMENTS:
-        flaky.left = {2: 1}
-        got, error, loader = collect(make(ops.FlatMap(children), 4, on_error=pg.Retry(1), **placement))
-        assert error is None and got == [0, 0, 1, -1, 2, -2, 3, -3]
-        assert loader.profile().stages["work"].retried == 1
-
-
 def test_a_backoff_is_not_waited_out_by_a_stage_that_stops():
     failed = threading.Event()
 
@@ -502,25 +379,3 @@ def test_a_backoff_does_not_hold_up_the_next_pass():
 
 
 # -- sources and systems ---------------------------------------------------------------------------
-
-
-def test_a_queue_for_one_item_has_room_for_the_failure_of_an_inline_source_and_the_end_of_its_epoch():
-    def items():
-        yield 0
-        raise Broken("no more")
-
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(items), backend="inline", capacity=1)
-    got, error, _ = collect(graph)
-    assert got == [0] and isinstance(error, Broken)
-
-
-def test_an_error_for_too_many_open_files_says_what_to_do():
-    def opens(item):
-        raise OSError(errno.EMFILE, "Too many open files", "data.bin")
-
-    graph = pg.Graph("files")
-    graph.add(ops.FromSequence(range(4))).then(opens)
-    with graph.loader() as loader, pytest.raises(OSError, match="data.bin") as raised:
-        list(loader)
-    assert "`ulimit -n`" in raised.value.__notes__[0]

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-
-
-def test_then_and_add_take_the_same_options_by_name() -> None:
-    add, then = (inspect.signature(method).parameters for method in (pg.Graph.add, pg.Node.then))
-    options = {name: each.default for name, each in add.items() if each.kind is each.KEYWORD_ONLY}
-    assert options == {name: each.default for name, each in then.items() if each.kind is each.KEYWORD_ONLY}
-    assert "workers" in options and not any(each.kind is each.VAR_KEYWORD for each in then.values())
 
 
 @pytest.mark.parametrize(
@@ -26,10 +18,6 @@ def test_then_and_add_take_the_same_options_by_name() -> None:
             r"Node.then\(\) has no num_workers=; here that is workers= of a stage",
         ),
         (
-            lambda g, n: g.add(abs, n, prefetch_factor=2),
-            r"Graph.add\(\) has no prefetch_factor=; here that is capacity=",
-        ),
-        (
             lambda g, n: g.loader(batch_size=4),
             r"Graph.loader\(\) has no batch_size=; here that is the operator ops.Batch",
         ),
@@ -37,10 +25,6 @@ def test_then_and_add_take_the_same_options_by_name() -> None:
         (
             lambda g, n: ops.FromSequence([1], num_workers=2),
             r"FromSequence\(\) has no num_workers=; here that is workers=",
-        ),
-        (
-            lambda g, n: ops.FromIterable([1], shuffle=True),
-            r"FromIterable\(\) has no shuffle=; here that is ops.FromSequence",
         ),
         (
             lambda g, n: ops.Batch(batch_size=4),
@@ -62,7 +46,6 @@ def test_an_argument_known_from_elsewhere_is_answered_with_ours(call: Any, messa
             lambda g, n: g.add(ops.FromIterable([1]), wrokers=2),
             r"^Graph.add\(\) has no wrokers=; did you mean workers=\?$",
         ),
-        (lambda g, n: n.then(abs, worker=2), r"^Node.then\(\) has no worker=; did you mean workers=\?$"),
         (lambda g, n: g.loader(epoch=2), r"^Graph.loader\(\) has no epoch=; did you mean epochs=\?$"),
         (
             lambda g, n: ops.Batch(2, droplast=True),
@@ -71,10 +54,6 @@ def test_an_argument_known_from_elsewhere_is_answered_with_ours(call: Any, messa
         (
             lambda g, n: ops.FromSequence([1], xyz=2),
             r"^FromSequence\(\) has no xyz=; there are dataset, order",
-        ),
-        (
-            lambda g, n: n.then(abs, abs),
-            r"^Node.then\(\) takes 1 by position \(operator\), got 2: .* node.then\(a\).then\(b\)$",
         ),
         (
             lambda g, n: g.loader(n, 2),

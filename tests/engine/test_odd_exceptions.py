@@ -2,9 +2,7 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
-import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -93,131 +91,6 @@ def test_an_odd_exception_is_raised_as_itself_after_what_came_before_it(error, p
     assert caught is error
     if placement.get("ordered", True):
         assert got == [0, 1, 2]
-
-
-@odd
-@placed
-def test_an_odd_exception_is_skipped_like_any_other(error, placement):
-    got, caught, loader = collect(failing(error, on_error=pg.Skip(), **placement))
-    assert caught is None and sorted(got) == [0, 1, 2, 4, 5, 6, 7]
-    (left_out,) = loader.profile().quarantined
-    assert left_out.error.startswith(type(error).__name__)
-    str(loader.profile())
-
-
-@odd
-def test_an_odd_exception_passes_through_retries_budgets_batches_and_flat_maps(error):
-    assert collect(failing(error, on_error=pg.Retry(1)))[1] is error
-    assert collect(failing(error, on_error=pg.Skip(0)))[1] is error
-
-    def refuse(*_):
-        raise error
-
-    for operator in (
-        ops.Batch(3, collate=refuse),
-        ops.FlatMap(refuse),
-        ops.Filter(refuse),
-        ops.Route(refuse, 1),
-    ):
-        graph = pg.Graph("odd")
-        graph.add(ops.FromIterable(range(8))).then(operator, name="work")
-        assert collect(graph)[1] is error
-    graph = pg.Graph("odd")
-    graph.add(ops.FromIterable(refuse))
-    assert collect(graph)[1] is error
-
-
-def test_a_note_is_kept_even_by_an_exception_that_refuses_attributes():
-    _, caught, _ = collect(failing(Frozen(4)))
-    assert caught.__notes__ == ["pipegraph: stage 'work', sample 3 at position 3, epoch 0"]
-
-
-@odd
-@pytest.mark.parametrize("backend", ["inline", "thread"])
-def test_an_odd_exception_of_open_or_close_names_its_stage(error, backend):
-    class Opens(pg.Operator):
-        def open(self, context):
-            raise error
-
-        def process(self, chunk):
-            return chunk
-
-    class Closes(pg.Operator):
-        def process(self, chunk):
-            return chunk
-
-        def close(self):
-            raise error
-
-    def graph(operator):
-        graph = pg.Graph("odd")
-        graph.add(ops.FromIterable(range(3))).then(operator, name="bad", backend=backend)
-        return graph
-
-    with graph(Opens()).loader() as loader, pytest.raises(type(error)) as caught:
-        list(loader)
-    assert caught.value is error
-    loader = graph(Closes()).loader()
-    list(loader)
-    with pytest.warns(
-        pg.errors.PipegraphWarning, match=rf"stage 'bad': close\(\) raised {type(error).__name__}"
-    ):
-        loader.close()
-
-
-def test_a_key_that_cannot_be_shown_does_not_hide_the_error():
-    class Key:
-        def __repr__(self):
-            raise ZeroDivisionError("in __repr__")
-
-    def items():
-        return iter([{"key": Key(), "x": 1}])
-
-    def fail(sample):
-        raise ValueError("the error")
-
-    for policy in ("raise", pg.Skip(0), pg.Skip()):
-        graph = pg.Graph("odd")
-        graph.add(ops.FromIterable(items)).then(fail, name="work", on_error=policy)
-        _, caught, loader = collect(graph)
-        if policy == pg.Skip():
-            assert caught is None
-            str(loader.profile())
-            loader.state_dict()
-        else:
-            assert isinstance(caught, ValueError)
-
-
-@pytest.mark.parametrize(
-    ("value", "start", "end"),
-    [
-        (
-            {f"/data/{n}.jpg": n for n in range(200)},
-            "{'/data/0.jpg': 0, '/data/1.jpg': 1, ",
-            "… (200 in all)",
-        ),
-        ("x" * 12_345, "'xxx", "x… (12,345 characters)"),
-        (np.array("x" * 300), "array('xxx", "x… (330 characters)"),
-        (torch.nn.Sequential(*map(torch.nn.Identity, range(20))), "Sequential(", " characters)"),
-        ({"s3://key:" + "s" * 300 + "@host": 0}, "{'s3://host': 0}", ""),
-    ],
-)
-def test_of_a_long_value_an_error_shows_the_beginning_and_the_length(value, start, end):
-    with pytest.raises(pg.errors.GraphError, match="ListFiles: classes must be .*, got ") as raised:
-        ops.ListFiles("folder", classes=value)
-    text = str(raised.value).partition(", got ")[2]
-    assert text.startswith(start) and text.endswith(end)
-    assert len(text) < 240
-
-
-def test_the_error_for_a_missing_part_can_be_copied_and_pickled():
-    import copy
-    import pickle
-
-    error = pg.errors.MissingExtraError("cv2", "images", "DecodeImage")
-    for other in (copy.copy(error), pickle.loads(pickle.dumps(error))):
-        assert str(other) == str(error)
-        assert other.extra == "images"
 
 
 class Coded(Exception):

@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -133,54 +132,11 @@ class Hops(pg.Regroup):
         return [pg.Chunk.group(held[:2], [each.data for each in held[:2]])]
 
 
-class HopsWithState(Hops):
-    def state_dict(self):
-        return {"held": self.held}
-
-    def load_state_dict(self, state):
-        self.held = state["held"]
-
-
-def test_a_regroup_that_leaves_samples_out_resumes_with_a_state(monkeypatch):
-    monkeypatch.setattr("pipegraph.engine.kinds.stateful.SNAPSHOT_EVERY", 2)
-    assert_resumes_exactly(over(HopsWithState, range(20)))
-
-
-class Fussy(pg.Regroup):
-    """Pairs, a last single one left out, and some samples fail."""
-
-    def begin(self):
-        self.held = []
-
-    def process(self, chunk):
-        if chunk.data % 5 == 1:
-            raise ValueError(chunk.data)
-        self.held.append(chunk)
-        if len(self.held) < 2:
-            return []
-        held, self.held = self.held, []
-        return [pg.Chunk.group(held, [each.data for each in held])]
-
-
-def test_a_sample_that_was_skipped_does_not_count_as_left_out():
-    def make():
-        graph = pg.Graph("g")
-        graph.add(ops.FromIterable(range(30))).then(Fussy(), name="pack", on_error=pg.Skip())
-        return graph
-
-    assert_resumes_exactly(make)
-
-
 @pytest.mark.parametrize("every", [1, 3, 64])
 @pytest.mark.parametrize("operator", [CutWithState, FirstFitWithState])
 def test_a_packer_with_a_state_resumes_exactly(monkeypatch, operator, every):
     monkeypatch.setattr("pipegraph.engine.kinds.stateful.SNAPSHOT_EVERY", every)
     assert_resumes_exactly(over(operator, documents(20)))
-
-
-def test_a_packer_whose_begin_makes_its_attributes_can_have_a_state():
-    with over(CutWithState)().loader() as loader:
-        assert [token for block in loader for token in block] == [t for d in documents() for t in d]
 
 
 @pytest.mark.parametrize("operator", [CutWithState, FirstFitWithState])
@@ -206,40 +162,6 @@ def test_a_packer_that_always_holds_something_restarts_from_its_newest_snapshot(
         assert head + list(loader) == whole
     last = max(np.concatenate([np.concatenate([np.ravel(each) for each in block]) for block in head]))
     assert min(read) > last - 64 - 2 * BLOCK  # snapshots come every 64 inputs
-
-
-class TensorWindows(pg.Regroup):
-    """Sliding pairs of samples of every type, held over from one to the next."""
-
-    def begin(self):
-        self.last = None
-
-    def process(self, chunk):
-        last, self.last = self.last, chunk
-        return [] if last is None else [pg.Chunk.group([last, chunk], (last.data, chunk.data), batched=False)]
-
-    def state_dict(self):
-        return {"last": self.last}
-
-    def load_state_dict(self, state):
-        self.last = state["last"]
-
-
-def test_held_samples_of_any_plain_type_come_back_as_they_were(monkeypatch):
-    monkeypatch.setattr("pipegraph.engine.kinds.stateful.SNAPSHOT_EVERY", 1)
-    items = [
-        {
-            "key": f"k{i}",
-            "x": np.full((2, i), i),
-            "t": torch.full((i,), 0.5),
-            "b": b"\0%d" % i,
-            "p": (i, [i, None]),
-            3: "int",
-        }
-        for i in range(5)
-    ]
-    items.append({"key": "half", "t": torch.ones(3, dtype=torch.bfloat16), "x": np.float32(2.5)})
-    assert_resumes_exactly(over(TensorWindows, items))
 
 
 def test_below_a_completion_order_stage_a_packer_delivers_each_sample_once(monkeypatch):

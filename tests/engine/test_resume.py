@@ -1,9 +1,5 @@
 """Exact resume of every operator, and of one graph that holds them all: saved at every step, through JSON, twice."""
 
-import gc
-import itertools
-import json
-import threading
 import weakref
 from collections import namedtuple
 
@@ -420,26 +416,6 @@ class HeavyPosition(dict):
         return made
 
 
-@pytest.mark.parametrize("bundles", [False, True])
-def test_snapshots_of_an_iterator_that_no_restart_would_need_are_forgotten(bundles):
-    graph = pg.Graph("g")
-    node = graph.add(ops.FromIterable(lambda: HeavyState(6400)), capacity=8)
-    if bundles:
-        node.then(ops.Batch(8))
-    with graph.loader() as loader:
-        for _ in loader:
-            loader.state_dict()
-        gc.collect()
-        assert len(HeavyState.alive) <= 60
-    with graph.loader() as loader:
-        loader.load_state_dict({**loader.state_dict()})
-        passing = iter(loader)
-        head = [next(passing) for _ in range(300)]
-        state = json.loads(json.dumps(loader.state_dict()))
-        assert state["rank0"]["iterators"]["fromiterable"][0] > 64
-        del head
-
-
 def test_an_iterator_with_a_state_resumes_exactly_at_every_step():
     def make():
         graph = pg.Graph("g")
@@ -462,15 +438,6 @@ def test_snapshots_of_an_iterator_resume_exactly_at_every_step(monkeypatch, opti
     assert_resumes_exactly(make, epochs=3, **options)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["a stateful operator behind a filter", "a stateful regrouping operator", "nested routes", "everything"],
-)
-def test_frequent_snapshots_of_stateful_operators_resume_exactly(monkeypatch, name):
-    monkeypatch.setattr("pipegraph.engine.kinds.stateful.SNAPSHOT_EVERY", 3)
-    assert_resumes_exactly(CASES[name])
-
-
 def test_a_one_shot_iterator_serves_one_epoch_and_then_says_so():
     graph = pg.Graph("g")
     graph.add(ops.FromIterable(iter(range(5))))
@@ -484,55 +451,3 @@ def test_a_one_shot_iterator_serves_one_epoch_and_then_says_so():
         loader.set_epoch(0)
         with pytest.raises(pg.PipegraphError, match="can be read once"):
             list(loader)
-
-
-def test_a_generator_that_another_graph_has_read_is_not_resumed_behind_what_that_read_ahead():
-    generator = (number for number in range(1000))
-
-    def graph():
-        graph = pg.Graph("g")
-        graph.add(ops.FromIterable(generator))
-        return graph
-
-    with graph().loader() as loader:
-        passing = iter(loader)
-        assert [next(passing) for _ in range(3)] == [0, 1, 2]
-        state = loader.state_dict()
-    with graph().loader() as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(
-            pg.PipegraphError, match="this generator can be read once and epoch 0 has done so"
-        ):
-            list(loader)
-
-
-def test_a_batch_that_takes_another_output_of_a_route_after_a_restart_brings_nothing_twice():
-    def graph():
-        graph = pg.Graph("g")
-        source = graph.add(ops.FromSequence(Overtaking()), workers=2, capacity=1, ordered=False)
-        routed = source.then(ops.Batch(2, collate=list)).then(ops.Route(lambda batch: int(2 in batch), 2))
-        graph.add(ops.Merge(), routed[0], routed[1])
-        return graph
-
-    class Overtaking:
-        """Item 3 comes after item 4, or not before the loader is closed."""
-
-        def __init__(self):
-            self.later = later
-
-        def __len__(self):
-            return 5
-
-        def __getitem__(self, index):
-            if index == 3:
-                assert self.later.wait(20)
-            return index
-
-    later = threading.Event()
-    with graph().loader() as loader:
-        head = list(itertools.islice(loader, 2))
-        state = json.dumps(loader.state_dict())
-        later.set()
-    with graph().loader() as loader:
-        loader.load_state_dict(json.loads(state))
-        assert sorted(itertools.chain(*head, *loader)) == [0, 1, 2, 3, 4]

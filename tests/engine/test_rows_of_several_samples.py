@@ -1,6 +1,5 @@
 """Batches whose rows were made of several samples each, as a mosaic's or a packed block's."""
 
-import numpy as np
 import pytest
 
 import pipegraph as pg
@@ -78,28 +77,3 @@ def test_blocks_in_batches_come_apart_again_and_resume_exactly(stages):
         assert [(list(c.data), tuple(c.lineages), c.keys) for c in loader.chunks()] == expected
     assert any(len(lineages) > 1 for _, lineages, _ in expected)
     assert_resumes_exactly(blocks(*stages))
-
-
-class Mosaic(pg.Regroup):
-    """Two images beside each other."""
-
-    def begin(self):
-        self.held = []
-
-    def process(self, chunk):
-        self.held.append(chunk)
-        if len(self.held) < 2:
-            return []
-        pair, self.held = self.held, []
-        return [pg.Chunk.group(pair, np.concatenate([each.data for each in pair], 1), batched=False)]
-
-
-@pytest.mark.parametrize("backend", ["thread", "process"])
-def test_a_batch_of_mosaics_is_worked_on_row_by_row(backend):
-    graph = pg.Graph("mosaics")
-    images = [np.full((2, 2, 3), i, np.uint8) for i in range(8)]
-    node = graph.add(ops.FromIterable(images)).then(Mosaic()).then(ops.Batch(2))
-    node.then(ops.Normalize(mean=[0, 0, 0], std=[1, 1, 1], layout="NHWC"), backend=backend, workers=2)
-    with graph.loader() as loader:
-        found = [(batch[:, 0, ::2, 0] * 255).round().tolist() for batch in loader]
-    assert found == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]

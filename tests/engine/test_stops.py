@@ -33,13 +33,6 @@ def threads():
     return [t.name for t in threading.enumerate() if t.name.startswith("pipegraph-")]
 
 
-def wait_for_all_to_end():
-    """Joins what ends by itself, without anybody waiting for it."""
-    while left := [t for t in threading.enumerate() if t.name.startswith("pipegraph-")]:
-        left[0].join(20)
-        assert not left[0].is_alive()
-
-
 def test_break_then_close():
     loader = make().loader(epochs=2)
     for _ in loader:
@@ -64,89 +57,6 @@ def test_dropping_the_last_reference_to_a_loader_ends_its_threads():
     del loader, batches
     assert gone() is None
     assert not threads()
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-def test_a_loader_whose_pass_has_failed_ends_with_its_last_reference_too(ordered):
-    def fail(x):
-        raise ValueError
-
-    def use():
-        graph = pg.Graph("g")
-        graph.add(ops.FromIterable(range(9))).then(fail, workers=2, ordered=ordered)
-        loader = graph.loader()
-        try:
-            list(loader)
-        except ValueError:
-            pass
-
-    gc.disable()
-    try:
-        use()
-        if WITHOUT_GIL:  # the error was made by a worker, whose thread would have to run to let it go
-            gc.collect()
-        wait_for_all_to_end()  # that worker may still hold the error, and with it the loop's frame and the loader
-    finally:
-        gc.enable()
-
-
-def test_the_garbage_collector_ends_a_loader_in_a_cycle():
-    class Holder:
-        pass
-
-    holder = Holder()
-    holder.self, holder.loader = holder, make().loader()
-    next(iter(holder.loader))
-    del holder
-    gc.collect()
-    assert not threads()
-
-
-@pytest.mark.parametrize("turn", range(3))
-def test_the_garbage_collector_may_run_in_a_worker_of_the_very_loader(turn):
-    """A worker that holds a lock of the loader's must not wait for that lock in the finalizer."""
-    collected, go = threading.Event(), threading.Event()
-    names = []
-
-    class Holder:
-        pass
-
-    def collect(x):
-        if x == 5:
-            assert go.wait(20)
-            gc.collect()
-            names.extend(threads())
-            collected.set()
-        return x
-
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(range(100))).then(collect)
-    holder = Holder()
-    holder.self, holder.loader = holder, graph.loader()
-    next(iter(holder.loader))
-    workers = [t for t in threading.enumerate() if t.name.startswith("pipegraph-")]
-    gc.disable()
-    try:
-        del holder
-        go.set()
-        assert collected.wait(20)
-        for worker in workers:
-            worker.join(20)
-        wait_for_all_to_end()
-    finally:
-        gc.enable()
-    assert names
-
-
-def test_a_loader_used_and_dropped_in_another_thread():
-    def use():
-        loader = make().loader()
-        next(iter(loader))
-
-    user = threading.Thread(target=use)
-    user.start()
-    user.join()
-    wait_for_all_to_end()
 
 
 def test_user_code_that_does_not_return_is_named_with_its_stack_and_abandoned():
@@ -334,16 +244,6 @@ def test_the_interpreters_exit_does_not_wait_for_stuck_user_code(python):
     assert "StuckWorker: stage 'work': a worker did not return" in err
 
 
-def test_sys_exit_in_the_training_loop(python):
-    code, _, err = python(
-        """
-        for item in graph().loader(epochs=None):
-            sys.exit(7)
-        """
-    )
-    assert (code, err) == (7, "")
-
-
 def test_a_gated_stage_stops_at_once():
     gate, graph = Gate(), pg.Graph("g")
     graph.add(ops.FromIterable(range(10))).then(gate, workers=4)
@@ -352,29 +252,3 @@ def test_a_gated_stage_stops_at_once():
     gate.wait_until_waiting(4)
     loader.close()
     assert not threads()
-
-
-def test_a_source_whose_cancel_ends_its_wait_is_not_waited_for(recwarn):
-    class Silent(pg.Source):
-        def __init__(self):
-            self.waits, self.over = threading.Event(), threading.Event()
-
-        def length(self, epoch, rank, world_size):
-            return None
-
-        def iterate(self, epoch, rank, world_size, start):
-            self.waits.set()
-            self.over.wait()
-            yield from ()
-
-        def cancel(self):
-            self.over.set()
-
-    source = Silent()
-    graph = pg.Graph("g")
-    graph.add(source)
-    loader = graph.loader()
-    iter(loader)
-    assert source.waits.wait(30)
-    loader.close()
-    assert not recwarn.list

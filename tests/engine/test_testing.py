@@ -1,11 +1,6 @@
 """The public test helpers find what they promise to find."""
 
-import contextlib
-import mmap
-import os
 import re
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -92,27 +87,6 @@ def test_leaks_are_named(tmp_path):
     assert leaked[0] == "thread forgotten" and leaked[1].endswith("/file") and len(leaked) == 2
 
 
-def test_what_differs_is_said_in_a_screenful():
-    def images(change):
-        graph = pg.Graph("g")
-
-        def image(i):
-            found = torch.zeros(3, 64, 64)
-            if i == 2:
-                found[1, 2, 3] = change
-            return {"key": f"k{i}", "image": found, "label": i}
-
-        graph.add(ops.FromIterable([image(i) for i in range(4)])).then(ops.Batch(4))
-        return graph
-
-    made = iter(range(100))
-    with pytest.raises(AssertionError) as found:
-        assert_resumes_exactly(lambda: images(float(next(made))), epochs=1)
-    message = str(found.value)
-    assert len(message) < 2000
-    assert "chunk 0" in message and "['image']" in message and "[2, 1, 2, 3]" in message
-
-
 @pytest.mark.parametrize(
     ("one", "other", "said"),
     [
@@ -129,35 +103,3 @@ def test_differences_are_located(one, other, said):
 
     message = difference(fingerprint(one), fingerprint(other))
     assert re.search(said, message, re.DOTALL) and len(message) < 600
-
-
-def test_shared_memory_is_this_ones_leak_where_it_or_a_child_holds_it():
-    before = Resources.now()
-    killed, ours, childs = (f"pipegraph-test-{os.getpid()}-{who}" for who in ("killed", "ours", "childs"))
-    try:
-        with open(f"/dev/shm/{killed}", "w"):  # as of another program that was killed and has left it
-            pass
-        program = (
-            f"import sys; file = open('/dev/shm/{childs}', 'w'); print('ready', flush=True); sys.stdin.read()"
-        )
-        with (
-            subprocess.Popen(
-                [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            ) as process,
-            open(f"/dev/shm/{ours}", "wb+") as file,
-        ):
-            assert process.stdout.readline() == "ready\n"
-            file.truncate(4096)
-            mapped = mmap.mmap(file.fileno(), 4096)
-            file.close()
-            found = [each for each in Resources.now().leaked_since(before) if each.startswith("shared")]
-            mapped.close()
-            process.stdin.close()
-            process.stdout.read()  # until it has ended
-        assert found == [f"shared memory {childs}", f"shared memory {ours}"]
-        left = [each for each in Resources.now().leaked_since(before) if each.startswith("shared")]
-        assert not left
-    finally:
-        for name in (killed, ours, childs):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"/dev/shm/{name}")

@@ -61,14 +61,6 @@ def test_a_source_whose_len_refuses_has_no_length_and_a_state(make):
         assert [int(x) for x in loader] == [1, 3, 5]
 
 
-def test_a_sampler_whose_len_refuses_has_no_length():
-    graph = pg.Graph("g")
-    graph.add(ops.FromSequence("abcdef", sampler=Refuses([2, 0, 5])))
-    with graph.loader(rank=0, world_size=2, equal_steps=False) as loader:
-        assert list(loader) == ["c", "a", "f"]
-        loader.state_dict()
-
-
 class Fails:
     """A sampler that fails after so many draws."""
 
@@ -134,58 +126,3 @@ def test_an_operator_that_says_its_length_or_none_ends_its_epochs_also_after_a_r
     with said(times, 4).loader(epochs=2) as loader:
         loader.load_state_dict(state)
         assert [list(loader) for _ in range(2)] == [whole[0][1:], whole[1]]
-
-
-def skipping(on_error):
-    def picky(x):
-        if x == 1:
-            raise ValueError(x)
-        return x
-
-    graph = pg.Graph("g")
-    graph.add(ops.FromSequence(range(10))).then(picky, name="picky", on_error=on_error).then(Says(2)).then(
-        ops.Batch(2)
-    )
-    return graph
-
-
-def test_an_epoch_of_which_samples_were_left_out_has_no_length_under_another_policy():
-    loader = skipping(pg.Skip()).loader()
-    iterator = iter(loader)
-    for _ in range(3):
-        next(iterator)
-    state = loader.state_dict()
-    loader.close()
-    with skipping("raise").loader(epochs=2) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(TypeError, match="no length in this epoch: samples of it were left out"):
-            len(loader)
-        assert len(list(loader)) == 6  # the two chunks of sample 1 never come
-
-
-class LacksOne:
-    def __len__(self):
-        return 5
-
-    def __getitem__(self, index):
-        if index == 1:
-            raise ValueError("broken")
-        return index
-
-
-class SameLength(pg.Operator):
-    def process(self, chunk):
-        return chunk
-
-    def length(self, n):
-        return n
-
-
-@pytest.mark.parametrize("behind", [lambda: ops.Shuffle(4), SameLength])
-@pytest.mark.parametrize("policy", [pg.Skip(), pg.Retry(1, then=pg.Skip())])
-def test_samples_that_a_policy_leaves_out_do_not_count_as_a_wrong_length(behind, policy):
-    graph = pg.Graph()
-    graph.add(ops.FromSequence(LacksOne()), on_error=policy).then(behind())
-    with graph.loader(epochs=2) as loader:
-        for _ in range(2):
-            assert sorted(loader) == [0, 2, 3, 4]

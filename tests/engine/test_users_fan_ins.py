@@ -192,10 +192,6 @@ def test_an_input_that_has_ended_or_is_none_is_the_stages_error_and_no_stall(wro
         list(loader)
 
 
-class NoCursors(InTurn):
-    cursors = pg.FanIn.cursors
-
-
 class FromTheStart(InTurn):
     def cursors(self, cursor, inputs):
         return [None] * inputs
@@ -268,112 +264,6 @@ WRONG = [
 def test_a_fan_in_that_could_not_resume_is_found(join, text):
     with pytest.raises(AssertionError, match=rf"(?s)(stage 'join': .*)?{text}"):
         assert_resumes_exactly(plain(join))
-
-
-def test_a_fan_in_without_cursors_is_not_made():
-    with pytest.raises(TypeError, match="abstract method '?cursors"):
-        NoCursors()
-
-
-class KeepsCounting(InTurn):
-    """Its turn is set once, not in each epoch."""
-
-    def __init__(self):
-        super().__init__()
-        self.at = 0
-
-    def begin(self, inputs, epoch):
-        at = self.at
-        super().begin(inputs, epoch)
-        self.at = at
-
-
-class KeepsEnded(pg.FanIn):
-    """Notes for good which inputs have ended, in a set that all its copies share."""
-
-    def __init__(self):
-        self.over = set()
-
-    def begin(self, inputs, epoch):
-        self.inputs = inputs
-
-    def next_input(self):
-        return next((index for index in range(self.inputs) if index not in self.over), None)
-
-    def end_input(self, index):
-        self.over.add(index)
-
-    def cursor(self, positions):
-        return (*positions, *sorted(self.over))
-
-    def cursors(self, cursor, inputs):
-        self.over = set(cursor[inputs:])
-        return list(cursor[:inputs])
-
-
-@pytest.mark.parametrize("join", [KeepsCounting, KeepsEnded])
-def test_a_fan_in_whose_second_epoch_depends_on_its_first_is_found(join):
-    with pytest.raises(AssertionError):
-        assert_resumes_exactly(plain(join))
-
-
-class AtMost(InTurn):
-    """Ends after a number of items, which may be none."""
-
-    def __init__(self, most):
-        self.most = most
-
-    def begin(self, inputs, epoch):
-        super().begin(inputs, epoch)
-        self.sent = 0
-
-    def next_input(self):
-        return None if self.sent == self.most else super().next_input()
-
-    def process(self, chunk):
-        self.sent += 1
-        return super().process(chunk)
-
-    def merged_length(self, lengths):
-        return min(self.most, sum(lengths))
-
-    def cursor(self, positions):
-        return (self.sent, *super().cursor(positions))
-
-    def cursors(self, cursor, inputs):
-        self.sent, *rest = cursor
-        return super().cursors(rest, inputs)
-
-
-@pytest.mark.parametrize("most", [0, 3])
-def test_a_fan_in_may_give_nothing(most):
-    with plain(lambda: AtMost(most))().loader(epochs=2) as loader:
-        assert [len(list(loader)) for _ in range(2)] == [most, most]
-
-
-class Sometimes(InTurn):
-    """Gives nothing in every other epoch."""
-
-    def __init__(self, first):
-        self.first = first
-
-    def begin(self, inputs, epoch):
-        super().begin(inputs, epoch)
-        self.rests = (epoch + self.first) % 2 == 0
-
-    def next_input(self):
-        return None if self.rests else super().next_input()
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_fan_in_may_give_nothing_in_some_epochs(first):
-    with plain(lambda: Sometimes(first))().loader(epochs=4) as loader:
-        assert [len(list(loader)) for _ in range(4)] == ([0, 18] * 2 if first == 0 else [18, 0] * 2)
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_fan_in_that_gives_nothing_in_some_epochs_resumes_exactly(first):
-    assert_resumes_exactly(plain(lambda: Sometimes(first)), epochs=3)
 
 
 # -- routes ------------------------------------------------------------------------------------------
@@ -474,42 +364,3 @@ def test_a_route_or_fan_in_with_a_state_is_told_the_way_that_resumes(kind, text)
     graph.add(WithState(), *[source] * (2 if kind is InTurn else 1), name="own")
     with pytest.raises(GraphError, match=f"stage 'own': .*{text}"):
         graph.plan("own")
-
-
-class Sorted(pg.FanIn):
-    """The smallest of what its inputs have next, of which it holds one each: a resume would lose them."""
-
-    def begin(self, inputs, epoch):
-        self.inputs, self.heads, self.ended = inputs, {}, set()
-
-    def _missing(self):
-        return [index for index in range(self.inputs) if index not in self.heads and index not in self.ended]
-
-    def next_input(self):
-        return next(iter(self._missing()), None)
-
-    def end_input(self, index):
-        self.ended.add(index)
-
-    def process(self, chunk):
-        self.heads[self._missing()[0]] = chunk
-        if self._missing():
-            return None
-        return self.heads.pop(min(self.heads, key=lambda index: self.heads[index].data))
-
-    def cursor(self, positions):
-        return tuple(positions)
-
-    def cursors(self, cursor, inputs):
-        return list(cursor)
-
-
-def test_a_fan_in_that_holds_an_item_to_the_end_of_another_input_is_found():
-    def make():
-        graph = pg.Graph("sorted")
-        low, high = (graph.add(ops.FromSequence(range(n, n + 7)), name=f"from-{n}") for n in (0, 100))
-        graph.add(Sorted(), low, high, name="sorted")
-        return graph
-
-    with pytest.raises(AssertionError):
-        assert_resumes_exactly(make)

@@ -1,15 +1,8 @@
 """However a stage begins and ends: its open() and close() are called once, and what they raise is said alike."""
 
-import logging
-import signal
-import threading
-
 import pytest
 
 import pipegraph as pg
-from pipegraph import operators as ops
-from pipegraph.engine import crew
-from pipegraph.engine.threads import Threads
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -77,103 +70,3 @@ def test_a_source_that_cannot_be_closed_is_a_warning(backend):
     ):
         loader.close()
     loader.close()
-
-
-def test_a_close_that_was_interrupted_is_finished_by_the_next():
-    closed = []
-
-    class Slow(pg.Operator):
-        def process(self, chunk):
-            return chunk
-
-        def close(self):
-            closed.append(self)
-
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(range(3))).then(Slow(), workers=2).then(Slow(), backend="inline")
-    loader = graph.loader()
-    list(loader)
-    joined = Threads._joined
-
-    def interrupted(self, thread, deadline):
-        Threads._joined = joined
-        raise KeyboardInterrupt
-
-    Threads._joined = interrupted
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            loader.close()
-    finally:
-        Threads._joined = joined
-    loader.close()
-    assert len(closed) == 3
-
-
-def test_a_close_that_is_interrupted_while_a_worker_runs_leaves_that_worker_to_the_next(monkeypatch):
-    waits, returns = threading.Event(), threading.Event()
-    joined = Threads._joined
-
-    def joining(self, thread, deadline):
-        waits.set()
-        return joined(self, thread, deadline)
-
-    def work(x):
-        if x == 1:
-            waits.wait()
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-            returns.wait()
-        return x
-
-    monkeypatch.setattr(Threads, "_joined", joining)
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(range(3))).then(work)
-    loader = graph.loader()
-    next(iter(loader))
-    with pytest.raises(KeyboardInterrupt):
-        loader.close()
-    (worker,) = (thread for thread in threading.enumerate() if thread.name == "pipegraph-g-work-0")
-    releasing = threading.Thread(target=returns.set)
-    releasing.start()
-    loader.close()
-    releasing.join()
-    assert worker not in threading.enumerate()
-
-
-def test_a_pass_that_waits_for_a_function_of_the_one_before_says_so(caplog, monkeypatch):
-    monkeypatch.setattr(crew, "GRACE_S", 0.0)
-    inside = threading.Event()
-
-    class Resume(threading.Event):
-        def wait(self, timeout=None):
-            inside.set()  # from here on the worker's stack has the line that waits
-            return super().wait(timeout)
-
-    resume = Resume()
-
-    class Says(logging.Handler):
-        def emit(self, record):
-            if "stage 'waits'" in record.getMessage():  # others may not have left it yet either
-                resume.set()  # only now can the new pass begin
-
-    def work(x):
-        if x == 1 and not inside.is_set():
-            resume.wait()
-        return x
-
-    log, handler = logging.getLogger("pipegraph"), Says()
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(range(3))).then(work, name="waits")
-    log.addHandler(handler)
-    try:
-        with caplog.at_level(logging.WARNING, logger="pipegraph"), graph.loader() as loader:
-            assert next(iter(loader)) == 0
-            assert inside.wait(20)
-            assert list(loader) == [0, 1, 2]
-    finally:
-        log.removeHandler(handler)
-        resume.set()
-    (record,) = [record for record in caplog.records if "stage 'waits'" in record.getMessage()]
-    assert record.getMessage().startswith(
-        "stage 'waits': a new pass waits for its worker, which is still in the one"
-    )
-    assert "resume.wait()" in record.getMessage()

@@ -1,8 +1,5 @@
 """Padding with masks and lengths, groups within a budget of tokens, micro-batches."""
 
-from collections import namedtuple
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
@@ -14,13 +11,6 @@ from pipegraph.errors import DataError, GraphError
 from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-
-Pair = namedtuple("Pair", "a b")
-
-
-@dataclass
-class Record:
-    ids: list[int]
 
 
 def chain(items, *operators, **options):
@@ -62,29 +52,6 @@ def test_the_size_is_chosen_and_one_pad_serves_all_ragged_fields(kind):
     assert batch["a"].shape == (2, 5) and batch["b"].shape == (2, 3)
     with pytest.raises(DataError, match="field 'b': a sample of 3 entries in a batch padded to 2"):
         chain(samples, ops.Batch(2, pad={"a": ops.Pad(to=5), "b": ops.Pad(to=2)}))
-
-
-def test_equal_sizes_are_masked_too_also_where_rows_travel_in_bundles():
-    samples = [{"x": np.arange(3)} for _ in range(200)]
-    for batch in chain(samples, ops.Batch(50, pad=ops.Pad(mask=True, lengths=True))):
-        assert batch["x_mask"].all() and batch["x_length"].tolist() == [3] * 50
-
-
-def test_other_dimensions_are_filled_and_the_mask_is_of_the_first():
-    samples = [{"x": np.ones((2, 3))}, {"x": np.ones((1, 4))}]
-    (batch,) = chain(samples, ops.Batch(2, pad=ops.Pad(mask=True)))
-    assert batch["x"].shape == (2, 2, 4) and batch["x_mask"].tolist() == [[True, True], [True, False]]
-
-
-def test_nested_fields_have_their_masks_beside_them():
-    samples = [{"text": {"ids": [1, 2]}}, {"text": {"ids": [1]}}]
-    (batch,) = chain(samples, ops.Batch(2, pad={"text.ids": ops.Pad(mask=True)}))
-    assert batch["text"]["ids_mask"].tolist() == [[True, True], [True, False]]
-
-
-def test_bare_lists_are_padded_to_a_multiple():
-    (batch,) = chain([[1, 2], [3]], ops.Batch(2, pad=ops.Pad(multiple_of=4)))
-    assert batch.tolist() == [[1, 2, 0, 0], [3, 0, 0, 0]]
 
 
 def test_wrong_arguments_are_named():
@@ -185,19 +152,3 @@ def test_batches_come_as_lists():
     assert_resumes_exactly(micro())
     assert_same_everywhere(micro())
     assert micro()().plan().elastic
-
-
-def test_lists_of_batches_are_copied_and_not_taken_apart():
-    other = pg.Graph("g")
-    batches = other.add(ops.FromIterable(range(4))).then(ops.Batch(2)).then(ops.MicroBatches(2))
-    batches.then(ops.CopyToDevice("cpu", copy=True))
-    with other.loader() as loader:
-        ((first, second),) = loader
-    assert first.tolist() == [0, 1] and second.tolist() == [2, 3]
-    with pytest.raises(
-        GraphError, match="takes batches, but 'microbatches' gives lists of batches; put MicroBatches"
-    ):
-        batches.then(ops.Unbatch())
-        other.plan("unbatch")
-    with pytest.raises(GraphError, match="MicroBatches: count must be an int >= 1"):
-        ops.MicroBatches(0)

@@ -1,15 +1,11 @@
 """``Cache`` below sources and operators of a user's own: what they must declare, and what is then delivered."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import GraphError
-from pipegraph.operators import cache
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -112,34 +108,6 @@ def test_an_operator_that_depends_on_its_item_alone_may_be_above_a_cache():
     first, second = epochs_of(cached(Identified(20), Doubles()), 2)
     assert sorted(first) == sorted(second) == [20 * n for n in range(20)]
     assert first != second
-
-
-def test_an_unknown_word_is_refused_with_those_there_are():
-    class Typo(Doubles):
-        depends_on = "items"
-
-    with pytest.raises(GraphError, match=r"depends_on.*'items'.*item, place, epoch, random"):
-        cached(Identified(20), Typo()).plan()
-
-
-def test_a_value_that_two_threads_keep_at_once_counts_once(monkeypatch):
-    both, own = threading.Barrier(2), cache.own_memory
-
-    def together(leaf):
-        both.wait(60)
-        return own(leaf)
-
-    monkeypatch.setattr(cache, "own_memory", together)
-    memory, value = (
-        cache._Memory(10 * 864),
-        (None, np.zeros(100)),
-    )  # 64 bytes are for what lies beside the array
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: memory.put(0, value), range(2)))
-    monkeypatch.undo()
-    for index in range(1, 11):
-        memory.put(index, value)
-    assert [memory.get(index) is not None for index in (0, 9, 10)] == [True, True, False]
 
 
 def test_a_cache_refuses_what_can_be_read_only_once():

@@ -32,32 +32,6 @@ def test_a_generator_function_is_refused_where_its_items_would_get_lost(function
         node.then(ops.Filter(function))
 
 
-def test_flat_map_takes_one():
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(range(2))).then(ops.FlatMap(twice))
-    with graph.loader() as loader:
-        assert list(loader) == [0, 0, 1, 1]
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        lambda graph, value: graph.add(ops.FromIterable([1])).then(ops.FlatMap(lambda x: value)),
-        lambda graph, value: graph.add(ops.Interleave(["a"], lambda file: value)),
-        lambda graph, value: graph.add(ops.FromIterable(lambda: value)),
-    ],
-)
-def test_a_function_that_gives_no_iterable_is_told_what_it_gave(source):
-    for value, name in ((3, "got int"), (None, r"got NoneType \(does it end without a return\?\)")):
-        graph = pg.Graph("g")
-        source(graph, value)
-        with (
-            pytest.raises(TypeError, match=f"must return an iterable of items.*{name}"),
-            graph.loader() as loader,
-        ):
-            list(loader)
-
-
 @pytest.mark.parametrize(
     "source",
     [

@@ -8,7 +8,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DataError, GraphError, StateError
+from pipegraph.errors import DataError, StateError
 
 
 def folder(root: Path, *names: str) -> Path:
@@ -66,14 +66,6 @@ def test_a_state_of_other_classes_is_refused(tmp_path):
         loader.load_state_dict(state)
 
 
-def test_a_stray_file_beside_class_folders_does_not_take_the_labels_away(tmp_path):
-    root = folder(tmp_path, "bus/1.jpg", "dog/1.jpg", "labels.csv")
-    with pytest.raises(DataError, match=r"'labels\.csv'.*pattern=.*classes=False"):
-        samples(root)
-    assert labels(root, "*/*") == {"bus/1.jpg": 0, "dog/1.jpg": 1}
-    assert len(samples(root, classes=False)) == 3
-
-
 def test_a_table_names_the_files_and_their_fields(tmp_path):
     root = folder(tmp_path / "images", "a.jpg", "deep/b.jpg", "c.jpg")
     table = tmp_path / "labels.csv"
@@ -105,8 +97,3 @@ def test_a_table_that_does_not_fit_its_folder_is_refused(tmp_path, text, said):
     (tmp_path / "labels.csv").write_text(text)
     with pytest.raises(DataError, match=said):
         samples(root, table=tmp_path / "labels.csv", on="file")
-
-
-def test_table_and_on_go_together(tmp_path):
-    with pytest.raises(GraphError, match="go together"):
-        ops.ListFiles(tmp_path, table="labels.csv")

@@ -7,7 +7,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DataError, DecodeError, GraphError, MissingExtraError, PipegraphError
+from pipegraph.errors import DataError, DecodeError, MissingExtraError, PipegraphError
 from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -94,16 +94,6 @@ def test_random_clips_are_the_samples_own_and_resume_exactly(video):
 
 
 @needs_ffmpeg
-def test_a_path_and_plain_bytes(video, tmp_path):
-    path = tmp_path / "a.mp4"
-    path.write_bytes(video)
-    (found,) = decoded(ops.DecodeVideo(2, output="clip"), {"path": path})
-    assert found["clip_seconds"].tolist() == pytest.approx([0.0, 0.1]) and found["path"] == path
-    (found,) = decoded(ops.DecodeVideo(1), video)
-    assert set(found) == {"video", "video_seconds"}
-
-
-@needs_ffmpeg
 def test_hostile_videos_are_named(video, audio):
     for data, message in [
         (b"", "0 bytes cannot be decoded as video"),
@@ -131,25 +121,6 @@ def test_the_samples_that_were_asked_for(audio):
 
 
 @needs_ffmpeg
-def test_clips_of_one_length_make_batches(audio):
-    (found,) = decoded(ops.DecodeAudio(9000), {"wav": audio})
-    assert found["audio"].shape == (1, 9000) and found["audio_length"] == 8000
-    assert not found["audio"][:, 8000:].any()
-    (found,) = decoded(ops.DecodeAudio(2000, begin="middle"), {"wav": audio})
-    assert found["audio_seconds"] == pytest.approx(0.375) and found["audio_length"] == 2000
-
-    def make():
-        graph = pg.Graph("g", seed=5)
-        source = graph.add(ops.FromSequence([{"wav": audio} for _ in range(6)]))
-        source.then(ops.DecodeAudio(100, begin="random"), workers=2).then(ops.Batch(2))
-        return graph
-
-    assert_resumes_exactly(make)
-    with make().loader() as loader:
-        assert len({t for batch in loader for t in batch["audio_seconds"].tolist()}) == 6
-
-
-@needs_ffmpeg
 def test_hostile_audio_is_named(audio, video):
     for data in (b"", b"no audio", video):
         with pytest.raises(DecodeError, match="cannot be decoded as audio"):
@@ -157,17 +128,6 @@ def test_hostile_audio_is_named(audio, video):
 
 
 # -- without files -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [ops.DecodeVideo, ops.DecodeAudio])
-def test_wrong_arguments_are_named(kind):
-    for options, message in [
-        ({"begin": "last"}, 'begin must be "first", "middle" or "random"'),
-    ]:
-        with pytest.raises(GraphError, match=message):
-            kind(**options)
-    with pytest.raises(GraphError, match="must be an int >= 1"):
-        kind(0)
 
 
 @pytest.mark.parametrize(("kind", "extra"), [(ops.DecodeVideo, "video"), (ops.DecodeAudio, "audio")])

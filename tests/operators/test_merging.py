@@ -68,23 +68,6 @@ def test_an_epoch_ends_while_an_input_that_nobody_needs_waits(merging, backend):
         assert list(loader) is not None  # and the next resumes behind what was not needed
 
 
-def test_the_next_epoch_begins_at_its_own_first_items():
-    stream = Waits(50)
-    graph = pg.Graph("g")
-    graph.add(
-        ops.Zip(),
-        graph.add(ops.FromIterable(After(stream.waiting))),
-        graph.add(ops.FromIterable(stream), capacity=64),
-    )
-    with graph.loader(epochs=3) as loader:
-        first = iter(loader)
-        assert stream.waiting.wait(20)
-        assert in_a_thread(lambda: list(first)) == [(0, 0), (1, 1), (2, 2)]
-        stream.resume.set()
-        for _ in range(2):
-            assert list(loader) == [(0, 0), (1, 1), (2, 2)]
-
-
 class Alternating(pg.FanIn):
     """A user's fan-in of two, which draws too."""
 

@@ -1,11 +1,9 @@
 """What the engine's operators deliver."""
 
 import asyncio
-import functools
 import itertools
 import threading
-from collections import Counter, namedtuple
-from dataclasses import dataclass
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -15,17 +13,8 @@ from channel_states import wait_until
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, GraphError
-from pipegraph.testing import assert_resumes_exactly
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-
-Point = namedtuple("Point", "x y")
-
-
-@dataclass
-class Pair:
-    a: int
-    b: np.ndarray
 
 
 def run(make, epochs=1, **options):
@@ -64,10 +53,6 @@ def test_flatmap_reads_lazily_also_without_end():
         assert list(itertools.islice(loader, 4)) == [5, 6, 7, 8]
 
 
-def test_none_is_a_value_like_others():
-    assert chain([None, 0, None], lambda x: x) == [None, 0, None]
-
-
 @pytest.mark.parametrize("ordered", [True, False])
 def test_async_functions_have_as_many_in_flight_as_workers(ordered):
     arrived, most = [], 5
@@ -103,21 +88,6 @@ def test_async_functions_are_cancelled_by_a_break_and_go_on_in_the_next_pass():
             assert waiting.acquire(timeout=60)
 
 
-def test_a_coroutine_that_cancels_itself_is_a_failure_of_its_item():
-    async def give_up(x):
-        if x == 2:
-            raise asyncio.CancelledError
-        return x
-
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(range(4))).then(give_up, workers=2)
-    with (
-        graph.loader() as loader,
-        pytest.raises(RuntimeError, match="the coroutine was cancelled by its own code"),
-    ):
-        list(loader)
-
-
 # -- batches ---------------------------------------------------------------------------------------
 
 
@@ -136,18 +106,6 @@ def test_batch_stacks_as_default_collate_does_and_keeps_text_as_lists():
     for key, value in default.items():
         assert torch.equal(batch[key], value) and batch[key].dtype == value.dtype
     assert batch["s"] == ["x"] * 3 and batch["y"] == [b"z"] * 3
-
-
-def test_batch_and_unbatch_of_other_trees():
-    samples = [(i, Point(i, [float(i)]), Pair(i, np.array([i]))) for i in range(4)]
-    (batch,) = chain(samples, ops.Batch(4))
-    assert (
-        torch.equal(batch[0], torch.arange(4)) and isinstance(batch[1], Point) and isinstance(batch[2], Pair)
-    )
-    back = chain(samples, ops.Batch(3), ops.Unbatch())
-    assert [int(b[0]) for b in back] == [0, 1, 2, 3]
-    assert [float(b[1].y[0]) for b in back] == [0.0, 1.0, 2.0, 3.0]
-    assert [int(b[2].b[0]) for b in back] == [0, 1, 2, 3]
 
 
 def test_the_last_batch_is_short_or_dropped():
@@ -182,11 +140,6 @@ def test_global_size_is_shared_among_the_ranks():
         run(make, rank=0, world_size=4)
 
 
-def test_unbatch_gives_samples_that_do_not_hold_the_batch():
-    samples = chain([np.zeros(10) for _ in range(8)], ops.Batch(8), ops.Unbatch())
-    assert all(s.untyped_storage().nbytes() == 80 for s in samples)
-
-
 # -- windows ---------------------------------------------------------------------------------------
 
 
@@ -215,15 +168,6 @@ def two(graph, a=range(5), b=range(10, 13)):
 
 def test_zip_ends_with_the_shortest():
     assert run(lambda g: g.add(ops.Zip(), *two(g))) == [(0, 10), (1, 11), (2, 12)]
-
-
-def test_zip_stops_longer_and_endless_inputs_also_behind_a_filter_that_lets_nothing_more_pass():
-    def make(graph):
-        short = graph.add(ops.FromIterable(range(3)))
-        endless = graph.add(ops.FromIterable(lambda: itertools.count())).then(ops.Filter(lambda x: x < 50))
-        graph.add(ops.Zip(), short, endless)
-
-    assert run(make, epochs=2) == [[(0, 0), (1, 1), (2, 2)]] * 2
 
 
 def test_concat_is_one_after_the_other():
@@ -300,31 +244,6 @@ def test_route_sends_each_chunk_to_one_output_and_merge_takes_one_of_each_in_tur
     assert run(make) == [each for x in range(0, 30, 3) for each in (("a", x), ("c", x + 2), x + 1)]
 
 
-def test_merge_goes_on_with_the_others_where_an_input_has_ended():
-    def make(graph):
-        graph.add(ops.Merge(), *[graph.add(ops.FromIterable([n] * n), name=f"n{n}") for n in (3, 1, 2)])
-
-    assert run(make) == [3, 1, 2, 3, 2, 3]
-
-
-def test_an_output_that_nobody_reads_is_dropped_and_counted():
-    graph = pg.Graph("g")
-    route = graph.add(ops.FromIterable(range(9))).then(ops.Route(lambda x: x % 3, 3), name="route")
-    route[1].then(lambda x: x, name="one")
-    with graph.loader() as loader:
-        assert list(loader) == [1, 4, 7]
-        assert sum(meter.dropped for meter in loader._crew.meters["route"]) == 6
-
-
-def test_a_branch_of_a_route_may_be_read_alone_beside_its_merge():
-    def make(graph):
-        route = graph.add(ops.FromIterable(range(8))).then(ops.Route(lambda x: x % 2, 2))
-        even = route[0].then(lambda x: x * 10)
-        graph.add(ops.Zip(), graph.add(ops.Merge(), even, route[1]), even)
-
-    assert run(make) == [(0, 0), (1, 20), (20, 40), (3, 60)]
-
-
 def test_a_route_that_chooses_no_output_fails_at_its_item():
     def make(graph):
         route = graph.add(ops.FromIterable(range(5))).then(ops.Route(lambda x: x, 2), name="route")
@@ -333,18 +252,6 @@ def test_a_route_that_chooses_no_output_fails_at_its_item():
     with pytest.raises(IndexError, match="choose returned output 2, there are 2") as caught:
         run(make)
     assert any("stage 'route', sample 2 at position 2" in note for note in caught.value.__notes__)
-
-
-def test_a_failing_choose_is_heard_also_if_nobody_reads_the_first_output():
-    def choose(x):
-        raise ValueError("which?")
-
-    def make(graph):
-        route = graph.add(ops.FromIterable(range(5))).then(ops.Route(choose, 2))
-        route[1].then(lambda x: x)
-
-    with pytest.raises(ValueError, match="which?"):
-        run(make)
 
 
 # -- completion order ------------------------------------------------------------------------------
@@ -483,36 +390,6 @@ def test_what_is_no_chunk_is_an_error_that_names_the_stage():
             chain(range(3), operator)
 
 
-class InGroups:
-    """A dataset that reads many at once."""
-
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        return index
-
-    def __getitems__(self, indices):
-        return list(indices)
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("policy", ["raise", pg.Skip()])
-@pytest.mark.parametrize("kind", ["several read at once", "several made of one"])
-def test_an_inline_stage_with_several_items_at_once_needs_room_for_one(kind, policy, ordered):
-    graph = pg.Graph("room")
-    inline = {"backend": "inline", "capacity": 1, "on_error": policy, "ordered": ordered}
-    if kind == "several read at once":
-        node = graph.add(ops.FromSequence(InGroups()), **inline)
-    else:
-        node = graph.add(ops.FromIterable(range(4))).then(
-            ops.FlatMap(lambda x: range(10 * x, 10 * x + 10)), **inline
-        )
-    node.then(ops.Batch(4, collate=list))
-    with graph.loader() as loader:
-        assert [x for batch in loader for x in batch] == list(range(40))
-
-
 @pytest.mark.parametrize("value", [float("nan"), -1, "a", None, torch.ones(2)])
 @pytest.mark.parametrize(
     ("operator", "what"),
@@ -530,65 +407,3 @@ def test_a_cost_that_is_no_number_of_at_least_0_is_named(operator, what, value):
         pytest.raises(DataError, match=rf"{what}\(sample\) must be a number >= 0, got"),
     ):
         list(loader)
-
-
-def test_a_length_that_is_no_number_is_named():
-    graph = pg.Graph("lengths")
-    graph.add(ops.FromSequence(range(8))).then(ops.Bucket(lambda x: float("nan"), [3]))
-    with (
-        graph.loader() as loader,
-        pytest.raises(DataError, match=r"length\(sample\) must be a number, got nan"),
-    ):
-        list(loader)
-
-
-@pytest.mark.parametrize(
-    ("boundaries", "text"),
-    [
-        ("ab", "each boundary must be a number, got 'a'"),
-        ([3, "b"], "each boundary must be a number, got 'b'"),
-    ],
-)
-def test_boundaries_that_are_no_numbers_are_named(boundaries, text):
-    with pytest.raises(GraphError, match=text):
-        ops.Bucket(len, boundaries)
-
-
-def test_costs_of_other_libraries_are_numbers_in_the_state():
-    def build():
-        graph = pg.Graph("costs")
-        numbers = graph.add(ops.FromSequence(range(30)))
-        kept = numbers.then(
-            ops.Bucket(lambda x: np.float32(x % 7), np.array([2, 4]), None, lambda x: torch.tensor(x % 5), 12)
-        )
-        kept.then(ops.Batch(cost=lambda x: np.int64(x % 5), limit=np.int64(12), collate=list))
-        return graph
-
-    assert_resumes_exactly(build)
-
-
-def test_a_generator_that_a_partial_brings_is_the_users_own():
-    mine = object()
-
-    def drawn(x, rng=None):
-        return rng is mine
-
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(range(4))).then(functools.partial(drawn, rng=mine))
-    with graph.loader() as loader:
-        assert list(loader) == [True] * 4
-
-
-def test_a_bucket_adds_fractional_costs_in_one_order_on_a_resume_too():
-    costs = [0.1, 0.05, 0.05, 0.2, 0.15, 0.2, 0.3, 0.2, 0.7, 0.1, 0.15, 0.7, 0.2, 0.05, 0.05, 0.7, 0.15, 0.05]
-
-    def build(*batch):
-        graph = pg.Graph("g")
-        bucket = ops.Bucket(lambda s: s[1], [0.2, 0.5], cost=lambda s: s[1], limit=0.9)
-        node = graph.add(ops.FromSequence(list(enumerate([*costs, 0.1, 0.2, 0.2, 0.7])))).then(bucket)
-        for each in batch:
-            node.then(each)
-        return graph
-
-    assert_resumes_exactly(build)
-    assert_resumes_exactly(lambda: build(ops.Batch(cost=lambda s: s[1], limit=0.9, collate=list)))

@@ -1,12 +1,7 @@
 """Iterables with a state of their own: ``FromIterable`` goes on from it, and delivers what it would have delivered."""
 
 import json
-import os
-import select
-import signal
-import warnings
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -15,7 +10,7 @@ from torch.utils.data import RandomSampler
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError, PipegraphWarning, StateError
+from pipegraph.errors import GraphError, StateError
 
 
 class Numbers:
@@ -86,43 +81,6 @@ def test_each_epoch_is_set_and_a_state_holds_for_its_epoch_only() -> None:
     assert rest(items, state)[0][0] == 21 * 8
     with graph(items).loader() as loader:
         assert next(iter(loader))[0] == 0
-
-
-def test_two_loaders_of_one_object_take_no_states_of_each_other() -> None:
-    items = Numbers(400)
-    with graph(items).loader() as one, graph(items).loader() as other:
-        first, second = iter(one), iter(other)
-        found = [next(first).tolist() for _ in range(20)]
-        found_by_other = [next(second).tolist() for _ in range(5)]
-        found += [next(first).tolist() for _ in range(20)]
-        assert found_by_other == found[:5]
-        state = one.state_dict()
-        assert rest(Numbers(400), state) == [each.tolist() for each in first]
-
-
-def test_methods_of_that_name_that_ask_for_more_are_another_thing() -> None:
-    class Odd(Numbers):
-        def state_dict(self, samples: int) -> Any:  # type: ignore[override]
-            raise AssertionError("nobody knows what to give it")
-
-    pg.testing.assert_resumes_exactly(lambda: graph(Odd(150)))
-
-
-def test_a_state_may_hold_what_is_no_json() -> None:
-    class Odd(Numbers):
-        def state_dict(self) -> Any:
-            return {"at": torch.tensor([self._at])}
-
-        def load_state_dict(self, state: Any) -> None:
-            self._start = int(state["at"][0])
-
-    items = Odd(200)
-    with graph(items).loader() as loader:
-        for number, _ in enumerate(loader):
-            if number == 15:
-                state = json.loads(json.dumps(loader.state_dict()))
-                break
-    assert rest(Odd(200), state)[0][0] == 16 * 8
 
 
 def test_ranks_share_one_stream_each_going_on_from_its_own_state() -> None:
@@ -204,19 +162,6 @@ def test_a_pass_that_was_left_early_does_not_shift_the_next_one(which: str) -> N
         assert list(loader) == left
 
 
-@pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("which", SOURCES)
-def test_a_state_before_the_first_batch_leads_back_to_it(which: str, begun: bool) -> None:
-    with single(SOURCES[which]()).loader() as loader:
-        passing = iter(loader) if begun else None
-        state = loader.state_dict()
-        passing = passing or iter(loader)
-        first = [next(passing) for _ in range(6)]
-        loader.load_state_dict(state)
-        passing = iter(loader)
-        assert [next(passing) for _ in range(6)] == first
-
-
 class Bare:
     """Items without a state and without a length."""
 
@@ -276,44 +221,6 @@ def test_one_iterator_in_two_sources_is_refused() -> None:
         made.plan()
 
 
-class Counter:
-    """A function with a state, which stages do not save."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, item: int) -> int:
-        self.calls += 1
-        return item + self.calls
-
-    def state_dict(self) -> Any:
-        return {"calls": self.calls}
-
-    def load_state_dict(self, state: Any) -> None:
-        self.calls = state["calls"]
-
-
-def test_a_function_with_a_state_is_said_not_to_be_saved() -> None:
-    made = pg.Graph("numbers")
-    made.add(ops.FromIterable(range(6))).then(Counter(), name="count")
-    with (
-        made.loader() as loader,
-        pytest.warns(PipegraphWarning, match="'count': a Counter has state_dict"),
-    ):
-        loader.state_dict()
-
-
-def test_a_network_is_only_used() -> None:
-    made = pg.Graph("numbers")
-    made.add(ops.FromIterable([torch.ones(2)])).then(torch.nn.Linear(2, 1), name="score")
-    with made.loader() as loader, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        loader.state_dict()
-
-
-ENDLESS = 10**12  # no stage reads ahead to the end of so many
-
-
 def cut_short(source: Any, way: str, **stage: Any) -> pg.Graph:
     """A source of which an epoch needs three items only."""
     graph = pg.Graph("cut", seed=1)
@@ -362,103 +269,4 @@ def test_epochs_cut_short_draw_from_a_generator_alike_everywhere(way: str, repla
             assert [first + list(loader), list(loader), list(loader)] == expected
 
 
-def end_its_process(loader: Any) -> None:
-    """Between two passes."""
-    loader._crew.end_run()
-    kill_its_process(loader)
-
-
-def kill_its_process(loader: Any) -> None:
-    [worker] = loader._crew.workers["numbers"]
-    ended = os.pidfd_open(worker.operator.pid)
-    os.kill(worker.operator.pid, signal.SIGKILL)
-    select.select([ended], [], [])
-    os.close(ended)
-
-
-def test_a_process_that_died_between_two_passes_is_no_loss() -> None:
-    with single(ops.FromIterable(Bare(ENDLESS)), backend="process").loader() as loader:
-        next(iter(loader))
-        end_its_process(loader)
-        assert list(islice(loader, 20)) == list(range(20))
-
-
-def test_a_new_process_knows_what_other_ranks_had_consumed() -> None:
-    def made() -> pg.Graph:
-        return single(ops.FromIterable(Bare(2000)), backend="process")
-
-    states = []
-    for rank in range(2):
-        with made().loader(rank=rank, world_size=2, equal_steps=False) as loader:
-            states.append(next_state(loader, 5)[0])
-    with made().loader() as loader:
-        loader.load_state_dict(states)
-        passing = iter(loader)
-        found = [next(passing)]
-        kill_its_process(loader)
-        assert found + list(passing) == list(range(10, 2000))
-
-
 # -- the end of an input, and a resume behind it ---------------------------------------------------
-
-
-@pytest.mark.parametrize("stop", [1, 2, 3, 5])
-@pytest.mark.parametrize("backend", ["thread", "inline"])
-def test_a_resume_behind_an_ended_input_still_ends_its_epoch(stop, backend):
-    """The fan-in no longer needs that input and drops the rest of it, here before it has begun. Inline, the next epoch
-    is another run's."""
-
-    def graph():
-        graph = pg.Graph("g")
-        generator = torch.Generator().manual_seed(3)
-        source = ops.FromSequence(
-            range(100), sampler=RandomSampler(range(40), generator=generator, num_samples=2)
-        )
-        zeros = graph.add(ops.FromSequence([0, 0, 0]), backend=backend)
-        graph.add(ops.Concat(), graph.add(source, backend="inline"), zeros, backend=backend)
-        return graph
-
-    with graph().loader(epochs=2) as loader:
-        expected = [list(loader), list(loader)]
-    with graph().loader(epochs=2) as loader:
-        passing = iter(loader)
-        head = [next(passing) for _ in range(stop)]
-        state = loader.state_dict()
-    with graph().loader(epochs=2) as loader:
-        loader.load_state_dict(state)
-        epochs = [head + list(loader), list(loader)]
-    assert epochs == expected
-
-
-class Renamed:
-    """A sampler that calls its generator as it likes."""
-
-    def __init__(self) -> None:
-        self._rng = torch.Generator().manual_seed(7)
-
-    def __len__(self) -> int:
-        return 6
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(torch.randperm(6, generator=self._rng).tolist())
-
-
-@pytest.mark.parametrize("stop", [3, 6, 8, 13])
-def test_a_samplers_generator_is_in_the_state_whatever_its_name(stop: int) -> None:
-    def make() -> pg.Graph:
-        graph = pg.Graph("renamed")
-        graph.add(ops.FromSequence(range(6), sampler=Renamed()))
-        return graph
-
-    with make().loader(epochs=3) as loader:
-        expected = [item for _ in range(3) for item in loader]
-    with make().loader(epochs=3) as loader:
-        found = []
-        while len(found) < stop:
-            found += islice(loader, stop - len(found))
-        state = loader.state_dict()
-    with make().loader(epochs=3) as loader:
-        loader.load_state_dict(state)
-        while len(found) < 18:
-            found += loader
-    assert found == expected

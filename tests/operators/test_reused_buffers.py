@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +12,6 @@ import torch
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import BudgetError, GraphError
-from pipegraph.handed_out import Results
 
 BUFFER = np.zeros(4)
 TENSOR = torch.zeros(4)
@@ -144,23 +141,3 @@ def test_a_policy_does_not_hide_it() -> None:
     graph.add(ops.FromSequence(range(12))).then(ops.Map(fill), on_error=pg.Skip(0.5))
     with graph.loader() as loader, pytest.raises(BudgetError, match="exceeds the budget"):
         list(loader)
-
-
-def test_what_is_held_of_results_is_little() -> None:
-    results = Results("f")
-    large = results.check(np.zeros(Results.HELD + 1, np.uint8))
-    small = results.check(np.zeros(1, np.uint8))
-    seen = weakref.ref(large), weakref.ref(small)
-    del large, small
-    assert seen[0]() is None and seen[1]() is not None
-    assert pickle.loads(pickle.dumps(results)).left == Results.CHECKED
-
-
-def test_only_the_first_results_are_checked_and_none_is_kept() -> None:
-    results = Results("f")
-    made = [results.check(np.full(3, value)) for value in range(Results.CHECKED + 1)]
-    assert len(made) == Results.CHECKED + 1
-    assert results.left == 0
-    assert results._before == []
-    function = results.of(fill)
-    assert function is fill

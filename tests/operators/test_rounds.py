@@ -4,13 +4,10 @@ import itertools
 from collections import Counter
 
 import pytest
-from torch.utils.data import RandomSampler
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.contracts import Context
 from pipegraph.errors import GraphError
-from pipegraph.operators.rounds import Rounds
 from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -25,33 +22,6 @@ def items_of(graph, epochs=1, **options):
 def numbers(epoch):
     """A stream without a length, of another one in each epoch."""
     yield from (1000 * (epoch % 7) + i for i in range(5))
-
-
-class Resumable:
-    """Its iterators say where they stand."""
-
-    def __iter__(self):
-        return Standing()
-
-
-class Standing:
-    def __init__(self):
-        self.at = 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.at == 9:
-            raise StopIteration
-        self.at += 1
-        return self.at
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
 
 
 SOURCES = {
@@ -174,20 +144,6 @@ def test_an_empty_source_ends_and_other_graphs_are_refused():
         ops.Repeat(0)
 
 
-def test_a_state_of_another_number_of_rounds_is_refused():
-    with repeated("list", 2)().loader() as loader:
-        state = loader.state_dict()
-    with repeated("list", 3)().loader() as loader, pytest.raises(pg.PipegraphError, match="'source'"):
-        loader.load_state_dict(state)
-
-
-def test_a_sampler_that_draws_anew_is_drawn_anew():
-    graph = pg.Graph("g")
-    graph.add(ops.FromSequence(range(5), sampler=RandomSampler(range(5)))).then(ops.Repeat(2))
-    found = items_of(graph)
-    assert sorted(found[:5]) == sorted(found[5:]) == list(range(5))
-
-
 # -- Take --------------------------------------------------------------------------------------------
 
 
@@ -272,32 +228,6 @@ def test_a_repeating_mixture_resumes_exactly(kinds):
     assert_resumes_exactly(mixed(*kinds))
 
 
-@pytest.mark.parametrize("make", [SOURCES["interleave"], lambda: ops.FromIterable(Resumable())])
-def test_a_round_without_a_length_may_end_between_a_snapshot_and_the_state(make):
-    """What a filter drops moves the source on: it may stand in a later round than its newest snapshot is of."""
-
-    def reading():
-        made = Rounds(make(), None)
-        made.open(Context("source"))
-        made.begin_run(0, ())
-        return made
-
-    whole = list(itertools.islice(reading().iterate(0, 0, 1, 0), 60))
-    first = reading()
-    items = first.iterate(0, 0, 1, 0)
-    for _ in range(5):
-        next(items)
-    again = reading()
-    again.restore(5, first.snapshot())
-    assert list(itertools.islice(again.iterate(0, 0, 1, 40), 20)) == whole[40:]
-
-
-def test_batches_and_windows_reach_from_round_to_round():
-    behind = (ops.Shuffle(3), ops.Batch(2, collate=list))
-    assert_resumes_exactly(mixed("sequence", "list", behind=behind))
-    assert_same_everywhere(mixed("sequence", "stream", behind=behind))
-
-
 @pytest.mark.parametrize("behind", [[], [lambda x: x], [ops.Batch(5, collate=list)]], ids=len)
 @pytest.mark.parametrize("count", [3, 60])
 def test_take_is_the_length_of_a_repeating_mixture(count, behind):
@@ -313,31 +243,6 @@ def test_take_is_the_length_of_a_repeating_mixture(count, behind):
     assert len(first) == len(second) == count
     assert "reads its inputs again until 'take' ends the epoch" in str(make().plan())
     assert_resumes_exactly(make)
-
-
-def test_an_endless_mixture_ends_where_no_input_has_anything():
-    graph = pg.Graph("g", seed=4)
-    nothing = [graph.add(ops.FromSequence([])) for _ in range(2)]
-    graph.add(ops.Mix([1, 1], stop="repeat"), *nothing).then(ops.Take(9))
-    assert items_of(graph) == []
-
-
-def test_an_input_without_items_is_left_out():
-    graph = pg.Graph("g", seed=4)
-    graph.add(
-        ops.Mix([1, 1], stop="repeat"), graph.add(ops.FromSequence([])), graph.add(ops.FromSequence([1, 2]))
-    )
-    assert items_of(graph) == [1, 2]
-
-
-def test_a_mixture_of_repeated_sources_is_refused():
-    graph = pg.Graph("g")
-    inputs = [graph.add(ops.FromIterable([i])).then(ops.Repeat(2)) for i in range(2)]
-    graph.add(ops.Mix([1, 1], stop="repeat"), *inputs)
-    with pytest.raises(GraphError, match="is read several times in an epoch already"):
-        graph.plan()
-    with pytest.raises(GraphError, match='stop must be "first", "all" or "repeat"'):
-        ops.Mix([1], stop="never")
 
 
 # -- Interleave --------------------------------------------------------------------------------------

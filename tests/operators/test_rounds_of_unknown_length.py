@@ -5,11 +5,9 @@ import json
 from collections import Counter
 
 import pytest
-from gates import Gate
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.engine.stage.read_positions import ReadPositions
 from pipegraph.loader import delivered
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -114,21 +112,6 @@ def test_with_several_workers_and_ranks(kind, workers, capacity, rank, monkeypat
         assert sorted(found) == sorted(items)
 
 
-def test_rounds_in_other_processes(monkeypatch):
-    monkeypatch.setattr(delivered, "FORGET_EVERY", 1)
-    inside = repeated("iterable")
-    elsewhere = repeated("iterable", backend="process")
-    with inside().loader() as loader:
-        whole = sorted(loader)
-    with elsewhere().loader() as loader:
-        passing = iter(loader)
-        head = list(itertools.islice(passing, 9))
-        state = loader.state_dict()
-    with elsewhere().loader() as loader:
-        loader.load_state_dict(state)
-        assert sorted(head + list(loader)) == whole
-
-
 @pytest.mark.parametrize("operator", [ops.Concat(), ops.Mix([1, 2], stop="repeat")], ids=["concat", "mix"])
 def test_repeated_inputs_of_a_fan_in_resume_exactly(operator, monkeypatch):
     monkeypatch.setattr(delivered, "FORGET_EVERY", 1)
@@ -138,29 +121,3 @@ def test_repeated_inputs_of_a_fan_in_resume_exactly(operator, monkeypatch):
             assert sorted(found) == sorted(items)
         else:  # which samples meet the end depends on the order of completion
             assert Counter(x for x, _ in found).keys() == Counter(x for x, _ in items).keys()
-
-
-def test_a_state_forgets_the_samples_of_rounds_that_will_not_come_again(monkeypatch):
-    monkeypatch.setattr(delivered, "FORGET_EVERY", 1)
-    graph = pg.Graph("g")
-    gate = Gate()
-    source = graph.add(SOURCES["interleave"](), name="source")
-    source.then(gate, ordered=False, workers=2).then(ops.Repeat(3))
-    kept = []
-    with graph.loader() as loader:
-        passing = iter(loader)
-        for number, place in itertools.product(range(3), range(5)):
-            gate.release_position(number * 2**40 + place)
-            next(passing)
-            kept.append(sum(len(runs) for _, runs in loader.state_dict()["rank0"]["delivered"]))
-    assert kept == [0] * 15
-
-
-def test_positions_are_kept_until_they_are_taken_or_their_pass_is_over():
-    read = ReadPositions()
-    read.note(0, range(2), [5, 6], begun=0)
-    read.note(1, range(2), [7, 8], begun=0)
-    assert read.take(0, range(1)) == [5]
-    read.note(1, range(2, 3), [9], begun=1)
-    assert read.take(0, range(2)) == []
-    assert read.take(1, range(5)) == [7, 8, 9] and read.take(1, range(5)) == []

@@ -1,10 +1,8 @@
 """Two calls in flight: a process has its next item at hand while it works."""
 
-import functools
 import itertools
 import os
 import signal
-import socket
 import threading
 
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.engine.process.wire import Port
 from pipegraph.engine.remote.host import Host
 from pipegraph.engine.stage import ahead
 from tests.process.process_pipelines import pipeline
@@ -129,58 +126,3 @@ def test_what_kills_the_process_ahead_of_its_turn_is_blamed_and_nothing_else(see
     assert found == [x for x in range(200) if x not in dead]
     assert lost == dead
     assert seen["right"]
-
-
-def test_a_pass_that_is_left_early_leaves_nothing_to_the_next_one(seen):
-    with rows().loader() as loader:
-        for stop in (1, 2, 5, 0, 3):
-            for step, batch in enumerate(loader):
-                assert batch[0] == step * 8 + 1
-                if step == stop:
-                    break
-        assert [x for batch in loader for x in batch.tolist()] == list(range(1, 201))
-    assert seen["sent"]
-
-
-def test_a_message_for_which_the_socket_has_no_room_does_not_wait(no_leaks):
-    ours, theirs = (Port(each) for each in socket.socketpair())
-    for port in (ours, theirs):
-        port.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    # More arrays than the socket can hold the places of, in both directions at once.
-    many = [np.full(1024, n) for n in range(3000)]
-
-    def worker():
-        for _ in range(2):
-            theirs.send(theirs.receive())
-
-    thread = threading.Thread(target=worker)
-    ours.send(many[:1])
-    ours.send(many, wait=False)
-    thread.start()
-    assert len(ours.receive()) == 1
-    ours.flush()
-    assert all(np.array_equal(a, b) for a, b in zip(ours.receive(), many, strict=True))
-    thread.join()
-    ours.close()
-    theirs.close()
-
-
-def noting(path, x):
-    with open(path, "a") as file:
-        file.write(f"{type(x).__name__}\n")
-    return np.full(200, x)
-
-
-def test_what_a_cache_knows_is_not_sent_ahead(tmp_path, seen):
-    """Half of it fits: in the second epoch what is known and what is not come in turn."""
-    notes = tmp_path / "notes"
-    graph = pg.Graph("cached")
-    numbers = graph.add(ops.FromSequence(range(40), shuffle=True))
-    numbers.then(functools.partial(noting, notes), name="note", backend="process").then(
-        ops.Cache(32_000), workers=1
-    )
-    with graph.loader(epochs=2) as loader:
-        for _ in range(2):
-            assert sorted(int(array[0]) for array in loader) == list(range(40))
-    assert set(notes.read_text().split()) == {"int"}
-    assert seen["sent"] > 0

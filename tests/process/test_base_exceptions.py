@@ -49,25 +49,6 @@ class Held(pg.Regroup):
         raise self.error("at the end")
 
 
-class Unsaved(pg.Operator):
-    stateful = True
-
-    def __init__(self, error):
-        self.error, self.begun = error, False
-
-    def process(self, chunk):
-        self.begun = True
-        return chunk
-
-    def state_dict(self):
-        if self.begun:
-            raise self.error("no state")
-        return {}
-
-    def load_state_dict(self, state):
-        pass
-
-
 class Work:
     """Functions that fail at 5."""
 
@@ -142,8 +123,3 @@ def test_it_is_raised_at_its_items_place_after_what_came_before(stage, placement
         assert outcome(STAGES[stage], error, placement) == expected
     if stage != "batch":  # whose error names the batch only in the trainer
         assert expected == outcome(STAGES[stage], ValueError, PLACEMENTS[0])
-
-
-def test_one_of_a_state_dict_is_raised_at_its_items_place():
-    expected = outcome(Unsaved, ValueError, PLACEMENTS[0])
-    assert expected[0] and outcome(Unsaved, SystemExit, PLACEMENTS[0]) == expected

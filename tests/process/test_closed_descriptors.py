@@ -61,15 +61,6 @@ def test_processes_work_and_end_without_standard_descriptors(closed, programs, t
     check(programs, tmp_path, closed, False, "before")
 
 
-@pytest.mark.parametrize("closed", ["12", "012"])
-def test_so_they_do_if_the_trainer_has_threads(closed, programs, tmp_path):
-    check(programs, tmp_path, closed, True, "before")
-
-
-def test_so_they_do_if_these_are_closed_between_two_passes(programs, tmp_path):
-    check(programs, tmp_path, "012", False, "between")
-
-
 def check(programs, folder, *arguments):
     done = programs.run(PROGRAM, *arguments, folder / "found", HANGS_S, start_new_session=True)
     assert done.returncode == 0, (done.stderr, (folder / "found.stacks").read_text())

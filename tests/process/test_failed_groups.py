@@ -1,6 +1,5 @@
 """A group that fails in a worker process is blamed on its own samples, as in a thread."""
 
-import threading
 from functools import partial
 
 import pytest
@@ -81,26 +80,3 @@ def test_a_group_that_fails_is_blamed_on_its_own_samples_wherever_it_was_made(st
     in_thread, *elsewhere = [seen(stages()[stage], on_error, **where) for where in PLACES]
     assert in_thread[1] or in_thread[2] == 40 - sum(map(len, in_thread[0])) > 0
     assert elsewhere == [in_thread]
-
-
-def test_the_samples_keys_are_those_of_the_failed_group_too():
-    items = [{"key": f"k{n}", "n": n} for n in range(8)]
-    collate = partial(map_key, {"k1"})
-    found = [seen(ops.Batch(4, collate=collate), pg.Skip(20), items, **where)[2:] for where in PLACES]
-    assert [key for key, *_ in found[0][1]] == ["k0", "k1", "k2", "k3"]
-    assert found[1] == found[0]
-
-
-def map_key(bad, samples):
-    return refuses(bad, [each["key"] for each in samples])
-
-
-def test_a_group_that_cannot_be_sent_is_blamed_on_its_own_samples():
-    def collate(samples):
-        return threading.Lock() if 5 in samples else samples
-
-    found, _, count, listed, failed = seen(
-        ops.Batch(4, collate=collate), pg.Skip(5), range(12), backend="process"
-    )
-    assert found == [[0, 1, 2, 3], [8, 9, 10, 11]]
-    assert (count, failed, [position for _, position, _ in listed]) == (4, 1, [4, 5, 6, 7])

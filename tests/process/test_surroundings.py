@@ -1,10 +1,6 @@
 """Where worker processes must also work: with a small /dev/shm, and in a notebook."""
 
-import multiprocessing
-
 import pytest
-
-from tests.process.process_pipelines import delivered, pipeline
 
 CROSSING = """
 import ctypes, subprocess, sys
@@ -69,34 +65,3 @@ def test_a_notebook_with_lambdas_in_process_stages():
         "".join(out.get("text", "") for out in cell.outputs if out.get("name") == "stdout") for cell in cells
     ]
     assert texts == ["", "[10, 20, 30, 40, 50, 60]\n", "[0, 100, 200]\n"]
-
-
-def test_a_pool_in_a_function_ends():
-    """Its processes end by SIGTERM, which those that it is forked from survive."""
-
-    def pooled(x):
-        with multiprocessing.get_context("fork").Pool(1) as pool:
-            return pool.apply(abs, (-x,))
-
-    assert delivered(pipeline(pooled, items=range(4), timeout=60)) == [0, 1, 2, 3]
-
-
-PRINTS = """
-import sys
-import pipegraph as pg
-from pipegraph import operators as ops
-from pipegraph.engine.process import zygote
-
-sys.stdout = open(1, "w", closefd=False)  # holds what it is given until its end, as into a file
-print("before")
-graph = pg.Graph("prints")
-graph.add(ops.FromSequence(range(8))).then(lambda x: x, backend="process", workers=2)
-with graph.loader() as loader:
-    print(len(list(loader)))
-zygote.end_lasting()
-"""
-
-
-def test_what_the_trainer_printed_before_is_not_printed_by_workers_again(programs):
-    done = programs.run(PRINTS)
-    assert (done.stdout, done.stderr) == ("before\n8\n", "")

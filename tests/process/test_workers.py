@@ -8,8 +8,6 @@ import os
 import select
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -18,11 +16,6 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.bundle import Bundle
-from pipegraph.chunk import Lineages
-from pipegraph.contracts import Context, Traits
-from pipegraph.engine.process.segments import anonymous_file
-from pipegraph.engine.remote.worker import PAGE, Page, ProcessWorker
 from pipegraph.errors import GraphError, StageTimeoutError, WorkerDiedError
 from pipegraph.testing.outcome import fingerprint
 from tests.process.process_pipelines import delivered, pipeline, tell_that_it_hangs
@@ -30,14 +23,6 @@ from tests.process.process_pipelines import delivered, pipeline, tell_that_it_ha
 __all__ = ["tell_that_it_hangs"]
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-
-
-def test_functions_run_in_other_processes_and_in_order():
-    found = delivered(pipeline(lambda x: (x, os.getpid())))
-    assert [x for x, _ in found] == list(range(20))
-    pids = {pid for _, pid in found}
-    assert os.getpid() not in pids
-    assert len(pids) <= 2
 
 
 class Adder:
@@ -58,36 +43,6 @@ class Adder:
 )
 def test_any_kind_of_callable(fn):
     assert delivered(pipeline(fn)) == [fn(x) for x in range(20)]
-
-
-def test_a_function_that_closes_over_other_functions_and_classes():
-    @dataclasses.dataclass
-    class Point:
-        x: int
-
-    def double(x):
-        return 2 * x
-
-    found = delivered(pipeline(lambda x: Point(double(x))))
-    assert found == [Point(2 * x) for x in range(20)]
-    assert all(type(each) is Point for each in found)
-
-
-def test_async_functions():
-    async def work(x):
-        return x + 1
-
-    assert delivered(pipeline(work)) == list(range(1, 21))
-
-
-def test_the_generator_of_a_sample_is_the_same_as_inline():
-    def draw(x, rng):
-        return float(rng.random())
-
-    inline = pipeline(draw)
-    spec = inline.stages["work"]
-    inline.stages["work"] = dataclasses.replace(spec, backend="inline", workers=1)
-    assert delivered(pipeline(draw)) == delivered(inline)
 
 
 class Lazy(torch.utils.data.Dataset):
@@ -120,18 +75,6 @@ def test_a_data_set_with_a_lazy_handle_has_one_in_each_process(tmp_path):
             assert torch.cat(list(loader)).tolist() == [x * x for x in range(50)]
 
 
-def test_what_cannot_be_sent_is_named():
-    lock = threading.Lock()
-    graph = pipeline(lambda x: lock)
-    with pytest.raises(GraphError, match=r"stage 'work'.*cannot be sent to another process.*lock"):
-        delivered(graph)
-
-
-def test_a_result_that_cannot_be_sent_is_the_items_own_error():
-    graph = pipeline(lambda x: threading.Lock() if x == 3 else x, on_error=pg.Skip(1))
-    assert 3 not in delivered(graph)
-
-
 @dataclasses.dataclass(frozen=True)
 class Frozen(Exception):
     code: int
@@ -160,13 +103,9 @@ class Unprintable(Exception):
     "make",
     [
         lambda: KeyError("k"),
-        lambda: Frozen(3),
         lambda: Picky(code=3, where="x"),
-        lambda: Unprintable(),
         lambda: Slotted("x", code=3),
-        lambda: FileNotFoundError(2, "no", "f"),
         lambda: UnicodeDecodeError("utf-8", b"a\xff", 1, 2, "invalid start byte"),
-        lambda: SyntaxError("no", ("f", 3, 5, "x y", 3, 6)),
         lambda: StopIteration(),
     ],
 )
@@ -199,24 +138,6 @@ def test_the_workers_traceback_is_told():
         delivered(pipeline(work))
     assert "in work" in str(caught.value.__cause__)
     assert any("stage 'work', sample 0" in note for note in caught.value.__notes__)
-
-
-class FailsToOpen(pg.Operator):
-    kind = "map"
-
-    def open(self, context):
-        raise OSError("no licence")
-
-    def process(self, chunk):
-        return chunk
-
-
-def test_an_operator_that_cannot_be_opened_says_so_at_once():
-    graph = pg.Graph("g")
-    graph.add(ops.FromSequence(range(3))).then(FailsToOpen(), name="work", backend="process")
-    with pytest.raises(OSError, match="no licence") as caught:
-        delivered(graph)
-    assert any("stage 'work'" in note for note in caught.value.__notes__)
 
 
 # -- deaths ----------------------------------------------------------------------------------------
@@ -260,25 +181,6 @@ def test_a_sample_that_ends_its_process_twice_is_blamed(fn, reason, batched):
         (quarantined,) = loader.profile().quarantined
     assert quarantined.key == 5
     assert quarantined.stage == "work"
-
-
-def test_the_stack_of_a_fault_is_told():
-    with pytest.raises(WorkerDiedError) as caught:
-        delivered(pipeline(faults))
-    assert any("in faults" in note for note in caught.value.__notes__)
-
-
-def test_memory_that_runs_out_in_a_process_is_the_samples_error():
-    def hungry(x):
-        import resource
-
-        if x == 3:
-            resource.setrlimit(resource.RLIMIT_AS, (1 << 33, 1 << 33))
-            return len(bytearray(1 << 36))
-        return x
-
-    with pytest.raises(MemoryError):
-        delivered(pipeline(hungry))
 
 
 def workers_of(loader):
@@ -364,23 +266,7 @@ def test_a_sample_that_takes_too_long_is_named_with_its_stack_and_can_be_skipped
         assert [each.key for each in loader.profile().quarantined] == [5]
 
 
-def test_work_that_stays_in_the_trainer_has_no_deadline():
-    graph = pg.Graph("g")
-    graph.add(ops.FromSequence(range(3))).then(ops.Pin(), backend="process", timeout=1)
-    with pytest.raises(
-        pg.errors.GraphError, match="timeout= is for work on items, and pin works on the trainer"
-    ):
-        graph.plan()
-
-
 # -- the end ---------------------------------------------------------------------------------------
-
-
-def test_break_and_close_do_not_wait_for_long_items():
-    with pipeline(lambda x: hangs() if x == 5 else x).loader() as loader:
-        for x in loader:
-            if x == 2:
-                break
 
 
 SCRIPT = """
@@ -427,40 +313,6 @@ def test_ctrl_c_ends_the_trainer_and_its_processes(programs):
     os.close(end)
 
 
-BEFORE = """
-import threading
-import pipegraph as pg
-from pipegraph import operators as ops
-from pipegraph.engine.process.zygote import Zygote
-
-threading.Thread(target=threading.Event().wait, daemon=True).start()  # the zygote is an interpreter of its own
-waits = Zygote._wait_until_ready
-
-def waiting(*args):
-    print("waits", flush=True)
-    waits(*args)
-
-Zygote._wait_until_ready = waiting
-graph = pg.Graph("g")
-graph.add(ops.FromSequence(range(3))).then(abs, backend="process")
-with graph.loader() as loader:
-    try:
-        list(loader)
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-    Zygote._wait_until_ready = waits
-    print(list(loader))
-"""
-
-
-def test_ctrl_c_before_the_first_batch_leaves_the_loader_usable_and_no_traceback(programs):
-    trainer = programs.start(BEFORE, start_new_session=True)
-    assert trainer.readline() == "waits\n"
-    trainer.interrupt(group=True)
-    out, errors = trainer.communicate()
-    assert (out, errors) == ("interrupted\n[0, 1, 2]\n", "")
-
-
 def test_two_loaders_share_one_zygote_and_the_last_ends_it():
     from pipegraph.engine.process import zygote
 
@@ -471,59 +323,6 @@ def test_two_loaders_share_one_zygote_and_the_last_ends_it():
             assert {*two} == first
         assert zygote._users == 1
     assert zygote._shared is None
-
-
-COLLECTOR = """
-import gc, threading
-import pipegraph as pg
-from pipegraph import operators as ops
-from pipegraph.engine.process import zygote
-{threads}
-
-def collects(x):
-    return gc.isenabled()
-
-for enabled in (True, False):
-    (gc.enable if enabled else gc.disable)()
-    graph = pg.Graph("g")
-    graph.add(ops.FromSequence(range(2))).then(collects, backend="process")
-    with graph.loader() as loader:
-        print(set(loader), gc.isenabled())
-    zygote.end_lasting()
-"""
-
-
-@pytest.mark.parametrize(
-    "threads", ["", "threading.Thread(target=threading.Event().wait, daemon=True).start()"]
-)
-def test_the_garbage_collector_is_on_in_workers_where_it_is_on_in_the_trainer(threads, programs):
-    done = programs.run(COLLECTOR.format(threads=threads))
-    assert (done.stdout, done.stderr) == ("{True} True\n{False} False\n", "")
-
-
-RENEWED = """
-import os, torch
-import pipegraph as pg
-from pipegraph import operators as ops
-
-set_num_threads, torch.renewed_in = torch.set_num_threads, []
-
-def noted(n):
-    torch.renewed_in.append(os.getpid())
-    set_num_threads(n)
-
-torch.set_num_threads = noted
-graph = pg.Graph("g")
-graph.add(ops.FromSequence(range(8))).then(lambda x: os.getpid() in torch.renewed_in, workers=2, backend="process")
-with graph.loader() as loader:
-    print(*loader)
-"""
-
-
-def test_torchs_thread_pool_is_renewed_in_a_worker_before_it_has_threads(programs):
-    """Torch does so at its first use in a fork, and not thread-safely: "INTERNAL ASSERT FAILED", now and then."""
-    done = programs.run(RENEWED)
-    assert (done.stdout.split(), done.stderr) == (["True"] * 8, "")
 
 
 def test_a_system_without_what_processes_need_is_told_of(monkeypatch):
@@ -546,71 +345,3 @@ def test_rows_are_packed_where_they_are_made_and_batches_are_those_of_threads():
             return list(map(fingerprint, loader))
 
     assert batches("thread") == batches("process")
-
-
-@pytest.mark.parametrize(
-    ("rows", "packed"),
-    [
-        ([torch.ones(3), torch.zeros(3)], True),
-        ([{"x": np.arange(3), "n": 1}, {"x": np.arange(3), "n": 2}], True),
-        ([torch.ones(3), torch.ones(4)], False),
-        ([torch.ones(3, requires_grad=True), torch.ones(3)], False),
-        ([torch.ones(1 << 20), torch.ones(1 << 20)], False),  # one more copy would cost more than it saves
-        ([torch.ones(3)], False),
-    ],
-)
-def test_a_worker_sends_light_rows_of_a_kind_as_columns(rows, packed):
-    class Made:
-        traits = Traits()
-
-        def open(self, context):
-            pass
-
-        def work_into(self, made, bundle, start):
-            for row in rows:
-                made.append(row)
-
-    bundle = Bundle(list(range(len(rows))), Lineages("s", list(range(len(rows)))), 0, 0)
-    page = anonymous_file(PAGE)
-    worker = ProcessWorker(Page(page), Made(), Context(""), ops.Batch(2).packing())
-    found, error, _ = worker.work(bundle, 0, len(rows))
-    os.close(page)
-    assert (error, found.__class__ is not list) == (None, packed)
-    again = found.rows() if packed else found
-    assert list(map(fingerprint, again)) == list(map(fingerprint, rows))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.quantize_per_tensor(torch.arange(4.0), 0.1, 0, torch.quint8),
-        lambda: torch.eye(3).to_sparse(),
-        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-    ],
-    ids=["quantised", "sparse", "nested"],
-)
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own, of what it deprecates and of prototypes
-def test_tensors_that_are_more_than_their_bytes_arrive_whole(make):
-    def dense(tensor):
-        if tensor.is_quantized:
-            return tensor.dequantize().tolist(), tensor.q_scale()
-        return tensor.to_dense().tolist() if tensor.is_sparse else [each.tolist() for each in tensor.unbind()]
-
-    found = delivered(pipeline(lambda x: make(), range(2)))
-    assert [dense(each) for each in found] == [dense(make())] * 2
-
-
-def test_processes_end_without_a_warning_where_warnings_are_errors():
-    code = """
-import pipegraph as pg
-from pipegraph import operators as ops
-
-graph = pg.Graph("g")
-graph.add(ops.FromSequence(range(8)), workers=2, backend="process")
-with graph.loader() as loader:
-    assert list(loader) == list(range(8))
-"""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=100, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")

@@ -12,10 +12,9 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import MemoryLimitError, ShardError
-from pipegraph.reader.block_bytes import Bytes
 from pipegraph.reader.block_reader import BlockReader
-from pipegraph.reader.block_sources import BlockSource, ManifestSource
-from pipegraph.reader.schedule import RankSteps, Uses
+from pipegraph.reader.block_sources import BlockSource
+from pipegraph.reader.schedule import RankSteps
 from pipegraph.storage import ShardFile
 from pipegraph.storage.shard_files import BytesFile
 from pipegraph.testing import Resources
@@ -168,78 +167,6 @@ def test_a_block_that_is_waited_for_is_read_before_it_makes_room_for_another(mak
     assert sorted(source.opened) == [0, 1, 2]
 
 
-def test_no_more_is_loaded_at_once_than_there_is_room_for(make_reader: Any) -> None:
-    source = Blocks(budget=20, gated=True)
-    reader = make_reader(source, ahead=False)
-    threads = [
-        threading.Thread(target=lambda n=n: reader.release(reader.acquire(n, 0, None))) for n in range(3)
-    ]  # type: ignore[misc]
-    for thread in threads:
-        thread.start()
-    with source.changed:
-        assert source.changed.wait_for(lambda: len(source.opened) == 2, 20)
-        waiting = ({0, 1, 2} - set(source.opened)).pop()
-    with reader._lock:
-        assert [entry.state for entry in reader._table].count("loading") == 2
-        assert reader._table.nbytes == 20
-    for number in {0, 1, 2} - {waiting}:
-        source.allow(number)
-    source.wait_until_opened(waiting)
-    source.allow(waiting)
-    for thread in threads:
-        thread.join(20)
-    # A load that is alone may begin while the others' blocks are still being read: one always continues.
-    assert reader._table.nbytes <= 30
-
-
-def test_where_blocks_do_not_fit_the_one_used_farthest_ahead_goes(make_reader: Any) -> None:
-    """Seven blocks in turn with room for five: of each round only what does not fit is loaded anew."""
-    source = Blocks(budget=50)
-    reader = make_reader(source, ahead=False)
-    steps, planned = list(range(7)) * 30, threading.Event()
-    merge = reader._steps.merge
-
-    def merged(*found: Any) -> None:
-        merge(*found)
-        planned.set()
-
-    reader._steps.merge = merged  # type: ignore[method-assign]
-    reader.dealt(deal(steps))
-    assert planned.wait(20)  # all steps are one draw; what the plan does not know yet goes first
-    for step, number in enumerate(steps):
-        reader.release(reader.acquire(number, 0, step))
-    # The least recently used one would be the wrong one each time: 210 loads. Belady's rule needs about a third.
-    assert len(source.opened) == 74
-
-
-def test_a_block_that_grows_while_it_is_loaded_makes_others_go_or_gives_way(make_reader: Any) -> None:
-    class Growing(Blocks):
-        def open(self, number: int, room: Any) -> tuple[ShardFile, Any]:
-            for nbytes in range(10, 41, 10):
-                room(nbytes)
-            self.sizes[number] = 40
-            with reader._lock:
-                peak.append(reader._table.nbytes)
-            return super().open(number, room)
-
-        def held_nbytes(self, number: int) -> int:
-            return self.sizes.get(number, 10)
-
-    source, peak = Growing(budget=50), list[int]()
-    source.sizes = {}  # type: ignore[attr-defined]
-    reader = make_reader(source, ahead=False)
-    threads = [
-        threading.Thread(target=lambda n=n: reader.release(reader.acquire(n, 0, None))) for n in range(6)
-    ]  # type: ignore[misc]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
-    assert len(peak) >= 6
-    assert max(peak) <= 50
-
-
 def test_a_block_that_outgrows_the_budget_is_an_error_that_says_what_helps(make_reader: Any) -> None:
     class Huge(Blocks):
         def open(self, number: int, room: Any) -> tuple[ShardFile, Any]:
@@ -267,16 +194,6 @@ def test_what_is_held_stays_within_the_budget_and_blocks_in_use_stay(make_reader
     reader.release(kept)
 
 
-def test_parts_whose_size_is_known_only_once_they_are_open_count_from_then_on(make_reader: Any) -> None:
-    source = Blocks(budget=30)
-    source.unknown_until_open = True
-    reader = make_reader(source, ahead=False)
-    for number in range(8):
-        reader.release(reader.acquire(number, 0, None))
-        assert len(reader._table) <= 3
-        assert reader._table.nbytes <= 30
-
-
 def test_preloading_does_not_push_out_what_is_still_needed(make_reader: Any) -> None:
     source = Blocks(budget=20)
     reader = make_reader(source)
@@ -288,30 +205,6 @@ def test_preloading_does_not_push_out_what_is_still_needed(make_reader: Any) -> 
     for step, number in enumerate(steps[30:], 30):
         reader.release(reader.acquire(number, 0, step))
     assert Counter(source.opened) == {0: 1, 1: 1, 2: 1, 3: 1}
-
-
-def test_the_next_epochs_first_block_follows_the_last_of_this_one(make_reader: Any) -> None:
-    source = Blocks()
-    reader = make_reader(source)
-    reader.dealt(deal([0] * 5 + [1] * 5))
-    reader.release(reader.acquire(0, 0, 4))
-    reader.dealt(deal([2] * 10, epoch=1))
-    reader.release(reader.acquire(1, 0, 9))
-    source.wait_until_opened(2)
-
-
-def test_what_an_ended_run_had_ordered_is_not_loaded_any_more(make_reader: Any) -> None:
-    source = Blocks(budget=10, gated=True)
-    reader = make_reader(source)
-    reader.dealt(deal([0] * 5 + [1] * 5))
-    source.wait_until_opened(0)
-    reader.new_run()
-    reader.dealt(deal([8] * 5, epoch=3, start=2))
-    source.allow(0)
-    source.wait_until_opened(8)
-    source.allow(8)
-    assert reader.acquire(8, 3, 2).value == "block 8"
-    assert 1 not in source.opened
 
 
 def test_a_wait_ends_when_the_run_is_cancelled_and_the_load_is_not_lost(make_reader: Any) -> None:
@@ -355,16 +248,6 @@ def test_a_block_that_fails_is_an_error_for_each_of_its_samples_and_is_loaded_ag
     source.failing.clear()
     assert reader.acquire(1, 0, 1).value == "block 1"
     assert source.opened == [1, 1]
-
-
-def test_waits_are_counted_with_their_time(make_reader: Any) -> None:
-    source = Blocks()
-    reader = make_reader(source, ahead=False)
-    reader.release(reader.acquire(0, 0, None))
-    reader.release(reader.acquire(0, 0, None))
-    assert make_reader.counted["waits for blocks"] == 1
-    assert make_reader.counted["blocks loaded"] == 1
-    assert make_reader.counted["us waited for blocks"] > 0
 
 
 def remote_graph(url: str, manifest: Any, lanes: int = 8) -> pg.Graph:
@@ -441,31 +324,6 @@ def test_after_a_break_the_next_epoch_is_whole(write_shards: Any, upload: Any, m
             if number == 5:
                 break
         assert [chunk.keys for chunk in loader.chunks()] == expected
-
-
-def test_a_cache_smaller_than_the_data_serves_its_share_of_it(
-    write_shards: Any, upload: Any, make_manifest: Any, tmp_path: Path
-) -> None:
-    """The blocks of four epochs, read in the order's own sequence, through a cache with room for half of them."""
-    folder = write_shards("npy", 4, 5_000)
-    manifest, url = make_manifest(folder, block_nbytes=100_000), upload(folder)
-    order = pg.order.LaneOrder(lanes=2)
-    select = ops.ShardSelect(f"{url}/*", order=order, manifest=manifest)
-    counted: Counter[str] = Counter()
-    cache = pg.NodeCache(tmp_path / "cache", int(manifest.block_nbytes.sum()) // 2)
-    found = Bytes({}, True, cache, 10**9, lambda name, n: counted.update({name: n}))
-    source = ManifestSource(select.manifest(), order, 1, found)
-    for epoch in range(4):
-        indices = order.indices(manifest, 0, epoch)
-        uses = Uses.of(np.searchsorted(np.cumsum(manifest.block_samples), indices, side="right"), 0)
-        for number in uses.numbers.tolist():
-            file = source.open(number, lambda nbytes: None)[0]
-            assert file is not None
-            file.close()
-    source.close()
-    assert cache.usage() <= cache.limit
-    assert counted["cache misses"] <= manifest.blocks // 2
-    assert counted["cache hits"] >= 100  # of three epochs' 204 blocks
 
 
 def test_closing_drops_blocks_under_the_lock_since_a_worker_may_be_about_to_use_one(

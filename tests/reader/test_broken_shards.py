@@ -5,7 +5,6 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import pipegraph as pg
@@ -70,24 +69,6 @@ def write_bytes(path: Path, data: bytes) -> Path:
     return path
 
 
-def test_a_broken_shard_is_refused_where_a_manifest_is_asked_for(write_shards: Any) -> None:
-    folder = write_shards("tar")
-    broken = folder / "part-01.tar"
-    broken.write_bytes(CUTS["tar"](broken.read_bytes()))
-    with pytest.raises(ShardError, match="part-01.tar: truncated"):
-        build_manifest(sorted(folder.iterdir()))
-
-
-def test_where_the_index_cannot_be_kept_it_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    np.save(tmp_path / "a.npy", np.zeros((7, 2)))
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("PIPEGRAPH_CACHE", os.fspath(tmp_path / "file"))
-    with pytest.warns(PipegraphWarning, match=r"cannot be kept in .*set PIPEGRAPH_CACHE"):
-        assert len(loader_of(tmp_path / "a.npy")) == 7
-
-
 @pytest.mark.parametrize("order", [None, pg.order.StridedOrder(shuffle=True)], ids=repr)
 def test_one_broken_block_of_four_can_be_left_out(write_shards: Any, order: Any) -> None:
     folder = write_shards("tar")
@@ -106,33 +87,6 @@ def test_one_broken_block_of_four_can_be_left_out(write_shards: Any, order: Any)
         keys = [sample["key"] for sample in loader]
         assert len(keys) == sum(30 + extra for extra in (0, 2, 3))
         assert not any(key.startswith("1-") for key in keys)
-
-
-class PlaceError(Exception):
-    """Cannot be copied by its args."""
-
-    def __init__(self, part: str, place: int) -> None:
-        super().__init__(f"{part} at {place}")
-
-
-def test_an_error_of_a_block_has_notes_of_one_sample_only(tmp_path: Path, monkeypatch: Any) -> None:
-    np.save(tmp_path / "a.npy", np.arange(20))
-
-    def fail(*args: Any) -> Any:
-        raise PlaceError("a", 3)
-
-    monkeypatch.setattr("pipegraph.storage.formats.arrays.NpyFormat.read", fail)
-    graph = pg.Graph("notes")
-    graph.add(ops.ShardSelect(tmp_path)).then(ops.Load(), name="load", on_error=pg.Skip(20))
-    with graph.loader() as loader:
-        assert list(loader) == []
-        errors = [each.error for each in loader.profile().quarantined]
-    assert len(errors) == 20
-    graph = pg.Graph("notes")
-    graph.add(ops.ShardSelect(tmp_path)).then(ops.Load(), name="load", workers=2)
-    with graph.loader() as loader, pytest.raises(PlaceError, match="a at 3") as raised:
-        list(loader)
-    assert [note.partition(",")[0] for note in raised.value.__notes__] == ["pipegraph: stage 'load'"]
 
 
 def test_shards_without_samples_are_said(tmp_path: Path) -> None:

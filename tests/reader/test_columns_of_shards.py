@@ -58,16 +58,6 @@ def test_batches_are_those_made_row_by_row(tmp_path, workers):
     assert packed[0][0]["id"].dtype == torch.int64 and packed[0][0]["x"].dtype == torch.float64
 
 
-def test_nulls_are_as_in_rows(tmp_path):
-    values = [None if number % 5 == 0 else number for number in range(ROWS)]
-    parts = write(tmp_path, n=pa.array(values, pa.int32()), f=pa.array(values, pa.float32()))
-    filled = batches(delivered(parts, load=ops.Load(fill={"n": -1})))[0]
-    n, f = (torch.cat([batch[name] for batch in filled]) for name in "nf")
-    assert ((n == -1) == f.isnan()).all()
-    with pytest.raises(pg.errors.DataError, match="'n'.*None"):
-        batches(delivered(parts))
-
-
 def test_a_filter_leaves_rows_out(tmp_path):
     parts = write(tmp_path)
     found = batches(delivered(parts, load=ops.Load(filter=[("id", "<", 50)])))[0]

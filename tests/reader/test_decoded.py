@@ -1,7 +1,5 @@
 """Shards that are decoded into memory: loaded as seldom as the limit allows, chosen by column and row, alike in all parts."""
 
-import gzip
-import json
 import random
 import re
 from pathlib import Path
@@ -52,38 +50,6 @@ def test_where_not_all_blocks_fit_those_go_that_are_read_last(
     assert re.search(r"Use LaneOrder\(lanes=\d+\) or a larger memory_limit", said)
 
 
-def test_packed_parts_that_do_not_fit_are_said_too_and_epochs_alone_are_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    lines = b"".join(b'{"n": %d, "x": "%s"}\n' % (n, b"x" * 1_000) for n in range(50))
-    for part in range(6):
-        (tmp_path / f"{part}.jsonl.gz").write_bytes(gzip.compress(lines))
-    graph = graph_of(tmp_path)
-    with graph.loader(epochs=30, memory_limit=1_000_000) as loader:
-        for _ in range(30):
-            list(loader)
-    assert not caplog.records
-    with graph.loader(memory_limit=550_000) as loader:
-        assert len(list(loader)) == 300
-    assert "jsonl.gz, block 0 and others are decoded again and again" in caplog.text
-
-
-def test_json_lines_are_read_in_place_whatever_the_limit(tmp_path: Path) -> None:
-    for part in range(PARTS):
-        lines = (json.dumps({"key": f"{part}-{i}", "x": "x" * 1_000}) for i in range(ROWS))
-        (tmp_path / f"part-{part:02}.jsonl").write_text("\n \n".join(lines))
-    graph = graph_of(tmp_path / "*.jsonl")
-    with graph.loader(memory_limit=300_000) as loader:
-        assert len({sample["key"] for sample in loader}) == PARTS * ROWS
-        assert loader.profile().stages["load"].counters["blocks loaded"] == PARTS
-
-
-def test_the_plan_says_what_is_held_and_what_is_not(folder: Path) -> None:
-    graph = graph_of(folder / "*.parquet")
-    graph.stages["select"].operator.manifest()  # type: ignore[union-attr]
-    assert "in memory, decoded" in str(graph.plan())
-
-
 @pytest.mark.parametrize("order", [pg.order.LaneOrder(), pg.order.PartOrder()], ids=["lanes", "parts"])
 def test_a_block_that_decodes_to_more_than_the_limit_is_an_error_before_the_memory_is_taken(
     tmp_path: Path, order: pg.order.Order
@@ -128,16 +94,6 @@ def test_a_filter_makes_the_length_unknown_and_columns_belong_to_the_digest(fold
         loader.load_state_dict(state)
 
 
-def test_columns_given_as_one_name_or_to_a_shard_without_any_are_errors(write_shards: Any) -> None:
-    with pytest.raises(GraphError, match=r"write columns=\['key'\]"):
-        ops.Load(columns="key")
-    with (
-        graph_of(write_shards("tar") / "*", columns=["bin"]).loader() as loader,
-        pytest.raises(GraphError, match="no columns"),
-    ):
-        next(iter(loader))
-
-
 @pytest.mark.parametrize("order", [pg.order.LaneOrder(), pg.order.PartOrder()], ids=["lanes", "parts"])
 def test_a_part_with_other_fields_than_the_first_is_an_error_that_says_which(
     folder: Path, order: pg.order.Order
@@ -151,15 +107,4 @@ def test_a_part_with_other_fields_than_the_first_is_an_error_that_says_which(
     assert "'x' is missing, 'more' is new, 'n' is text, not integer" in text
     assert "Load(columns=...)" in text
     with graph_of(folder / "*.parquet", order, columns=["key"]).loader() as loader:
-        assert len(list(loader)) == PARTS * ROWS + 3
-
-
-def test_parts_whose_values_are_alike_may_be_stored_in_other_ways(folder: Path) -> None:
-    columns = {
-        "x": pa.array([b"y"] * 3, pa.large_binary()),
-        "n": pa.array([1, 2, 3], pa.int8()),
-        "key": pa.array(["a", "b", "a"]).dictionary_encode(),
-    }
-    pq.write_table(pa.table(columns), folder / "part-99.parquet")
-    with graph_of(folder / "*.parquet").loader() as loader:
         assert len(list(loader)) == PARTS * ROWS + 3

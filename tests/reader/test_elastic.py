@@ -107,25 +107,6 @@ def test_other_orders_give_each_sample_once_through_all_these_ranks(
     assert set(real.values()) == {1}
 
 
-def test_a_resize_in_every_epoch_keeps_the_epochs_apart(write_shards: Any, make_manifest: Any) -> None:
-    folder = write_shards("npy", 4, 100)
-    manifest, order = make_manifest(folder), pg.order.LaneOrder(lanes=6)
-    make = lambda: graph_of(folder, order, manifest, 12)  # noqa: E731
-    epochs: list[list[Place]] = [[], []]
-    state = None
-    for ranks, epoch, limit in ((4, 0, 10), (3, 0, None), (3, 1, 7), (2, 1, None)):
-        with World(make, ranks, state) as world:
-            assert {loader.epoch for loader in world.loaders} == {epoch}
-            for number, batch in enumerate(world.steps(), 1):
-                epochs[epoch] += batch
-                if number == limit:
-                    break
-            state = world.state()
-    for found in epochs:
-        assert [position for position, _ in found][:406] == list(range(406))
-    assert epochs[0] != epochs[1]
-
-
 def test_whole_parts_without_a_manifest_resume_at_the_same_size_only(write_shards: Any) -> None:
     folder = write_shards("npy", 4, 40)
     make = lambda: graph_of(folder, pg.order.PartOrder(), None, 4)  # noqa: E731

@@ -14,10 +14,8 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import ChecksumError, LoaderClosedError, StoreError
-from pipegraph.once import Once
+from pipegraph.errors import ChecksumError, LoaderClosedError
 from pipegraph.reader import block_bytes
-from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest
 from pipegraph.storage.retries import Backoff
 from pipegraph.storage.stores import StoreClient
@@ -116,16 +114,6 @@ def test_bytes_that_never_match_are_an_error_that_names_the_part(
         assert any("stage 'load', sample" in note for note in caught.value.__notes__)
 
 
-def test_samples_of_a_broken_part_can_be_skipped_or_replaced(
-    bucket: Bucket, proxy: Any, s3_options: Any
-) -> None:
-    proxy.fault = lambda method, path: "flip" if "part-01" in path else ""
-    good = [sample for sample in bucket.expected() if not sample["key"].startswith("1-")]
-    with bucket.graph(s3_options(proxy.port), ops.Load(), pg.Skip(0.99)).loader() as loader:
-        assert list(loader) == good
-        assert len(loader.profile().quarantined) == 26
-
-
 def test_a_retry_policy_loads_a_block_again(bucket: Bucket, proxy: Any, s3_options: Any) -> None:
     spoiled = Counter[str]()
 
@@ -138,43 +126,6 @@ def test_a_retry_policy_loads_a_block_again(bucket: Bucket, proxy: Any, s3_optio
     with bucket.graph(s3_options(proxy.port), ops.Load(), pg.Retry(10)).loader() as loader:
         assert list(loader) == bucket.expected()
         assert loader.profile().stages["load"].retried > 0
-
-
-def test_a_server_that_is_gone_for_good_is_an_error(
-    bucket: Bucket,
-    new_proxy: Any,
-    s3_port: int,
-    s3_options: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    short = Backoff(deadline_s=0.5, first_s=0.01, max_s=0.05, min_rate=1e9)
-    monkeypatch.setattr(
-        block_bytes,
-        "StoreClient",
-        lambda options, on_count: StoreClient(options, on_count=on_count, retry=short, grace_s=0.3),
-    )
-    gone = new_proxy(s3_port)
-    gone.close()
-    with (
-        bucket.graph(s3_options(gone.port), ops.Load()).loader() as loader,
-        pytest.raises(StoreError, match="s3://data"),
-    ):
-        list(loader)
-
-
-def test_a_server_that_restarts_is_waited_for(
-    bucket: Bucket, new_proxy: Any, s3_port: int, s3_options: Any
-) -> None:
-    first = new_proxy(s3_port)
-    with bucket.graph(s3_options(first.port), ops.Load()).loader() as loader:
-        samples = iter(loader)
-        found = [next(samples)]
-        first.close()
-        again = threading.Thread(target=lambda: new_proxy(s3_port, first.port))
-        again.start()
-        found += samples
-        again.join(20)
-    assert found == bucket.expected()
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["memory", "cache"])
@@ -209,17 +160,6 @@ def test_closing_while_every_request_hangs_leaves_nothing(
     assert not [leak for leak in Resources.now().leaked_since(before) if "pipegraph" in leak]
 
 
-def test_a_cache_smaller_than_one_block_reads_through_memory(
-    bucket: Bucket, s3_port: int, s3_options: Any, tmp_path: Path
-) -> None:
-    cache = pg.NodeCache(tmp_path / "cache", 1_000)
-    with bucket.graph(s3_options(s3_port), ops.Load(cache=cache)).loader() as loader:
-        assert list(loader) == bucket.expected()
-        counters = loader.profile().stages["load"].counters
-    assert counters["blocks without room in the cache"] >= bucket.manifest.blocks
-    assert cache.usage() <= 1_000
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_or_quota_reads_through_memory(
     number: int,
@@ -237,24 +177,6 @@ def test_a_full_disk_or_quota_reads_through_memory(
     with bucket.graph(s3_options(s3_port), ops.Load(cache=cache)).loader() as loader:
         assert list(loader) == bucket.expected()
     assert cache.usage() == 0
-
-
-def test_a_cache_that_lost_its_bytes_between_epochs_is_filled_again(
-    bucket: Bucket, s3_port: int, s3_options: Any, tmp_path: Path
-) -> None:
-    folder = tmp_path / "cache"
-    graph = bucket.graph(s3_options(s3_port), ops.Load(cache=pg.NodeCache(folder, "1 MB")))
-    with graph.loader() as loader:
-        assert list(loader) == bucket.expected()
-    for number, path in enumerate(sorted((folder / "objects").iterdir())):
-        if number % 2:
-            data = bytearray(path.read_bytes())
-            data[len(data) // 2] ^= 1
-            path.write_bytes(data)
-        else:
-            path.unlink()
-    with graph.loader() as loader:
-        assert list(loader) == bucket.expected()
 
 
 @pytest.mark.parametrize("name", ["*.tar", "a.tar"])
@@ -283,58 +205,3 @@ def test_closing_ends_the_search_for_shards_in_a_silent_store(name: str, order: 
             consumer.join(20)
     assert isinstance(failure[0], LoaderClosedError)
     assert not [leak for leak in Resources.now().leaked_since(before) if "pipegraph" in leak]
-
-
-def test_a_stop_in_one_loader_leaves_the_search_of_another_alone() -> None:
-    made = Once(lambda: 5)
-    begun, resume = threading.Event(), threading.Event()
-
-    def slow() -> int:
-        begun.set()
-        assert resume.wait(20)
-        return 5
-
-    stopping = Stopping()
-    found: list[Any] = []
-    first = threading.Thread(target=lambda: found.append(made.get(Stopping(), slow)))
-    first.start()
-    assert begun.wait(20)
-
-    def stopped() -> None:
-        with pytest.raises(LoaderClosedError):
-            made.get(stopping)
-        found.append("stopped")
-
-    second = threading.Thread(target=stopped)
-    second.start()
-    stopping.set()
-    second.join(20)
-    assert found == ["stopped"]
-    resume.set()
-    first.join(20)
-    assert found == ["stopped", made.get()] == ["stopped", 5]
-
-
-def test_a_search_that_fails_is_made_again_by_the_next() -> None:
-    answers = iter([ZeroDivisionError(), 7])
-
-    def make() -> int:
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    made = Once(make)
-    with pytest.raises(ZeroDivisionError):
-        made.get()
-    assert made.get() == made.get() == 7
-
-
-def test_what_the_store_met_is_in_the_profile(bucket: Bucket, proxy: Any, s3_options: Any) -> None:
-    proxy.fault = a_fifth("503", proxy)
-    with bucket.graph(s3_options(proxy.port), ops.Load()).loader() as loader:
-        list(loader)
-    counters = loader.profile().stages["load"].counters
-    assert counters["store requests tried again"] >= sum(fault == "503" for _, _, fault in proxy.seen) > 0
-    assert counters["store requests"] >= len(proxy.seen)
-    assert "store requests tried again" in " ".join(str(loader.profile()).split())

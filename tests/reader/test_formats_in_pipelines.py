@@ -1,6 +1,5 @@
 """Every format through ShardSelect and Load: each sample once, with its bytes, from wherever it lies."""
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,9 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DataError, GraphError, PipegraphWarning
+from pipegraph.errors import DataError, GraphError
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.shard_files import LocalFile
-from pipegraph.storage.stores import StoreClient
 from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
 
 FORMATS = ("tar", "parquet", "jsonl", "jsonl.gz", "npy")
@@ -105,35 +103,11 @@ def test_whole_parts_need_no_manifest_wherever_they_lie(
         assert [plain(sample) for sample in read(ops.ShardSelect(names, order=order), load)] == here
 
 
-@pytest.mark.parametrize("suffix", [".tar.gz", ".tgz", ".tar.zst"])
-def test_packed_tars_are_read_as_plain_ones(suffix: str, write_shards: Any, tmp_path: Path) -> None:
-    folder = write_shards("tar", 3, 12)
-    pack = pytest.importorskip("zstandard").compress if suffix.endswith("zst") else gzip.compress
-    for path in folder.glob("*.tar"):
-        (tmp_path / f"{path.stem}{suffix}").write_bytes(pack(path.read_bytes()))
-    for order in (pg.order.LaneOrder(), pg.order.PartOrder()):
-        there = [plain(sample) for sample in read(ops.ShardSelect(folder, order=order), ops.Load())]
-        packed = read(ops.ShardSelect(f"{tmp_path}/*{suffix}", order=order), ops.Load())
-        assert sorted(map(repr, map(plain, packed))) == sorted(map(repr, there)) != []
-    (tmp_path / f"{path.stem}.tar").write_bytes(path.read_bytes())
-    with pytest.raises(DataError, match=r"is 'part-\d+\.tar' packed: its samples would be read twice"):
-        read(ops.ShardSelect(tmp_path), ops.Load())
-
-
 def test_whole_remote_parts_resume_at_every_step(write_shards: Any, upload: Any) -> None:
     url = upload(write_shards("tar", 3, 10))
     assert_resumes_exactly(
         lambda: graph_of(ops.ShardSelect(f"{url}/*.tar", order=pg.order.PartOrder()), ops.Load())
     )
-
-
-def test_whole_parts_come_in_the_order_that_a_manifest_gives(write_shards: Any, make_manifest: Any) -> None:
-    folder = write_shards("tar")
-    order = pg.order.PartOrder(tail="uneven")
-    with_manifest = read(
-        ops.ShardSelect(folder, order=order, manifest=make_manifest(folder)), ops.Load(), epochs=2
-    )
-    assert with_manifest == read(ops.ShardSelect(folder, order=order), ops.Load(), epochs=2)
 
 
 def test_a_manifest_beside_remote_shards_is_found(write_shards: Any, upload: Any, make_manifest: Any) -> None:
@@ -147,15 +121,6 @@ def test_a_manifest_beside_remote_shards_is_found(write_shards: Any, upload: Any
     assert ops.ShardSelect(f"{url}/part-{{01..02}}.tar").manifest().parts[0].name == "part-01.tar"
     again = ops.ShardSelect(f"{url}/part-{{00..03}}.tar", manifest=f"{url}/_manifest.json")
     assert again.manifest().digest == manifest.digest
-
-
-def test_a_manifest_older_than_its_local_shards_is_not_used(write_shards: Any, make_manifest: Any) -> None:
-    folder = write_shards("tar")
-    make_manifest(folder).save(folder / "_manifest.json")
-    assert ops.ShardSelect(folder / "part-*.tar").manifest().blocks > 4
-    (folder / "part-00.tar").write_bytes((folder / "part-01.tar").read_bytes())
-    with pytest.warns(PipegraphWarning, match="'part-00.tar' was written after it; index again"):
-        assert ops.ShardSelect(folder / "part-*.tar").manifest().part_samples[0] == 31
 
 
 def test_remote_shards_without_a_manifest_are_an_error_that_says_what_to_do(
@@ -203,11 +168,3 @@ def test_credentials_and_store_options_reach_no_state(
     with graph_of(select, ops.Load()).loader() as loader:
         assert "very-secret" not in json.dumps(loader.state_dict())
         assert "very-secret" not in str(loader.plan)
-
-
-def test_a_store_client_is_not_needed_for_local_parts(write_shards: Any, monkeypatch: Any) -> None:
-    def refuse(self: StoreClient, *args: Any, **more: Any) -> None:
-        raise AssertionError("a store client was made")
-
-    monkeypatch.setattr(StoreClient, "__init__", refuse)
-    assert len(read(ops.ShardSelect(write_shards("npy")), ops.Load())) == 126

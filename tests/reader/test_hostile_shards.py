@@ -8,7 +8,6 @@ import struct
 import tarfile
 import tempfile
 import tracemalloc
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DataError, PipegraphWarning
+from pipegraph.errors import DataError
 from pipegraph.storage.formats import lines, shard_format as base
 
 GOOD = 6
@@ -191,48 +190,3 @@ def test_a_hostile_part_is_refused_by_name_and_under_skip_the_others_are_read(
         assert samples >= 2 * GOOD
         assert [entry.stage for entry in told] == ["load"]
         assert "b." in str(told[0].error)
-
-
-@pytest.mark.parametrize(("form", "make"), HOSTILE, ids=lambda v: getattr(v, "__name__", v))
-def test_where_parts_are_indexed_or_read_in_blocks_it_fails_under_the_policy(
-    form: str, make: Callable[[Path], None], tmp_path: Path, small_limits: None, bounded: None
-) -> None:
-    folder = tmp_path / "shards"
-    folder.mkdir()
-    good(folder / f"a.{form}")
-    (folder / f"b.{form}").write_bytes(hostile(make, form))
-    tracemalloc.reset_peak()
-    much = make in (gz_that_unpacks_to_much, zst_that_unpacks_to_much)
-    for policy in ("raise", pg.Skip(5) if much else pg.Skip()):
-        graph = graph_of(folder, pg.order.LaneOrder(), policy)
-        with warnings.catch_warnings(), graph.loader() as loader:
-            warnings.filterwarnings("ignore", ".*is broken", PipegraphWarning)  # told where it is indexed
-            if policy == "raise" or much:
-                with pytest.raises(DataError, match=r"b\."):  # of those every one of the samples fails
-                    list(loader)
-            else:
-                assert sum(1 for _ in loader) == GOOD
-                assert "b." in str(loader.profile().quarantined[0].error)
-
-
-@pytest.mark.parametrize("count", [50_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
-def test_any_number_of_tiny_members_is_read_as_it_is(tmp_path: Path, count: int) -> None:
-    path = tmp_path / "shards" / "many.tar"
-    path.parent.mkdir()
-    one = bytearray(header("0000000.a", 0))
-    whole = sum(one) - sum(one[148:156]) + 8 * 32
-    names = [b"%07d" % i for i in range(count)]
-    with open(path, "wb") as file:
-        for name in names:
-            one[0:7] = name
-            one[148:156] = b"%06o\0 " % (whole + sum(name) - 7 * 48)
-            file.write(one)
-        file.write(bytes(1024))
-    select = ops.ShardSelect(path.parent)
-    graph = pg.Graph("many")
-    graph.add(select, name="select").then(ops.Load(), name="load")
-    with graph.loader() as loader:
-        found = [sample for sample, _ in zip(loader, range(50), strict=False)]
-    assert len(select.manifest()) == count
-    assert len({sample["key"] for sample in found}) == 50
-    assert all(sample["a"] == b"" and int(sample["key"]) < count for sample in found)

@@ -10,17 +10,9 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.reader.block_reader import BlockReader
 from pipegraph.reader.block_sources import BlockSource
-from pipegraph.reader.schedule import RankSteps, Standing
+from pipegraph.reader.schedule import RankSteps
 from pipegraph.storage import ShardFile
 from pipegraph.storage.shard_files import BytesFile
-
-
-def test_waits_of_several_workers_at_once_count_once() -> None:
-    standing = Standing()
-    standing.begin(1.0)
-    standing.begin(2.0)
-    assert standing.end(4.0) is None
-    assert standing.end(6.0) == 5.0
 
 
 class Gated(BlockSource):

@@ -52,13 +52,3 @@ def test_blocks_read_in_turn_are_checked_once_though_few_files_may_be_open(
     assert samples == 2 * sum(2 + part for part in range(80))
     # Two epochs of samples, the blocks' checksums once, and their headers.
     assert nbytes < 6 * data
-
-
-def test_a_node_cache_goes_with_few_open_files(write_shards: Any, tmp_path: Path, programs: Any) -> None:
-    folder = write_parts(write_shards, 40)  # of 128 files the cache may hold 16 open
-    data = sum(path.stat().st_size for path in folder.glob("part-*"))
-    samples, nbytes = run(programs, folder, 128, tmp_path / "cache")
-    assert samples == 2 * sum(2 + part for part in range(40))
-    # Two epochs of samples, what is copied and checked once, and headers: they are not walked again where a file was
-    # closed and opened again.
-    assert nbytes < 10 * data

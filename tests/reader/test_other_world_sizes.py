@@ -88,12 +88,6 @@ def test_every_sample_comes_once_over_8_6_5_16_1_ranks(source):
     assert sorted(resized(make, SIZES, stops.__getitem__, every_rank=False)) == list(range(N))
 
 
-def test_a_stop_inside_a_batch_that_was_taken_apart_is_exact_too():
-    make = elastic(SOURCES["strided"], lambda: ops.Batch(5), unbatch=True)
-    stops = {8: 7, 6: 11, 5: 3, 16: 4}
-    assert sorted(resized(make, SIZES, stops.__getitem__, every_rank=False)) == list(range(N))
-
-
 @pytest.mark.parametrize("source", ["strided", "lanes", "iterable"])
 def test_global_batches_are_the_same_at_any_world_size(source):
     make = elastic(SOURCES[source], lambda: ops.Batch(global_size=120))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from pipegraph.reader.block_table import BlockEntry, BlockTable
-from pipegraph.reader.schedule import AHEAD, AT_ONCE_NBYTES, DRAWN_AT_ONCE, RankSteps, ReadSchedule, Uses
+from pipegraph.reader.schedule import RankSteps, ReadSchedule, Uses
 
 
 def deal(blocks: list[int], epoch: int = 0, start: int = 0) -> RankSteps:
@@ -55,17 +55,6 @@ def test_steps_of_other_epochs_and_earlier_ones_change_nothing() -> None:
     assert schedule.tick == 4
 
 
-def test_it_looks_no_further_than_what_may_matter() -> None:
-    schedule = ReadSchedule(stride=256)
-    schedule.add(deal([0] * (3 * AHEAD)))
-    look(schedule)
-    assert AHEAD <= schedule.scanned <= AHEAD + DRAWN_AT_ONCE
-    schedule = ReadSchedule(stride=256)
-    schedule.add(deal(list(range(3 * AHEAD))))
-    look(schedule)
-    assert schedule.scanned == DRAWN_AT_ONCE
-
-
 class Tens:
     """Blocks of 10 bytes."""
 
@@ -97,27 +86,3 @@ def test_a_block_that_its_worker_has_not_begun_stays_though_others_have_gone_on(
     assert table.next_start(schedule) is None
     table.make_room(10, schedule)
     assert 0 not in table  # a worker that waits for a block comes first
-
-
-def test_large_blocks_are_read_ahead_one_by_one_and_those_of_unknown_size_too() -> None:
-    class Large(Tens):
-        nbytes = AT_ONCE_NBYTES
-
-        def held_nbytes(self, number: int) -> int:
-            return self.nbytes
-
-        def budget(self) -> int:
-            return 10 * AT_ONCE_NBYTES
-
-    source = Large()
-    for source.nbytes in (AT_ONCE_NBYTES, 0):
-        table, schedule = BlockTable(source), ReadSchedule(source.stride)  # type: ignore[arg-type]
-        schedule.add(deal([0, 1, 2]))
-        look(schedule)
-        one = table.next_start(schedule)
-        assert one is not None
-        table.begin(one, schedule)
-        assert table.next_start(schedule) is None
-        table.loaded(one, schedule)
-        schedule.reached(0, 0)
-        assert table.next_start(schedule) is not None

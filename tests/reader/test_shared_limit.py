@@ -49,17 +49,6 @@ def test_blocks_in_memory_and_chunks_share_the_loaders_limit(
     assert max(together) <= LIMIT
 
 
-def test_a_data_set_smaller_than_half_the_limit_takes_no_more_than_its_size(
-    write_shards: Any, upload: Any, make_manifest: Any
-) -> None:
-    folder = write_shards("tar", 2, 20)
-    manifest = make_manifest(folder)
-    graph = graph_of(f"{upload(folder)}/*", manifest, pg.order.LaneOrder())
-    with graph.loader(memory_limit=LIMIT) as loader:
-        for_chunks, _, _ = looked_at(loader)
-    assert for_chunks == LIMIT - int(manifest.block_nbytes.sum())
-
-
 def test_what_is_read_in_place_or_lies_in_the_cache_takes_nothing(
     write_shards: Any, upload: Any, make_manifest: Any, tmp_path: Path
 ) -> None:
@@ -96,13 +85,3 @@ def test_whole_parts_in_memory_count_too(write_shards: Any, upload: Any) -> None
         for_chunks, reader, together = looked_at(loader)
         assert for_chunks + reader._source.budget() == LIMIT
     assert max(together) <= LIMIT
-
-
-def test_whole_parts_in_the_cache_are_not_memory(write_shards: Any, upload: Any, tmp_path: Path) -> None:
-    folder = write_shards("tar", 4, 40)
-    cache = pg.NodeCache(tmp_path / "cache", "10 MB")
-    graph = graph_of(f"{upload(folder)}/*", None, pg.order.PartOrder(), cache=cache)
-    with graph.loader(memory_limit=100_000, equal_steps=False) as loader:
-        found = list(loader)
-    with graph_of(folder / "part-*", None, pg.order.PartOrder()).loader(equal_steps=False) as loader:
-        assert found == list(loader)

@@ -93,7 +93,7 @@ def kill_readers(programs: Any, folder: Path, kills: int, seed: int) -> None:
     assert list((folder / "quarantine").iterdir()) == []
 
 
-@pytest.mark.parametrize("kills", [100, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [30, pytest.param(5000, marks=pytest.mark.slow)])
 def test_readers_killed_at_random_lines_leave_the_cache_whole(
     tmp_path: Path, kills: int, programs: Any
 ) -> None:
