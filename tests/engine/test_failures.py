@@ -376,6 +376,3 @@ def test_a_backoff_does_not_hold_up_the_next_pass():
         loader.set_epoch(1)
         assert list(loader) == [1]
         del first
-
-
-# -- sources and systems ---------------------------------------------------------------------------

@@ -244,9 +244,12 @@ def test_an_epoch_cut_short_says_where_the_next_one_begins():
     ("recipe", "stops", "turn"),
     [
         (ENDED_TWICE, [1, 7, 11], 2),
+        (ENDED_BELOW_COMPLETION_ORDER, [0, 0, 2], 0),
         (ENDED_BEHIND_A_FAN_IN, [11], 2),
+        (NOT_BEGUN_BEHIND_A_FAN_IN, [], 0),
         (READ_TWICE_BEHIND_A_FAN_IN, [], 0),
         (DROPPED_BEFORE_THE_END, [3], 0),
+        (SHARED_BEHIND_FAN_INS, [0, 5, 1], 1),
         (DROPPED_BEHIND_A_USERS_FAN_IN, [0, 3], 0),
     ],
 )

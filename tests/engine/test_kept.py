@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import json
-import typing
 
 import numpy as np
 import pytest
@@ -14,17 +13,6 @@ from pipegraph import operators as ops
 from pipegraph.engine.stage.kept import decode, encode
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-
-
-class Point(typing.NamedTuple):
-    x: int
-    y: typing.Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Pair:
-    left: typing.Any
-    right: int = 0
 
 
 def equal(left, right):

@@ -1,7 +1,7 @@
 """What counts as a container, what mapping over one keeps, and in which order its leaves come."""
 
 import time
-from collections import UserDict, namedtuple
+from collections import UserDict
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from pipegraph.tree import copy_containers, leaves, map_leaves
-
-Point = namedtuple("Point", "x y")
 
 
 @dataclass(frozen=True)
@@ -20,10 +18,6 @@ class Sample:
 
     def __post_init__(self):
         assert self.image < 10, "checks of samples do not run on what is made of them"
-
-
-class Fields(dict):
-    pass
 
 
 class Rows(list):

@@ -267,6 +267,3 @@ def test_epochs_cut_short_draw_from_a_generator_alike_everywhere(way: str, repla
         with cut_short(drawn(replacement), way, **stage).loader(epochs=3) as loader:
             loader.load_state_dict(state)
             assert [first + list(loader), list(loader), list(loader)] == expected
-
-
-# -- the end of an input, and a resume behind it ---------------------------------------------------

@@ -1,7 +1,6 @@
 """Stages whose operators live in processes: what users write, and what goes wrong with it."""
 
 import ctypes
-import dataclasses
 import functools
 import itertools
 import os
@@ -73,11 +72,6 @@ def test_a_data_set_with_a_lazy_handle_has_one_in_each_process(tmp_path):
     with graph.loader(epochs=2) as one, graph.loader() as two:
         for loader in (one, two, one):
             assert torch.cat(list(loader)).tolist() == [x * x for x in range(50)]
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen(Exception):
-    code: int
 
 
 class Picky(Exception):

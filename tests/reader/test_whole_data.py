@@ -144,9 +144,6 @@ def test_a_missing_object_is_an_error_that_names_it(write_shards: Any, upload: A
     assert count(f"{url}/part-{{00..01}}.tar") == 61
 
 
-# -- side files --------------------------------------------------------------------------------------
-
-
 # -- shards that were cut, counts that were forged, files that are none -------------------------------
 
 
@@ -191,6 +188,3 @@ NOWHERE = r"s-1\.jsonl' is a link to 'gone/s-1\.jsonl', which is not there"
 def test_a_shard_that_is_a_broken_link_is_refused_with_where_it_points(linked: Path, named: str) -> None:
     with pytest.raises(DataError, match=NOWHERE):
         count(str(linked / named) if named else linked)
-
-
-# -- folders that may not be read ----------------------------------------------------------------------

@@ -13,7 +13,6 @@ from pipegraph.storage.retries import Backoff
 from pipegraph.storage.stores import StoreClient
 
 Connect = Callable[..., StoreClient]
-MakeTar = Callable[..., Path]
 
 QUICK = Backoff(deadline_s=300, first_s=0.01, max_s=0.05)
 DATA = random.Random(0).randbytes(1_000_000)
