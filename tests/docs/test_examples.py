@@ -116,24 +116,6 @@ def test_the_page_on_devices_runs_where_there_is_an_accelerator():
     exec(compile(examples(document), str(document), "exec"), {"__name__": "__main__"})
 
 
-def test_an_outdated_output_is_noticed(tmp_path):
-    document = tmp_path / "page.md"
-    document.write_text(
-        "```python\nprint(profile)\n```\n\n```text\nstage  items  busy\nlist  192  1.8 %\nStage 'a' is slow.\n```\n"
-    )
-    assert not outdated(
-        document, "stage    items      busy\nlist      1,192     84 %\nTraining sets the pace.\n"
-    )
-    assert outdated(document, "stage  items  idle\nlist  192  1.8 %\n") == ["stage items busy"]
-    assert outdated(document, "stage  items  busy\nlist  192  -\n") == ["list # #"]
-
-
-def test_the_pages_with_printed_output_are_known():
-    """Otherwise nothing would be compared where none is found any more."""
-    shown = {document.name for document in DOCUMENTS if shown_outputs(document)}
-    assert shown == {"README.md", "orders.md"}
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_between_documents_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)#:]+)[)#]", document.read_text()):

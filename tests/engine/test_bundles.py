@@ -12,12 +12,10 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Lineages
-from pipegraph.columns import pack
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.kinds import source
 from pipegraph.engine.stage import bundle_size as pacing
 from pipegraph.engine.stage.bundle_size import Pace
-from pipegraph.operators.collate import batch_of
 
 
 def bundle(count, before=0, nbytes=0, epoch=0):
@@ -49,17 +47,6 @@ def long_bundles(monkeypatch):
 def test_bundles_end_where_a_batch_ends():
     rows = chain((lambda x: x, "raise")).plan().stages["rows"]
     assert (rows.bundle, rows.bundle_rows) == ("batch", 1020)
-
-
-@pytest.mark.parametrize(
-    "graph",
-    [
-        pytest.param(lambda: chain(backend="inline"), id="inline"),
-        pytest.param(lambda: chain(capacity=1), id="no room"),
-    ],
-)
-def test_elsewhere_rows_travel_one_by_one(graph):
-    assert graph().plan().stages["rows"].bundle_rows == 1
 
 
 @pytest.mark.parametrize(
@@ -182,15 +169,6 @@ def test_a_row_that_cannot_be_read_has_its_policy(long_bundles, dataset, policy)
         assert inline == counts
 
 
-def test_functions_that_draw_get_each_rows_own_numbers(long_bundles):
-    def draw(x, rng):
-        return float(rng.random())
-
-    threads, *_ = outcome(chain((draw, "raise"), workers=2))
-    inline, *_ = outcome(chain((draw, "raise"), backend="inline"))
-    assert inline == threads
-
-
 def test_a_queue_never_holds_more_rows_than_its_capacity_and_memory_is_given_back(long_bundles):
     graph = chain(source=ops.FromSequence([np.ones(100) for _ in range(200)]), capacity=8)
     with graph.loader() as loader:
@@ -224,15 +202,6 @@ def test_an_iterable_that_breaks_off_delivers_what_came_before(long_bundles):
     expected, *_ = outcome(chain(source=ops.FromIterable(broken), backend="inline"))
     assert expected == found
     assert "item 25 of this rank" in found[-1][1][0]
-
-
-# -- columns ---------------------------------------------------------------------------------------
-
-
-def test_a_batch_keeps_no_more_memory_than_its_own_rows():
-    whole = pack([np.zeros(10) for _ in range(10)])
-    batch = batch_of([whole.part(2, 4)], None)
-    assert batch.nbytes == batch.untyped_storage().nbytes()
 
 
 # -- items that had to be waited for ----------------------------------------------------------------

@@ -256,10 +256,3 @@ class Unseeded(AtRandom):
 def test_a_source_that_begins_elsewhere_in_each_call_is_found(source: Any) -> None:
     with pytest.raises(AssertionError, match="stage 'steps': .*depend on the arguments alone"):
         pg.testing.assert_resumes_exactly(lambda: steps(source(True, None)))
-
-
-@pytest.mark.parametrize("length", [7, 12])
-@pytest.mark.parametrize("source", [Steps, AtRandom])
-def test_a_source_of_another_length_than_it_says_is_found(source: Any, length: int) -> None:
-    with pytest.raises(AssertionError, match=f"stage 'steps': length.. says that epoch 0 has {length} items"):
-        pg.testing.assert_resumes_exactly(lambda: steps(source(True, length)))

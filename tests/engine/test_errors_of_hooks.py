@@ -8,7 +8,6 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -150,16 +149,3 @@ def test_stopiteration_of_a_hook_ends_no_loop_in_silence(made, method, place):
         list(itertools.chain.from_iterable([loader]))
     assert "StopIteration" in str(caught.value)
     assert "stage 'work'" in "".join([str(caught.value), *caught.value.__notes__])
-
-
-def test_positions_that_are_no_numbers_are_an_error_in_processes_too():
-    class Odd(Positions):
-        def positions(self, epoch, rank, world_size, start):
-            return iter([0, 1, 2, "one", 4, 5, 6, 7])
-
-    for place in ("thread", "process", "inline"):
-        with (
-            loader_of(Odd, "", ValueError, place) as loader,
-            pytest.raises(GraphError, match="stage 'work': positions must yield whole numbers, got 'one'"),
-        ):
-            deque(iter(loader), maxlen=0)

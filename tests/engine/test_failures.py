@@ -112,43 +112,6 @@ def test_stop_iteration_of_user_code_does_not_end_the_loop_in_silence(placement)
     assert isinstance(error.__cause__, StopIteration)
 
 
-@pytest.mark.parametrize("backend", ["inline", "thread"])
-def test_a_failing_generator_of_a_source_fails_at_its_item(backend):
-    def items():
-        yield from range(3)
-        raise Broken("the source")
-
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(items), name="source", backend=backend).then(lambda x: x, workers=2)
-    got, error, _ = collect(graph)
-    assert got == [0, 1, 2]
-    assert error.__notes__ == ["pipegraph: stage 'source', item 3 of this rank, epoch 0"]
-
-
-def test_a_failing_data_set_or_sampler_fails_at_its_item():
-    class Data:
-        def __len__(self):
-            return 6
-
-        def __getitem__(self, i):
-            if i == 4:
-                raise Broken(i)
-            return i
-
-    def sampler():
-        yield from (5, 2)
-        raise Broken("sampler")
-
-    class Sampler:
-        def __iter__(self):
-            return sampler()
-
-    got, error, _ = collect(make(breaks(), source=ops.FromSequence(Data())))
-    assert got == [0, 1, 2, 3] and "stage 'source', sample 4 at position 4" in error.__notes__[0]
-    got, error, _ = collect(make(breaks(), source=ops.FromSequence(Data(), sampler=Sampler())))
-    assert got == [5, 2] and "stage 'source', item 2 of this rank" in error.__notes__[0]
-
-
 def test_a_failing_flatmap_delivers_the_children_before():
     def children(x):
         yield x
@@ -274,31 +237,6 @@ def test_a_function_on_a_batch_is_one_item_with_an_entry_per_sample():
     assert [q.key for q in loader.profile().quarantined] == [3, 4, 5]
 
 
-def test_what_fails_in_a_pass_that_was_left_does_not_count_in_the_next():
-    inside, release = threading.Semaphore(0), threading.Event()
-
-    def work(x):
-        if x == 101 and not release.is_set():
-            inside.release()
-            release.wait()
-        if x == 101:
-            raise Broken(x)
-        return x
-
-    source = ops.FromIterable(lambda epoch: [100 * epoch, 100 * epoch + 1])
-    source.reads_ahead = True
-    graph = make(work, source=source, workers=2, ordered=False, on_error=pg.Skip(1))
-    with graph.loader(epochs=2) as loader:
-        for _ in loader:
-            break
-        assert inside.acquire(timeout=20)  # the prefetching worker is in the item that will fail
-        releasing = threading.Thread(target=release.set)
-        releasing.start()
-        assert list(loader) == [100]
-        releasing.join()
-        assert [q.key for q in loader.profile().quarantined] == [1]
-
-
 # -- Retry -----------------------------------------------------------------------------------------
 
 
@@ -333,20 +271,6 @@ def test_retry_then_skip():
     assert [q.key for q in loader.profile().quarantined] == [3]
 
 
-def test_each_try_gets_its_own_containers():
-    tries = []
-
-    def spoil(sample):
-        sample["x"].append(1)
-        tries.append(list(sample["x"]))
-        if len(tries) == 1:
-            raise Broken
-        return sample
-
-    got, _, _ = collect(make(spoil, source=ops.FromIterable([{"x": []}]), on_error=pg.Retry(1)))
-    assert got == [{"x": [1]}] and tries == [[1], [1]]
-
-
 def test_a_backoff_is_not_waited_out_by_a_stage_that_stops():
     failed = threading.Event()
 
@@ -358,21 +282,3 @@ def test_a_backoff_is_not_waited_out_by_a_stage_that_stops():
     iter(loader)
     assert failed.wait(20)
     loader.close()  # within its grace, else a StuckWorker warning is an error here
-
-
-def test_a_backoff_does_not_hold_up_the_next_pass():
-    failed = threading.Event()
-
-    def fail(epoch):
-        if epoch == 0:
-            failed.set()
-            raise Broken
-        return epoch
-
-    graph = make(fail, source=ops.FromIterable(lambda epoch: [epoch]), on_error=pg.Retry(3, backoff=3600.0))
-    with graph.loader(epochs=2) as loader:
-        first = iter(loader)
-        assert failed.wait(20)
-        loader.set_epoch(1)
-        assert list(loader) == [1]
-        del first

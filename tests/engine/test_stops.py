@@ -10,7 +10,6 @@ import weakref
 
 import numpy as np
 import pytest
-from gates import Gate
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -31,15 +30,6 @@ def make(**options):
 
 def threads():
     return [t.name for t in threading.enumerate() if t.name.startswith("pipegraph-")]
-
-
-def test_break_then_close():
-    loader = make().loader(epochs=2)
-    for _ in loader:
-        break
-    assert threads()
-    loader.close()
-    assert not threads()
 
 
 def test_an_exception_in_the_training_loop():
@@ -153,63 +143,6 @@ def python(programs):
     return run
 
 
-@pytest.mark.parametrize(
-    "waits",
-    [
-        "lambda x: threading.Event().wait()",  # the consumer waits in the queue
-        "lambda x: x",  # it is busy
-    ],
-)
-def test_ctrl_c_reaches_the_training_loop_and_everything_ends(waits, python):
-    code, out, err = python(
-        f"""
-        import pipegraph.engine.crew
-        pipegraph.engine.crew.Crew.close.__defaults__ = (0.2,)
-        warnings.simplefilter("ignore", pg.errors.StuckWorker)
-        work = {waits}
-        with graph(work).loader(epochs=None) as loader:
-            items = iter(loader)
-            try:
-                print("READY", flush=True)
-                for item in items:
-                    pass
-            except KeyboardInterrupt:
-                print("interrupted", loader.epoch, flush=True)
-        os._exit(3) if any(t.is_alive() and not t.daemon and t is not threading.main_thread() for t in threading.enumerate()) else None
-        if "Event" not in {waits!r}:
-            print([t.name for t in threading.enumerate()], flush=True)
-        """,
-        sigint=True,
-    )
-    assert code == 0, err
-    assert out.startswith("interrupted")
-    if "Event" not in waits:
-        assert out.splitlines()[1] == "['MainThread']"
-
-
-def test_ctrl_c_in_an_inline_stage_is_raised_at_once(python):
-    code, out, err = python(
-        """
-        def work(x):
-            if x == 100:
-                print("READY", flush=True)
-                while True:
-                    pass
-            return x
-
-        with graph(work, backend="inline").loader() as loader:
-            got = []
-            try:
-                for item in loader:
-                    got.append(item)
-            except KeyboardInterrupt:
-                print(got == list(range(100)), flush=True)
-        """,
-        sigint=True,
-    )
-    assert (code, out) == (0, "True\n"), err
-
-
 def test_the_interpreter_exits_with_a_loader_that_nobody_closed(python):
     code, out, err = python(
         """
@@ -242,13 +175,3 @@ def test_the_interpreters_exit_does_not_wait_for_stuck_user_code(python):
     )
     assert (code, out) == (0, "done\n")
     assert "StuckWorker: stage 'work': a worker did not return" in err
-
-
-def test_a_gated_stage_stops_at_once():
-    gate, graph = Gate(), pg.Graph("g")
-    graph.add(ops.FromIterable(range(10))).then(gate, workers=4)
-    loader = graph.loader()
-    iter(loader)
-    gate.wait_until_waiting(4)
-    loader.close()
-    assert not threads()

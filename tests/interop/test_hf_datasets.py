@@ -4,8 +4,6 @@ The streaming dataset of huggingface/transformers issue 40245: training resumed 
 before it again, which took hours.
 """
 
-import importlib
-import io
 import json
 import time
 from pathlib import Path
@@ -16,9 +14,6 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.storage import pack_shards
-from pipegraph.storage.formats import format_of
-from pipegraph.storage.shard_files import LocalFile
 
 datasets = pytest.importorskip("datasets", reason="make test-interop brings it")
 
@@ -74,37 +69,6 @@ def test_a_stream_resumes_exactly(folder: Path, kind: str) -> None:
         with graph(streaming(folder, kind).take(4000)).loader() as loader:
             loader.load_state_dict(state)
             assert found[number + 1 :] == [batch.tolist() for batch in loader]
-
-
-def test_a_stream_that_is_a_ranks_part_is_not_split_again(folder: Path) -> None:
-    split = importlib.import_module("datasets.distributed").split_dataset_by_node
-    part = split(streaming(folder), 0, 2)
-    with pytest.raises(pg.errors.GraphError, match="split_dataset_by_node"):
-        ops.FromIterable(part)
-    ops.FromIterable(part, shard=False)
-
-
-def test_a_resume_in_the_middle_takes_less_than_a_second_and_can_be_repeated(folder: Path) -> None:
-    found: list[list[int]] = []
-    with graph(streaming(folder)).loader() as loader:
-        for number, batch in enumerate(loader):
-            found.append(batch.tolist())
-            if number == 599:
-                state = loader.state_dict()
-    for _ in range(2):  # a resumed run is resumed
-        items = streaming(folder)
-        with graph(items).loader() as loader:
-            loader.load_state_dict(state)
-            start = time.perf_counter()
-            passes = iter(loader)
-            first = next(passes).tolist()
-            spent = time.perf_counter() - start
-            done = found.index(first)
-            for _ in range(199):
-                next(passes)
-            state = loader.state_dict()
-        assert spent < 1
-        assert done in (600, 800)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -169,19 +133,3 @@ def test_map_style_data_sets_are_read_in_groups_and_as_tables(folder: Path) -> N
     made.add(chosen).then(ops.Batch(100))
     with made.loader() as loader:
         assert sorted(next(iter(loader))["id"].tolist()) == list(range(100, 200))
-
-
-def test_saved_data_sets_and_encoded_images_are_packed(tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image")
-    encoded = []
-    for number in range(5):
-        out = io.BytesIO()
-        image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(out, "PNG")
-        encoded.append(out.getvalue())
-    made = datasets.Dataset.from_dict({"image": encoded, "label": list(range(5))})
-    made.cast_column("image", datasets.Image()).save_to_disk(tmp_path / "saved")
-    pack_shards(tmp_path / "saved", tmp_path / "out", workers=1)
-    with LocalFile(tmp_path / "out" / "shard-000000.tar") as file:
-        found = list(format_of("a.tar").samples(file))
-    assert [sample["image"] for sample in found] == encoded
-    assert [sample["label"] for sample in found] == list(range(5))

@@ -289,32 +289,6 @@ def test_a_checkpoint_of_a_moment_before_a_batch_is_trained_on_repeats_that_batc
     assert fit(make, tmp_path, saving.path) == whole[number - 1 :]
 
 
-@pytest.mark.parametrize("number", [5, 10, 14])
-@pytest.mark.parametrize("loader", SOME)
-def test_a_run_that_failed_in_a_batch_resumes_with_it_and_can_be_resumed_again(
-    loader: str, number: int, tmp_path: Path
-) -> None:
-    make = LOADERS[loader]
-    whole = fit(make, tmp_path)
-    saving = SaveIn(
-        tmp_path / "a.ckpt", "on_before_backward", lambda trainer: batches(trainer) == number, fails=True
-    )
-    with pytest.raises(MemoryError):
-        fit(make, tmp_path, callbacks=(saving,))
-    again = tmp_path / "again"
-    assert fit(make, again, saving.path, save={"every_n_train_steps": 3}) == whole[number - 1 :]
-    assert all(fit(make, again, path) == whole[done:] for path, done in checkpoints(again))
-
-
-@pytest.mark.parametrize("first", [4, 10])
-@pytest.mark.parametrize("loader", SOME)
-def test_a_resumed_run_can_be_resumed_again(loader: str, first: int, tmp_path: Path) -> None:
-    make, again = LOADERS[loader], tmp_path / "again"
-    whole = fit(make, tmp_path, save={"every_n_train_steps": first})
-    fit(make, again, tmp_path / f"step={first:03d}.ckpt", save={"every_n_train_steps": 3})
-    assert all(fit(make, again, path) == whole[done:] for path, done in checkpoints(again))
-
-
 @pytest.mark.parametrize("limit", [{"max_steps": 7}, {"max_steps": 10}, {"max_epochs": 1}])
 @pytest.mark.parametrize("loader", SOME)
 def test_a_run_that_reached_its_limit_continues_with_a_greater_one(
@@ -328,16 +302,6 @@ def test_a_run_that_reached_its_limit_continues_with_a_greater_one(
     assert head + fit(make, tmp_path, saving.path, max_steps=25) == whole[:25]
 
 
-@pytest.mark.parametrize("loader", ["map-style", "graph", "iterable"])
-def test_a_schedule_that_asks_for_the_number_of_steps_sets_up_the_data_early(
-    loader: str, tmp_path: Path
-) -> None:
-    make = LOADERS[loader]
-    whole = fit(make, tmp_path, save={"every_n_train_steps": 5}, model=Model(make, schedule=True))
-    for path, done in checkpoints(tmp_path):
-        assert fit(make, tmp_path, path, model=Model(make, schedule=True)) == whole[done:]
-
-
 def test_the_package_pytorch_lightning_has_the_callback_too(tmp_path: Path) -> None:
     class Module(Recording, pytorch_lightning.LightningModule):  # type: ignore[misc]
         pass
@@ -347,23 +311,6 @@ def test_the_package_pytorch_lightning_has_the_callback_too(tmp_path: Path) -> N
 
     whole = run(save={"every_n_train_steps": 5})
     assert all(run(path) == whole[done:] for path, done in checkpoints(tmp_path))
-
-
-def test_a_callback_that_is_added_beside_the_installed_one_does_nothing(tmp_path: Path) -> None:
-    both = (pg.lightning_callback(),)
-    whole = fit(mapped, tmp_path, save={"every_n_train_steps": 10}, callbacks=both)
-    assert fit(mapped, tmp_path, tmp_path / "step=010.ckpt", callbacks=both) == whole[10:]
-
-
-def test_loaders_in_sequence_are_left_to_lightning_which_refuses_them(tmp_path: Path) -> None:
-    def make() -> Any:
-        loaders = [pg.DataLoader(range(4)), pg.DataLoader(range(6))]  # type: ignore[arg-type]
-        return lightning.pytorch.utilities.CombinedLoader(loaders, "sequential")
-
-    model = Model(make)
-    with pytest.raises(ValueError, match=r"does not support the .CombinedLoader\(mode=.sequential"):
-        fit(make, tmp_path, model=model)
-    assert model.trainer.num_training_batches == 10
 
 
 class Shared(Numbers):

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,15 +116,6 @@ def hugging_face(monkeypatch: pytest.MonkeyPatch) -> Any:
     return accelerate.Accelerator(cpu=True)
 
 
-def test_prepare_and_skip_first_batches_keep_threads(hugging_face: Any) -> None:
-    import accelerate
-
-    prepared = hugging_face.prepare(pg.DataLoader(range(8), 4, num_workers=1, workers="thread"))
-    for loader in (prepared, accelerate.skip_first_batches(prepared, 1)):
-        assert type(loader.base_dataloader) is pg.DataLoader
-        assert loader.base_dataloader.workers == "thread"
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_that_accelerate_replaces_says_so(
     hugging_face: Any, monkeypatch: pytest.MonkeyPatch, workers: int
@@ -143,48 +132,6 @@ def test_a_loader_that_accelerate_replaces_says_so(
         pytest.raises(ValueError, match="thread"),
     ):
         hugging_face.prepare(pg.DataLoader(range(8), 4, num_workers=1, workers="thread"))
-
-
-def test_torchdatas_loader_in_place_of_ours_says_so(hugging_face: Any) -> None:
-    from accelerate.data_loader import prepare_data_loader
-
-    with (
-        pytest.warns(pg.errors.PipegraphWarning, match="leave out use_stateful_dataloader=True"),
-        contextlib.suppress(ImportError),  # where torchdata is not installed
-    ):
-        prepare_data_loader(pg.DataLoader(range(8), 4), use_stateful_dataloader=True)
-
-
-def test_a_prepared_loader_has_its_state_from_the_load_on_and_not_only_from_the_first_batch(
-    hugging_face: Any,
-) -> None:
-    def prepared() -> Any:
-        return hugging_face.prepare(pg.DataLoader(range(20), 4))
-
-    loader = prepared()
-    batches = iter(loader)
-    next(batches), next(batches)
-    again = prepared()
-    again.load_state_dict(loader.state_dict())
-    once_more = prepared()
-    once_more.load_state_dict(again.state_dict())
-    assert [batch.tolist()[0] for batch in once_more] == [8, 12, 16]
-
-
-def test_a_stream_that_one_rank_reads_for_all_is_not_resumed_with_a_state_that_is_ahead(
-    hugging_face: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from accelerate.data_loader import prepare_data_loader
-
-    class Numbers(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(20))
-
-    loader = prepare_data_loader(pg.DataLoader(Numbers(), 4), put_on_device=True)
-    loader.load_state_dict(loader.state_dict())
-    monkeypatch.setitem(loader.state._shared_state, "num_processes", 2)
-    with pytest.raises(pg.errors.StateError, match="dispatch_batches=False"):
-        loader.load_state_dict(loader.state_dict())
 
 
 # -- Hugging Face's Trainer --------------------------------------------------------------------
@@ -242,43 +189,6 @@ def test_a_checkpoint_without_a_loaders_state_is_refused(tmp_path: Path) -> None
             resumed.train(resume_from_checkpoint=True)
 
 
-def test_a_trainer_takes_no_other_loader(tmp_path: Path, hugging_face: Any) -> None:
-    prepared = hugging_face.prepare(pg.DataLoader(range(4)))
-    for other in (torch.utils.data.DataLoader(range(4)), prepared):
-        with pytest.raises(TypeError, match="not prepared by Accelerate, got <class"):
-            trainer(tmp_path, other)
-
-
-@pytest.mark.parametrize("make", [rows_loader, lambda: pg.DataLoader(range(8))])
-def test_a_loader_into_which_a_state_was_loaded_does_not_tell_how_long_an_epoch_is(
-    tmp_path: Path, make: Any
-) -> None:
-    with contextlib.ExitStack() as stack:
-        loader, other = make(), make()
-        for each in (loader, other) if isinstance(loader, pg.Loader) else ():
-            stack.enter_context(each)
-        batches = iter(other)
-        next(batches)
-        loader.load_state_dict(other.state_dict())
-        with pytest.raises(pg.errors.StateError, match="leave that out"):
-            trainer(tmp_path, loader)
-
-
-def test_a_trainer_takes_a_loader_or_a_dataset(tmp_path: Path) -> None:
-    with rows_loader() as loader, pytest.raises(TypeError, match="leave train_dataset out"):
-        trainer(tmp_path, loader, Texts())
-
-
-class Texts(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        if row >= len(self):
-            raise IndexError  # the Trainer iterates it for its lengths
-        return {"row": row, "input_ids": [row] * (row * 7 % 16)}
-
-
 def test_max_steps_counts_the_optimizers_steps_of_all_epochs(tmp_path: Path) -> None:
     with rows_loader() as loader:
         counted, rows = trainer(
@@ -287,30 +197,3 @@ def test_max_steps_counts_the_optimizers_steps_of_all_epochs(tmp_path: Path) -> 
         counted.train()
     assert len(rows) == 5  # 2, the 1 that is left of the epoch, and 2 of the next
     assert counted.state.epoch == pytest.approx(5 / 3)
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_group_by_length_is_for_the_trainers_own_loader(
-    tmp_path: Path, own: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("accelerate")
-    monkeypatch.setattr("accelerate.data_loader.DataLoader", pg.DataLoader)
-    options = {
-        "train_sampling_strategy": "group_by_length",
-        "per_device_train_batch_size": 4,
-        "max_steps": 16,
-    }
-    loader = None if own else pg.DataLoader(Texts(), 4, collate_fn=collate_rows)
-    grouped, rows = trainer(tmp_path, loader, Texts() if own else None, save_strategy="no", **options)
-    if own:
-        grouped.data_collator = collate_rows
-    grouped.train()
-    assert sorted(row for batch in rows for row in batch) == list(range(64))
-    spread = sum(
-        max(lengths) - min(lengths) for lengths in ([row * 7 % 16 for row in batch] for batch in rows)
-    )
-    assert (spread < 64) == own  # in their own order: 9 or more in each of 16 batches
-
-
-def collate_rows(samples: list[Any]) -> dict[str, Any]:
-    return {"row": torch.tensor([sample["row"] for sample in samples])}

@@ -10,7 +10,7 @@ from channel_states import wait_until
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DataError, WorkerDiedError
+from pipegraph.errors import WorkerDiedError
 
 
 @pytest.fixture
@@ -89,33 +89,4 @@ def test_a_shutdown_ends_a_consumer_that_waits_for_an_item(connect, tmp_path):
         ray.shutdown()
         consumer.join()
         assert found
-    assert not ray.is_initialized()
-
-
-def test_a_call_after_a_shutdown_starts_no_other_cluster(connect):
-    from pipegraph.engine.activity import Cancelled
-    from pipegraph.engine.actors.actor_host import ActorLink, Connection
-
-    ray = connect()
-    link = ActorLink({"num_cpus": 0}, False, Connection(lambda: None), -1)
-    ray.shutdown()
-    with pytest.raises(Cancelled):
-        link.send(("work", ()))
-    link.kill()
-    assert not ray.is_initialized()
-
-
-def test_rows_of_ray_data_are_not_looked_for_in_another_cluster(connect):
-    import ray.data
-
-    connect()
-    data = ray.data.from_items([{"id": i} for i in range(20)], override_num_blocks=20).materialize()
-    graph = pg.Graph("rows")
-    graph.add(ops.FromRayData(data), backend="inline")
-    with graph.loader() as loader:
-        passing = iter(loader)
-        next(passing)
-        ray.shutdown()
-        with pytest.raises(DataError, match="whose connection ray.shutdown"):
-            list(passing)
     assert not ray.is_initialized()

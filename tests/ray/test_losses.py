@@ -11,9 +11,6 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.contracts import Context
-from pipegraph.engine.actors.actor_host import ActorHost
-from pipegraph.engine.remote.contract import Died
 from pipegraph.testing.outcome import DeliveredChunk, placed, run_pass
 
 QUICK_TO_NOTICE = {
@@ -117,17 +114,3 @@ def test_an_actor_for_which_a_node_comes_later_joins_in_the_middle_of_an_epoch(t
             if len(pids) == 2:
                 break
     assert len(pids) == 2
-
-
-def test_actors_that_end_with_their_nodes_as_they_start_are_no_reason_to_give_up(monkeypatch):
-    ends = ["has died: The actor died because its node has died. Node Id: 1bc9"] * 9
-    ends += ["has died: The actor is dead because its worker process has died."] * 3
-
-    def start(host):
-        raise Died(ends.pop(0), -1, "")
-
-    monkeypatch.setattr(ActorHost, "_start", start)
-    host = ActorHost({}, Context("work"), (), None, None)
-    with pytest.raises(Died, match="its worker process has died., each time that it was started"):
-        host.start()
-    assert not ends

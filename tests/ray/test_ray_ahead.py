@@ -106,18 +106,6 @@ def test_what_ends_the_actor_ahead_of_its_turn_is_blamed_and_nothing_else(seen, 
     assert seen["right"]
 
 
-@pytest.mark.usefixtures("cluster")
-def test_a_pass_that_is_left_early_leaves_nothing_to_the_next_one(seen):
-    with rows().loader(epochs=4) as loader:
-        for stop in (1, 5, 0):
-            for step, batch in enumerate(loader):
-                assert batch[0] == step * 8 + 1
-                if step == stop:
-                    break
-        assert [x for batch in loader for x in batch.tolist()] == list(range(1, 201))
-    assert seen["sent"]
-
-
 # -- answers in an order that no cluster can be made to give -----------------------------------
 
 
@@ -202,15 +190,6 @@ def test_an_answer_on_its_way_is_waited_for_while_the_next_call_is_overdue(host_
         host.answer(second)
     assert (late.value.row, late.value.stack) == (3, "in hang")
     assert len(actor.calls) == 2
-
-
-def test_a_call_that_has_not_begun_is_not_overdue(host_of):
-    def then_it_comes(actor):
-        actor.give(1, "first")
-        return 1, -1, 9.0, ""
-
-    actor = Answers([(0, -1, 9.0, ""), then_it_comes])
-    assert host_of(actor).answer(calls()[0]) == "first"
 
 
 def answering(actor, *values):

@@ -15,7 +15,6 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.contracts import Operator
 from pipegraph.engine.activity import Activity
-from pipegraph.errors import GraphError
 from pipegraph.testing.outcome import DeliveredChunk, assert_equal_chunks, placed, run_pass
 from pipegraph.tuning.decisions import Tuning
 from tests.engine.test_fuzz import fast_switching as fast_switching, fuzzed, prefetch_of, start_deadline
@@ -196,24 +195,6 @@ def test_a_worker_that_is_to_leave_finishes_its_item_and_closes_its_operator():
     assert ways.state["opened"] == ways.state["closed"] == 3
 
 
-def test_a_worker_that_cannot_be_opened_is_said_and_the_pass_continues():
-    ways = Ways()
-    ways.fail_from = 1
-    graph = pg.Graph("ways")
-    graph.add(ops.FromSequence(range(40)), name="read").then(ways, name="ways")
-    loader, watch = watched(graph)
-    with loader:
-        items = iter(loader)
-        watch.crew.resize("ways", 2)
-        runtime = loader._crew
-        assert runtime.threads.wait_until(lambda: watch.crew._refused, 30)
-        assert list(range(40)) == list(items)
-        refused = watch.crew.refused()
-        assert "no more of these" in str(refused["ways"])
-        assert watch.crew.count("ways") == 1
-        assert watch.crew.settled()
-
-
 @pytest.mark.parametrize("how", ["close", "break"])
 def test_a_pass_may_end_while_workers_are_joining(how):
     for seed in range(20):
@@ -225,17 +206,6 @@ def test_a_pass_may_end_while_workers_are_joining(how):
                 list(itertools.islice(loader, 5))
 
 
-def test_what_a_worker_counted_stays_when_it_has_left():
-    loader = resized_loader(long_graph(), epochs=3)
-    with loader:
-        for _ in range(3):
-            for _ in loader:
-                pass
-        found = loader.profile().stages
-    assert 900 == found["read"].items == found["add"].items
-    assert all(0 <= stage.busy + stage.starved + stage.blocked <= 1.2 for stage in found.values())
-
-
 def test_stages_whose_order_or_state_needs_one_worker_are_not_resized():
     graph = pg.Graph("fixed")
     node = graph.add(ops.FromIterable(range(9)), name="read", workers="auto").then(ops.Shuffle(3), name="mix")
@@ -245,34 +215,6 @@ def test_stages_whose_order_or_state_needs_one_worker_are_not_resized():
     assert plan.stages["batch"].tuned == ("capacity",)
     assert "read: workers='auto' means 1 here" in str(plan)
     assert "can only be read in sequence" in str(plan)
-
-
-def test_auto_is_refused_where_the_tuner_cannot_reach():
-    graph = pg.Graph("apart")
-    with pytest.raises(GraphError, match="workers must be >= 1 or 'auto', got 'many'"):
-        graph.add(ops.FromSequence(range(9)), workers="many")
-    graph = pg.Graph("in sequence")
-    graph.add(ops.FromIterable(range(4)), name="read", workers="auto")
-    with graph.loader() as loader, pytest.raises(GraphError, match=r"'auto' cannot be kept in 'read'; print"):
-        loader.tuning()
-    assert "can only be read in sequence" in str(graph.plan())
-
-
-def test_a_worker_that_waits_for_an_item_leaves_at_once():
-    ways, gate = Ways(), Gate()
-    graph = pg.Graph("ways")
-    graph.add(ops.FromSequence(range(40)), name="read").then(gate, name="gate").then(ways, name="ways")
-    loader, watch = watched(graph)
-    with loader:
-        items = iter(loader)
-        watch.crew.resize("ways", 4)
-        ways.wait_for("open", 4)
-        wait_until(loader._crew.run.channels["ways", 0], lambda stats: stats.getters_waiting == 4)
-        watch.crew.resize("ways", 1)
-        ways.wait_for("open", 1)
-        assert watch.crew.taking_part("ways") == 1
-        gate.release_all()
-        assert list(range(40)) == list(items)
 
 
 def test_a_leaving_worker_that_drives_an_inline_stage_does_not_end_it():

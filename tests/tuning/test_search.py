@@ -4,10 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
-import pytest
-
 from pipegraph.profile.model import Limits, Pipeline, Size, Work
-from pipegraph.tuning.decisions import Decision
 from pipegraph.tuning.search import Search, Window
 
 
@@ -59,11 +56,6 @@ def test_all_stages_are_raised_together_until_they_are_balanced():
     assert all(decision.outcome == "kept" for decision in search.decisions)
 
 
-def test_equal_stages_are_raised_in_the_first_step():
-    search, _ = tuned({"a": Work(0.02), "b": Work(0.02)}, windows=1)
-    assert {"a", "b"} == set(search.decisions[0].changes)
-
-
 def test_what_brings_nothing_is_taken_back_in_shorter_steps_and_the_limit_says_so():
     search, _ = tuned({"a": Work(0.02, 0.02)}, windows=20, rate_of=lambda sizes: 50.0)
     assert search.sizes["a"].workers == 1
@@ -89,12 +81,6 @@ def test_a_stage_that_holds_the_lock_gets_no_threads_and_the_process_backend_is_
     assert search.limit == "'b' sets the pace: it holds the GIL"
 
 
-def test_a_stage_that_computes_never_has_more_workers_than_cores():
-    search, seen = tuned({"a": computing(0.2, 3.0)}, cores=3.0)
-    assert max(sizes["a"].workers for sizes in seen) == 3
-    assert "there are 3 cores" in search.limit or search.limit == "all cores are in use"
-
-
 def test_no_step_exceeds_memory_and_the_limit_is_named():
     works = {"a": Work(0.2, 0.2, item_bytes=100)}
     search, seen = tuned(works, memory=1500, held=750)
@@ -102,24 +88,11 @@ def test_no_step_exceeds_memory_and_the_limit_is_named():
     assert search.limit == "'a' sets the pace: memory_limit leaves 50 bytes"
 
 
-def test_no_step_exceeds_the_workers_that_all_may_have():
-    search, seen = tuned({"a": Work(9.0, 9.0), "b": Work(9.0, 9.0)}, cores=2.0)
-    assert max(sizes["a"].workers + sizes["b"].workers for sizes in seen) == 256
-    assert "256 workers in all" in search.limit
-
-
 def test_training_that_does_not_wait_leaves_everything_as_it_is():
     search = Search({"a": Size(1, 8)})
     assert search.next(window({"a": Work(0.001)}, search.sizes, 100.0, stall=0.0)) == {"a": Size(1, 8)}
     assert search.settled and not search.decisions
     assert search.limit == "training hardly waits"
-
-
-def test_a_stage_found_to_hold_the_lock_by_trial_is_not_tried_again():
-    search, _ = tuned({"a": computing(0.02)}, windows=80, rate_of=lambda sizes: 45.0 / sizes["a"].workers)
-    assert "it holds the GIL" in search.tuning.advice[0]
-    assert [decision.changes["a"][1].workers for decision in search.decisions] == [4, 2]
-    assert search.sizes["a"].workers == 1 and search.settled
 
 
 def test_a_queue_that_is_empty_in_turn_with_full_gets_longer():
@@ -145,12 +118,6 @@ def test_stages_of_fixed_size_bound_those_that_are_tuned():
     assert search.limit == "'fixed' sets the pace: its workers are not tuned"
 
 
-@pytest.mark.parametrize("most", [1, 7, 60, 128, inf])
-def test_whatever_admits_only_so_many_workers_at_once_is_used_fully(most):
-    search, _ = tuned({"a": Work(0.5, 0.5)}, 60, rate_of=lambda sizes: min(sizes["a"].workers, most) / 0.5)
-    assert search.sizes["a"].workers >= 0.95 * min(most, 256)
-
-
 def test_a_search_on_a_machine_that_disturbs_every_window_comes_to_rest():
     search = Search({"a": Size(1, 8)})
     sizes = search.sizes
@@ -160,8 +127,3 @@ def test_a_search_on_a_machine_that_disturbs_every_window_comes_to_rest():
         if search.settled:
             break
     assert search.settled and search.sizes == {"a": Size(1, 8)}
-
-
-def test_a_decision_says_in_what_its_rates_are():
-    decision = Decision({"work": (Size(1, 4), Size(2, 4))}, "busy", 10.0, 20.0, 19.5, "kept")
-    assert str(decision) == "work: 1 -> 2 workers (busy): 10.0 items/s, expected 20.0, became 19.5, kept"

@@ -116,12 +116,3 @@ def test_what_waits_never_exceeds_memory_limit():
         run_until(loader, iter(loader), settled)
         peak = loader.profile().memory_peak_bytes
     assert 0 < peak <= limit + (workers.most << 20), workers.most
-
-
-def test_one_stage_is_tuned_beside_stages_of_fixed_size():
-    workers, graph = Workers(), pg.Graph("mixed")
-    node = graph.add(ops.FromIterable(range(10**6)), name="read").then(waits(0.001), name="fixed", workers=2)
-    node.then(Costs(workers, waits(0.006)), name="auto", workers="auto").then(ops.Batch(2), name="batch")
-    with graph.loader() as loader:
-        run_until(loader, iter(loader), lambda tuning: tuning.sizes["auto"].workers >= 3)
-        assert set(loader.tuning().sizes) == {"auto"}
