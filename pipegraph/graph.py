@@ -18,8 +18,6 @@ from pipegraph.stage_spec import RESERVED, Edge, StageSpec
 from pipegraph.units import parse_bytes
 
 if TYPE_CHECKING:
-    import networkx
-
     from pipegraph.loader.loader import Loader
     from pipegraph.planning.plan import Plan
 
@@ -319,7 +317,6 @@ class Graph:
         rank: int | None = None,
         world_size: int | None = None,
         mesh: Any = None,
-        log_every: float | None = None,
     ) -> Loader:
         """The loader, which runs the pipeline when you iterate it. Nothing starts before the first ``iter()``.
 
@@ -338,28 +335,18 @@ class Graph:
                 Python code does not wait for the training loop's, nor it for theirs (``docs/processes.md``).
             rank, world_size: by default those of torch.distributed, else of the environment, else 0 and 1.
             mesh: a DeviceMesh dimension that gives rank and world size.
-            log_every: log a line with rate, waits and bottleneck after so many seconds each, as a batch is asked for,
-                through the logger ``"pipegraph"`` at level INFO.
 
         Raises:
             GraphError: as :meth:`plan`, or an option is wrong.
         """
         from pipegraph.loader.loader import Loader, LoaderOptions
 
-        options = LoaderOptions(
-            epochs, memory_limit, equal_steps, autotune, rank, world_size, mesh, log_every
-        )
+        options = LoaderOptions(epochs, memory_limit, equal_steps, autotune, rank, world_size, mesh)
         if flag(isolate, "isolate"):
             from pipegraph.loader.isolated import IsolatedLoader
 
             return IsolatedLoader(self, output, options)
         return Loader(self, output, options)
-
-    def to_networkx(self) -> networkx.DiGraph[str]:
-        """The graph as a ``networkx.DiGraph``; each node has its ``spec``."""
-        from pipegraph import graph_views
-
-        return graph_views.digraph(self.name, self.stages)
 
     def to_svg(self, output: Node | str | None = None) -> str:
         """The pipeline as an SVG picture: its stages with their workers, and the queues between them.

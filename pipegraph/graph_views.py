@@ -1,30 +1,13 @@
-"""A graph as text, as a table for notebooks and for networkx."""
+"""A graph as text, and as a table for notebooks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from pipegraph.html import html_table
 from pipegraph.stage_spec import StageSpec
 
-if TYPE_CHECKING:
-    import networkx
-
 Stages = Mapping[str, StageSpec]
-
-
-def digraph(name: str, stages: Stages) -> networkx.DiGraph[str]:
-    """See :meth:`Graph.to_networkx`."""
-    import networkx
-
-    found: networkx.DiGraph[str] = networkx.DiGraph(name=name)
-    for stage, spec in stages.items():
-        found.add_node(stage, spec=spec)
-    for stage, spec in stages.items():
-        for index, edge in enumerate(spec.upstream):
-            found.add_edge(edge.stage, stage, output=edge.output, input=index)
-    return found
 
 
 def table(name: str, seed: int | None, stages: Stages) -> str:

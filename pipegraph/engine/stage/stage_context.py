@@ -13,7 +13,6 @@ from pipegraph.engine.stage.budgets import Ordinals
 from pipegraph.engine.stage.epoch_limit import Horizon
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage_worker import Worker
-from pipegraph.engine.tracing import Tracer
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.stopping import Stopping
 
@@ -30,7 +29,6 @@ class RunContext(Protocol):
     account: Account
     horizon: Horizon
     ledger: Ledger
-    tracer: Tracer
     stopping: Stopping
 
     def fail(self, error: BaseException) -> None:
