@@ -12,7 +12,7 @@ import torch
 from pipegraph.importing import lazy_names
 
 if TYPE_CHECKING:
-    from pipegraph.operators.batching import Batch as Batch, MicroBatches as MicroBatches, Unbatch as Unbatch
+    from pipegraph.operators.batching import Batch as Batch, Unbatch as Unbatch
     from pipegraph.operators.cache import Cache as Cache
     from pipegraph.operators.dali import Dali as Dali
     from pipegraph.operators.decode import DecodeImage as DecodeImage
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         CenterCrop as CenterCrop,
         RandomResizedCrop as RandomResizedCrop,
     )
-    from pipegraph.operators.interleave import Interleave as Interleave
     from pipegraph.operators.load import ListFiles as ListFiles, Load as Load
     from pipegraph.operators.media import DecodeAudio as DecodeAudio, DecodeVideo as DecodeVideo
     from pipegraph.operators.merging import (
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
         Take as Take,
         Zip as Zip,
     )
-    from pipegraph.operators.normalize import Normalize as Normalize, ToDtype as ToDtype, ToLayout as ToLayout
+    from pipegraph.operators.normalize import Normalize as Normalize
     from pipegraph.operators.packing import Pack as Pack
     from pipegraph.operators.padding import Pad as Pad
     from pipegraph.operators.ray_data import FromRayData as FromRayData
@@ -55,17 +54,16 @@ copyreg.pickle(type(torch.ops), _torch_ops)
 
 # Imported at first use: a pipeline waits for the operators that it uses, not for those it does not.
 _MODULES = {
-    "batching": "Batch MicroBatches Unbatch",
+    "batching": "Batch Unbatch",
     "cache": "Cache",
     "dali": "Dali",
     "decode": "DecodeImage",
     "functions": "Filter FlatMap Map",
     "images.crop": "CenterCrop RandomResizedCrop",
-    "interleave": "Interleave",
     "load": "ListFiles Load",
     "media": "DecodeAudio DecodeVideo",
     "merging": "Concat Merge Mix Route Take Zip",
-    "normalize": "Normalize ToDtype ToLayout",
+    "normalize": "Normalize",
     "packing": "Pack",
     "padding": "Pad",
     "ray_data": "FromRayData",

@@ -1,9 +1,8 @@
-"""Batch, MicroBatches, Unbatch."""
+"""Batch and Unbatch."""
 
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CoroutineType
 from typing import Any, final
@@ -25,80 +24,8 @@ from pipegraph.parameters import function_name, not_awaited, plain_function
 from pipegraph.tree import map_leaves, own_memory
 
 
-class _Groups(Regroup):
-    """Groups of ``size`` consecutive items, each made when it is full."""
-
-    size: int | None
-
-    def begin(self) -> None:
-        self._open: list[Chunk] = []
-        self._held = 0  # items in them
-        self._sum: float = 0
-
-    def process(self, chunk: Chunk) -> Iterable[Chunk]:
-        return self._add(chunk, 1)
-
-    def _add(self, chunk: Chunk, items: int) -> Sequence[Chunk]:
-        self._open.append(chunk)
-        self._held += items
-        return self._close() if self._held == self.size else ()
-
-    def flush(self) -> Iterable[Chunk]:
-        if self.drop_last and self.size is not None:
-            self.begin()
-        return self._close() if self._open else ()
-
-    def _close(self) -> Sequence[Chunk]:
-        chunks = self._open
-        self.begin()
-        return [self._made_of(chunks)]
-
-    @abstractmethod
-    def _made_of(self, chunks: list[Chunk]) -> Chunk: ...
-
-    def _length(self, n: int, size: int | None) -> int | None:
-        return None if size is None else n // size if self.drop_last else -(-n // size)
-
-
 @final
-class MicroBatches(_Groups):
-    """``count`` consecutive batches at a time, as a list: what one step of gradient accumulation takes.
-
-    They stay as they are, of one size or not; the list at an epoch's end may be shorter. Nothing but copies to a device
-    takes such a list apart.
-
-    Args:
-        count: batches in a list.
-        drop_last: leave out a last list that is not full.
-
-    Raises:
-        GraphError: ``count`` is below 1.
-    """
-
-    gives = "batches"
-    needs = "batch"
-
-    def __init__(self, count: int, drop_last: bool = False) -> None:
-        self.size = self.count = integer(count, "MicroBatches: count")
-        self.drop_last = flag(drop_last, "MicroBatches: drop_last")
-        self.begin()
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(trusted=True, independent=True)
-
-    def config(self) -> dict[str, Any]:
-        return {"count": self.count, "drop_last": self.drop_last}
-
-    def length(self, n: int) -> int | None:
-        return self._length(n, self.count)
-
-    def _made_of(self, chunks: list[Chunk]) -> Chunk:
-        return Chunk.group(chunks, [chunk.data for chunk in chunks])
-
-
-@final
-class Batch(_Groups):
+class Batch(Regroup):
     """Collate consecutive samples into a batch.
 
     Args:
@@ -205,19 +132,23 @@ class Batch(_Groups):
             out_of_step=self.cost is not None,
             blocks=self.cost is None,
             stacks=self.cost is None and plain,
-            images="same" if plain else None,
             bind=self._bound,
             length_for=self._length_for,
             functions=tuple(each for each in functions if each is not None),
         )
 
-    def _bound(self, upstream: Sequence[Operator | Source], images: str | None) -> Operator:
+    def _bound(self, upstream: Sequence[Operator | Source]) -> Operator:
         key = upstream[0].traits.key
         if self.cost is None or key is None:
             return self
         bound = copy.copy(self)
         bound._group_of = key
         return bound
+
+    def begin(self) -> None:
+        self._open: list[Chunk] = []
+        self._held = 0  # samples in them
+        self._sum: float = 0
 
     def _per_rank(self, world_size: int) -> int | None:
         if self.global_size is None:
@@ -242,7 +173,8 @@ class Batch(_Groups):
         return size
 
     def _length_for(self, n: int, world_size: int) -> int | None:
-        return self._length(n, self._per_rank(world_size))
+        size = self._per_rank(world_size)
+        return None if size is None else n // size if self.drop_last else -(-n // size)
 
     def length(self, n: int) -> int | None:
         return self._length_for(n, 1)
@@ -256,6 +188,21 @@ class Batch(_Groups):
 
     def packing(self) -> Callable[[list[Any]], Any] | None:
         return pack if self.collate is None and not self._fields and self._only_fills else None
+
+    def _add(self, chunk: Chunk, items: int) -> Sequence[Chunk]:
+        self._open.append(chunk)
+        self._held += items
+        return self._close() if self._held == self.size else ()
+
+    def flush(self) -> Iterable[Chunk]:
+        if self.drop_last and self.size is not None:
+            self.begin()
+        return self._close() if self._open else ()
+
+    def _close(self) -> Sequence[Chunk]:
+        chunks = self._open
+        self.begin()
+        return [self._made_of(chunks)]
 
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
         if self.cost is None:
@@ -315,7 +262,7 @@ class Unbatch(Operator):
     to every sample.
     """
 
-    traits = Traits(seeds_itself=True, independent=True, images="same")
+    traits = Traits(seeds_itself=True, independent=True)
     kind = "expand"
     needs = "batch"
     gives = "sample"

@@ -260,7 +260,7 @@ class Load(_Reads):
         own = replace(super().traits, blocks=True, columns=True, encoded=True, unpacks=below_shards)
         return replace(own, bind=self._bound, notes=self._notes)
 
-    def _bound(self, upstream: Sequence[Operator | Source], images: str | None) -> Operator:
+    def _bound(self, upstream: Sequence[Operator | Source]) -> Operator:
         source = _shards(upstream[0])
         if source is None:
             return self

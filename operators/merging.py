@@ -131,7 +131,7 @@ class Mix(FanIn):
         found = Traits(seeds_itself=True, trusted=True, separate=True, bind=self._bound)
         return replace(found, repeated=_endlessly, endless=self._going_on) if self.stop == "repeat" else found
 
-    def _bound(self, upstream: Sequence[Operator | Source], images: str | None) -> Mix:
+    def _bound(self, upstream: Sequence[Operator | Source]) -> Mix:
         if len(upstream) != len(self.weights):
             raise GraphError(
                 f"Mix: {len(self.weights)} weights for {len(upstream)} inputs; give one weight per input"

@@ -60,7 +60,7 @@ class Pin(Operator):
     cannot pin memory.
     """
 
-    traits = Traits(in_trainer=True, images="same", moves="pinned", needless=unpinned)
+    traits = Traits(in_trainer=True, moves="pinned", needless=unpinned)
     name = "pin"
     depends_on = "item"
 
@@ -247,7 +247,6 @@ class CopyToDevice(_ToDevices):
         return Traits(
             in_trainer=True,
             one_worker=True,
-            images="same",
             moves="device",
             pinned_for=self._pinned_for,
             needless=self._needless,

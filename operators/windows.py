@@ -28,7 +28,7 @@ class Shuffle(Regroup):
         GraphError: ``window`` is below 1.
     """
 
-    traits = Traits(seeds_itself=True, images="same")
+    traits = Traits(seeds_itself=True)
 
     def __init__(self, window: int) -> None:
         self.window = integer(window, "Shuffle: window")

@@ -12,7 +12,7 @@ from pipegraph.contracts import Component, FanIn, Operator, Source
 from pipegraph.errors import GraphError, shown
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import flag, integer
-from pipegraph.parameters import carried, plain_parameters
+from pipegraph.parameters import plain_parameters
 from pipegraph.policies import Policy
 from pipegraph.stage_spec import RESERVED, Edge, StageSpec
 from pipegraph.units import parse_bytes
@@ -182,7 +182,6 @@ class Graph:
             on_error,
             timeout,
             None if said else plain_parameters(operator),
-            carried(operator.traits.functions),
             tuned,
         )
         return Node(self, Edge(name))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import enum
-import hashlib
 import inspect
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from functools import partial
 from itertools import repeat
-from types import CoroutineType, FunctionType, MethodType
+from types import CoroutineType
 from typing import Any, Final
 
 from pipegraph.closing import Closing
@@ -21,8 +19,6 @@ from pipegraph.errors import GraphError, shown
 ENTRIES = 1000
 """Lists and mappings that are longer count by their length, as datasets do."""
 
-DEPTH = 3
-"""Functions within functions that are looked into."""
 
 _PLAIN = str | bytes | bool | int | float | complex | enum.Enum | None
 
@@ -123,51 +119,6 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_text(k)}: {_text(v)}" for k, v in value.items()) + "}"
     return function_name(value) if callable(value) else type(value).__qualname__
-
-
-def carried(functions: Iterable[Any]) -> str:
-    """What users' functions carry beside their names, as a short digest; empty where that is nothing.
-
-    Plain values among their defaults, in what they close over, and in the public attributes of the object that they
-    belong to. It may differ between processes that run the same program (a rank, a folder, a counter), so that it is
-    good for a warning and for no more.
-    """
-    found = [text for function in functions for text in _carried(function, DEPTH)]
-    return hashlib.blake2b("; ".join(found).encode(), digest_size=4).hexdigest() if found else ""
-
-
-def _carried(function: Any, depth: int) -> Iterator[str]:
-    while isinstance(function, partial):
-        function = function.func
-    owner: Any = None
-    if isinstance(function, MethodType):
-        owner, function = function.__self__, function.__func__
-    elif not isinstance(function, FunctionType):
-        owner = function
-    values: list[tuple[str, Any]] = []
-    if isinstance(function, FunctionType):
-        values += [(str(place), value) for place, value in enumerate(function.__defaults__ or ())]
-        values += sorted((function.__kwdefaults__ or {}).items())
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            with suppress(ValueError):  # an empty one
-                values.append((name, cell.cell_contents))
-    if owner is not None and not isinstance(owner, type):
-        with suppress(TypeError):  # it has none
-            values += [(name, value) for name, value in vars(owner).items() if not name.startswith("_")]
-    for name, value in values:
-        if isinstance(value, FunctionType | MethodType | partial):
-            if depth:
-                yield from (f"{name}.{text}" for text in _carried(value, depth - 1))
-        elif (text := _constant(value)) is not None:
-            yield f"{name}={text}"
-
-
-def _constant(value: Any) -> str | None:
-    """A value that nobody changes, as text."""
-    if isinstance(value, tuple):
-        texts = [_constant(each) for each in value]
-        return None if None in texts else f"({', '.join(map(str, texts))})"
-    return repr(value) if isinstance(value, _PLAIN) else None
 
 
 def _main_module(name: str) -> str:

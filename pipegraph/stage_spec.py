@@ -43,8 +43,6 @@ class StageSpec:
     timeout: float | None = None
     parameters: Mapping[str, str] | None = None
     """Of an operator without a ``config()``, as it was placed: what workers do to it later is no parameter."""
-    carried: str = ""
-    """What its functions carry beside their names, as they were placed."""
     tuned: tuple[str, ...] = ()
     """What was given as ``"auto"``: ``"workers"``, ``"capacity"``."""
 

@@ -41,12 +41,11 @@ class Traits:
         out_of_step: ranks that received equally many of its chunks may have consumed different numbers of samples.
         stacks: its batches hold exactly the given samples, each field a column.
         slabs: it writes batches into slabs, in the kind of memory named by ``Context.memory``.
-        images: how its images lie: ``"NHWC"``, ``"NCHW"``, ``"channels_last"``, or ``"same"`` as those it is given.
         moves: where it moves its chunks, if it does nothing else: to ``"pinned"`` memory, a ``"device"``, or
             ``"slices"`` to several, from any kind of memory, with its own waits for ``chunk.ready``.
         pinned_for: the device for which it gains from input in pinned memory.
         holds: an operator whose waits count as storage waits: of the loader's memory limit, the bytes that it may hold.
-        bind: the operator to run below these, whose images lie as said: this one, or a variant. Raises GraphError if
+        bind: the operator to run below these: this one, or a variant. Raises GraphError if
             it cannot run there.
         needless: the reason why the plan can leave it out; None if it has work to do.
         take_in: one operator that does this one's work and then that of the one below; None if there is none.
@@ -98,11 +97,10 @@ class Traits:
     out_of_step: bool = False
     stacks: bool = False
     slabs: bool = False
-    images: str | None = None
     moves: Literal["", "pinned", "device", "slices"] = ""
     pinned_for: Callable[[], Any] = lambda: None
     holds: Callable[[int], int] | None = None
-    bind: Callable[[Sequence[Operator | Source], str | None], Operator] | None = None
+    bind: Callable[[Sequence[Operator | Source]], Operator] | None = None
     needless: Callable[[], str | None] = lambda: None
     take_in: Callable[[Operator], Operator | None] = lambda below: None
     take_in_reading: Callable[[Operator | Source, str], Operator | None] = lambda reader, name: None

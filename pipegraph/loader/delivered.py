@@ -132,14 +132,3 @@ def check_state(state: Any) -> None:
         raise StateError(
             f"the state has version {state['version']!r}, this pipegraph reads version {VERSION}"
         )
-    if not isinstance(state["digest"], Mapping):
-        raise damaged("'digest'", state["digest"])
-    functions = state.get("functions")
-    if not isinstance(functions, Mapping) or not all(isinstance(each, str) for each in functions.values()):
-        raise damaged("'functions'", functions)
-
-
-def damaged(what: str, value: Any) -> StateError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    return StateError(f"the state is damaged: {what} is {shown}; load it as it was saved")

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipegraph.engine.stage.cursors import freeze
-from pipegraph.engine.stage.restore import Resume, Unknown, consumed, history_entry, restarts, why_unknown
-from pipegraph.errors import GraphError, PipegraphWarning, StateError
-from pipegraph.loader.delivered import check_state, damaged, decode_delivered, decode_part
-from pipegraph.order.left import Taken, check_history
-from pipegraph.planning.digests import check_digests, digests, functions_of
+from pipegraph.engine.stage.restore import Resume, Unknown, consumed, history_entry, why_unknown
+from pipegraph.errors import PipegraphWarning, StateError
+from pipegraph.loader.delivered import check_state, decode_part
+from pipegraph.order.left import Taken
+from pipegraph.planning.digests import check_digests, digests
 from pipegraph.planning.plan import Plan
-
-MAX_STEPS = 1 << 53
-"""More than any state has of steps, epochs or samples: a larger number is not counted out, nor is an array's size."""
-
-MAX_RANKS = 1 << 20
-
-MAX_DELIVERED = 1 << 24
-"""Samples delivered beyond the watermark: as many as stages hold at once, and far fewer than this."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +55,6 @@ def read_state(
     saved = (state[0] if isinstance(state, list | tuple) else state)["world_size"]
     if len(found.streams) > 1 and saved != world_size:
         _warn_of_tails(plan, len(found.streams))
-    others = [name for name in carrying_others(state, plan) if name not in names]
-    if others:
-        warnings.warn(
-            f"stage {', '.join(map(repr, others))}: its functions have the names that they had when the state was "
-            "saved, and other values in their defaults, in what they close over or in their object's attributes. "
-            "Where these change the data, what follows is not what would have followed; "
-            f"load_state_dict(state, allow={tuple(others)!r}) says that this is meant",
-            PipegraphWarning,
-            stacklevel=3,
-        )
     if plan.seed is not None and found.seed != plan.seed:
         raise StateError(
             f"the state was saved with seed={found.seed}, graph {plan.graph_name!r} has seed={plan.seed}"
@@ -109,8 +91,6 @@ def restored(
         StateError: not a loader's state, of another version or graph, or of a world size that this graph
             cannot resume from; says which stage is in the way.
     """
-    for each in given:
-        _check(each, plan)
     first = given[0]
     saved = first["world_size"]
     if any(each["world_size"] != saved or each["seed"] != first["seed"] for each in given):
@@ -206,16 +186,6 @@ def _of_changed_graph(state: Mapping[str, Any], plan: Plan, allow: Collection[st
     return found
 
 
-def carrying_others(state: Any, plan: Plan) -> list[str]:
-    """The stages whose functions carry other values than they did when a state, or the first of a list, was saved."""
-    first = state[0] if isinstance(state, list | tuple) else state
-    saved, ours = (
-        {name: text.rpartition(" ")[2] for name, text in each.items()}
-        for each in (first["functions"], functions_of(plan))
-    )
-    return [name for name in plan.stages if saved.get(name, "") != ours.get(name, "")]
-
-
 def _consumed(
     parts: Mapping[str, Any], saved: int, seed: int | None, plan: Plan
 ) -> dict[str, dict[str, Taken]] | str:
@@ -256,94 +226,6 @@ def _part_of_another(parts: Mapping[str, Any], rank: int, plan: Plan) -> Any:
     if rank_of is None or f"rank{rank_of}" not in parts:
         raise StateError(f"{missing}, whose rank had taken over another's part: load each rank's own")
     return {**first, "stream": (rank, world_size), "ledger": [0, []], "iterators": {}}
-
-
-def _check(state: Any, plan: Plan) -> None:
-    if not isinstance(state.get("seed", ""), int | None):  # None: saved before a seed was drawn
-        raise damaged("'seed'", state.get("seed"))
-    if not _is_ranks(state.get("world_size")):
-        raise damaged("'world_size'", state.get("world_size"))
-    for key, part in state.items():
-        if key.startswith("rank") and isinstance(part, Mapping):
-            _check_part(key, part, plan)
-
-
-def _check_part(key: str, part: Mapping[str, Any], plan: Plan) -> None:
-    """A state is data from a file: what is wrong with it is said before anything starts from it."""
-    checks: dict[str, Callable[[Any], bool]] = {
-        "epoch": _is_count,
-        "chunks": _is_count,
-        "dealt": lambda value: value is None or (_is_count(value) and value <= part["chunks"]),
-        "history": _is_history,
-        "stream": lambda value: value in ((), []) or _is_place(value),
-        "cursor": lambda value: _leads_to_steps(value, plan),
-        "delivered": _is_delivered,
-        "later": lambda value: all(
-            _is_place(place)
-            and _leads_to_steps(cursor, plan)
-            and _is_history(history)
-            and _is_delivered(lineages)
-            for place, cursor, history, lineages in value
-        ),
-        "ledger": lambda value: _is_count(value[0]) and all(len(each) == 5 for each in value[1]),
-        "iterators": lambda value: all(_is_count(step) for step, _ in value.values()),
-        "begun": lambda value: all(map(_is_count, value.values())),
-        "steps": lambda value: all(map(_is_count, value.values())),
-    }
-    for name, check in checks.items():
-        if name not in part:
-            raise StateError(f"the state is damaged: {key!r} has no {name!r}")
-        try:
-            fits = check(part[name])
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError, GraphError) as error:
-            raise damaged(f"{name!r} of {key!r}", part[name]) from error
-        if not fits:
-            raise damaged(f"{name!r} of {key!r}", part[name])
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEPS
-
-
-def _is_ranks(value: Any) -> bool:
-    return _is_count(value) and 0 < value <= MAX_RANKS
-
-
-def _is_place(value: Any) -> bool:
-    rank, world_size = value
-    return _is_count(rank) and _is_ranks(world_size) and rank < world_size
-
-
-def _is_history(value: Any) -> bool:
-    for world_size, counts in value:
-        if not _is_ranks(world_size) or _largest(counts) > MAX_STEPS:
-            return False
-        for each in counts.values() if isinstance(counts, Mapping) else [counts]:
-            check_history([(world_size, each)])
-    return isinstance(value, list | tuple)
-
-
-def _largest(value: Any) -> int:
-    """The largest integer in nested lists and dicts."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return max(map(_largest, value), default=0)
-    return value if isinstance(value, int) else 0
-
-
-def _is_delivered(value: Any) -> bool:
-    spans = [high - low for _, runs in value for _, low, high in runs]
-    if min(spans, default=0) < 0 or sum(spans) + len(spans) > MAX_DELIVERED:
-        return False
-    decode_delivered(value)
-    return True
-
-
-def _leads_to_steps(cursor: Any, plan: Plan) -> bool:
-    return _largest(cursor) <= MAX_STEPS and all(
-        _is_count(step) for step in restarts(plan, freeze(cursor), {}).steps.values()
-    )
 
 
 def _streams(part: Mapping[str, Any]) -> tuple[Resume, ...]:

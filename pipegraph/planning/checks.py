@@ -100,11 +100,10 @@ def check_source(spec: StageSpec, source: Source) -> None:
         )
 
 
-_PLURAL = {"sample": "samples", "batch": "batches", "batches": "lists of batches", "part": "shards"}
+_PLURAL = {"sample": "samples", "batch": "batches", "part": "shards"}
 _REMEDY = {
     "sample": "put Batch(n) between them",
     "batch": "put Unbatch() between them",
-    "batches": "put MicroBatches() after it",
     "part": "put Load() after the source of shards",
 }
 

@@ -54,12 +54,12 @@ def digests(plan: Plan, script: str = "") -> dict[str, str]:
 
 
 def functions_of(plan: Plan) -> dict[str, str]:
-    """Of each stage with functions: their names, and behind a space what they carry beside these."""
+    """Of each stage with functions: their names."""
     found = {SCRIPT: script_name()}
     for stage in described(plan):
         names = [function_name(each).partition("(")[0] for each in stage.spec.operator.traits.functions]
         if names:
-            found[stage.name] = f"{','.join(names)} {stage.spec.carried}"
+            found[stage.name] = ",".join(names)
     return found
 
 
@@ -117,7 +117,7 @@ def _difference(
         yield f"it delivered from {saved}, this graph from {ours}"
     else:
         spec = plan.stages[name].spec
-        before, now = (each.get(name, "").partition(" ")[0] for each in (functions, functions_of(plan)))
+        before, now = functions.get(name, ""), functions_of(plan).get(name, "")
         origin = spec.operator.traits.origin()
         if before not in ("", now, as_of_script(now, functions.get(SCRIPT, ""))):
             yield f"stage {name!r} had the function {before}, now {now}"

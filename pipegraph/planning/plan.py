@@ -42,7 +42,6 @@ class StagePlan:
             another copy does, else ``"pageable"``.
         bundle: the ``Batch`` with which the bundles of this stage's rows end.
         bundle_rows: rows of its output that may be handed over together.
-        images: how the images of its output lie, if that is known; see ``Traits``.
         cached_in: the ``Cache`` below that keeps its results, or itself.
         tuned: what the tuner may change while it runs: ``"workers"``, ``"capacity"``.
     """
@@ -63,7 +62,6 @@ class StagePlan:
     bundle: str | None = None
     bundle_rows: int = 1
     tuned: tuple[str, ...] = ()
-    images: str | None = None
     cached_in: str | None = None
 
     @property

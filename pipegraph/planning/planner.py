@@ -96,9 +96,8 @@ def _ancestors(graph: Graph, output: Edge) -> list[str]:
 def _plan_stage(spec: StageSpec, draft: Draft, kind_of: KindOf) -> StagePlan:
     upstream = tuple(draft.shortcut(edge) for edge in spec.upstream)
     above = [draft[edge.stage] for edge in upstream]
-    images = above[0].images if above else None
     if (bind := spec.operator.traits.bind) is not None:
-        spec = replace(spec, operator=bind([stage.operator for stage in above], images))
+        spec = replace(spec, operator=bind([stage.operator for stage in above]))
     operator, traits, kind = spec.operator, spec.operator.traits, kind_of(spec.operator)
     notes: list[str] = []
     backend = _placed(spec, kind, notes)
@@ -139,7 +138,6 @@ def _plan_stage(spec: StageSpec, draft: Draft, kind_of: KindOf) -> StagePlan:
         kind,
         traits.needless() or "",
         tuple(notes),
-        images=images if traits.images == "same" else traits.images,
     )
 
 

@@ -112,7 +112,6 @@ def test_scattered_copies_are_right(poisoned):
             lambda: ops.Normalize((123.7,), (58.4,)),
             r"are of values in 0..1, .* divide those of pixels .* by 255",
         ),
-        (lambda: ops.ToLayout("HWC"), "layout must be"),
         (lambda: ops.DecodeImage(0), "size must be"),
         (lambda: ops.DecodeImage(8, flip=2), "probability"),
     ],

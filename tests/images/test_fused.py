@@ -107,30 +107,6 @@ def test_they_stay_apart_where_being_one_would_change_something(what, build):
     assert all(stage.within is None for stage in plan.stages.values()), what
 
 
-PIXELS = torch.arange(2 * 16 * 16 * 3).remainder(256).to(torch.uint8).view(2, 16, 16, 3)
-
-
-def converted(*steps, backend="thread"):
-    made = pg.Graph("convert", seed=1)
-    node = made.add(ops.FromSequence(list(PIXELS))).then(ops.Batch(2))
-    for step in steps:
-        node = node.then(step(), backend=backend)
-    (batch,) = delivered(made)
-    return batch
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32])
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "channels_last"])
-@pytest.mark.parametrize("first", ["dtype", "layout"])
-def test_dtype_and_layout_come_in_either_order(dtype, layout, first):
-    steps = [lambda: ops.ToDtype(dtype), lambda: ops.ToLayout(layout)]
-    batch = converted(*(steps if first == "dtype" else steps[::-1]))
-    expected = PIXELS.to(dtype).div_(255) if dtype.is_floating_point else PIXELS.to(dtype)
-    assert torch.equal(batch, expected if layout == "NHWC" else expected.permute(0, 3, 1, 2))
-    kept = torch.channels_last if layout == "channels_last" else torch.contiguous_format
-    assert batch.is_contiguous(memory_format=kept)
-
-
 def files(folder):
     made = []
     for number, sample in enumerate(SAMPLES):

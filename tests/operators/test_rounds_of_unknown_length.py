@@ -37,7 +37,6 @@ class Backwards(pg.Source):
 
 
 SOURCES = {
-    "interleave": lambda: ops.Interleave([[0, 1, 2], [3, 4]], iter),
     "iterable": lambda: ops.FromIterable(stream),
     "unsharded": lambda: ops.FromIterable(stream, shard=False),
     "unsized": Unsized,
