@@ -136,7 +136,7 @@ class Ways(Operator):
 
 
 class Watch:
-    """A watcher that does nothing."""
+    """In place of the tuner: does nothing."""
 
     tuning = Tuning()
 
@@ -149,7 +149,7 @@ class Watch:
 
 def watched(graph, **options):
     loader = graph.loader(autotune=True, **options)
-    loader._observers = [watch := Watch()]
+    loader._tuner = watch = Watch()
     return loader, watch
 
 
