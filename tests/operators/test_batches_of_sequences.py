@@ -1,4 +1,4 @@
-"""Padding with masks and lengths, groups within a budget of tokens, micro-batches."""
+"""Padding with masks and lengths, groups within a budget of tokens."""
 
 import numpy as np
 import pytest
@@ -127,28 +127,3 @@ def test_what_costs_too_much_and_wrong_arguments_are_named():
     ]:
         with pytest.raises(GraphError, match=message):
             ops.Bucket(len, [5], **arguments)
-
-
-# -- micro-batches -----------------------------------------------------------------------------------
-
-
-def micro(count=3, drop_last=False, size=2):
-    def make():
-        graph = pg.Graph("g", seed=3)
-        node = graph.add(ops.FromSequence(range(13), shuffle=True)).then(ops.Batch(size))
-        node.then(ops.MicroBatches(count, drop_last))
-        return graph
-
-    return make
-
-
-def test_batches_come_as_lists():
-    with micro()().loader() as loader:
-        found = list(loader)
-        assert len(loader) == 3
-    assert [[len(batch) for batch in each] for each in found] == [[2, 2, 2], [2, 2, 2], [1]]
-    with micro(drop_last=True)().loader() as loader:
-        assert len(loader) == len(list(loader)) == 2
-    assert_resumes_exactly(micro())
-    assert_same_everywhere(micro())
-    assert micro()().plan().elastic

@@ -36,7 +36,6 @@ def test_a_generator_function_is_refused_where_its_items_would_get_lost(function
     "source",
     [
         lambda graph, value: graph.add(ops.FromIterable([1])).then(ops.FlatMap(lambda x: value)),
-        lambda graph, value: graph.add(ops.Interleave(["a"], lambda file: value)),
         lambda graph, value: graph.add(ops.FromIterable(lambda: value)),
         lambda graph, value: graph.add(ops.FromIterable(value)),
     ],

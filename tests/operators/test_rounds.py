@@ -29,7 +29,6 @@ SOURCES = {
     "list": lambda: ops.FromIterable(list(range(7))),
     "stream": lambda: ops.FromIterable(numbers),
     "sampler": lambda: ops.FromSequence(range(7), sampler=[3, 1, 1, 6]),
-    "interleave": lambda: ops.Interleave([3, 0, 5, 1], range, cycle=2),
 }
 
 
@@ -223,7 +222,7 @@ def test_all_inputs_come_whole_and_the_shorter_ones_again():
     assert found[:5] == whole[:5]  # the draws are the same until one ends
 
 
-@pytest.mark.parametrize("kinds", [("sequence", "stream"), ("list", "sampler", "interleave"), ("list",)])
+@pytest.mark.parametrize("kinds", [("sequence", "stream"), ("list", "sampler"), ("list",)])
 def test_a_repeating_mixture_resumes_exactly(kinds):
     assert_resumes_exactly(mixed(*kinds))
 
@@ -243,83 +242,3 @@ def test_take_is_the_length_of_a_repeating_mixture(count, behind):
     assert len(first) == len(second) == count
     assert "reads its inputs again until 'take' ends the epoch" in str(make().plan())
     assert_resumes_exactly(make)
-
-
-# -- Interleave --------------------------------------------------------------------------------------
-
-
-class Files:
-    """Files of numbers that know whether they are open."""
-
-    def __init__(self):
-        self.open = self.most = 0
-
-    def __call__(self, file):
-        self.open += 1
-        self.most = max(self.most, self.open)
-        try:
-            yield from ((file, i) for i in range(file))
-        finally:
-            self.open -= 1
-
-
-def interleaved(files=(3, 0, 7, 2, 5, 1, 4), cycle=3, opener=range, **options):
-    def make():
-        graph = pg.Graph("g", seed=4)
-        graph.add(ops.Interleave(list(files), opener, cycle, **options)).then(
-            lambda x, rng: (x, int(rng.integers(99)))
-        )
-        return graph
-
-    return make
-
-
-def test_files_are_read_in_turn_and_closed():
-    files = Files()
-    graph = pg.Graph("g")
-    graph.add(ops.Interleave([2, 1, 3, 2], files, cycle=2))
-    found = items_of(graph)
-    assert found == [(2, 0), (1, 0), (2, 1), (3, 0), (2, 0), (3, 1), (2, 1), (3, 2)]
-    assert files.most == 2 and files.open == 0
-    with graph.loader() as loader:
-        assert next(iter(loader)) == (2, 0)
-    assert files.open == 0
-
-
-@pytest.mark.parametrize("cycle", [1, 2, 9])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_interleaving_resumes_exactly(cycle, shuffle, monkeypatch):
-    assert_resumes_exactly(interleaved(cycle=cycle, shuffle=shuffle), epochs=2 if cycle == 2 else 1)
-    monkeypatch.setattr("pipegraph.engine.kinds.source.SNAPSHOT_EVERY", 8)
-    assert_resumes_exactly(interleaved(files=(4, 0, 11, 3), cycle=cycle, shuffle=shuffle), epochs=1)
-
-
-def test_interleaving_is_the_same_everywhere():
-    assert_same_everywhere(interleaved(opener=Files(), shuffle=True))
-
-
-def test_ranks_share_the_files_and_none_comes_twice():
-    shares = [
-        [x for x, _ in items_of(interleaved(opener=Files())(), rank=r, world_size=3, equal_steps=False)]
-        for r in range(3)
-    ]
-    assert sorted(itertools.chain(*shares)) == sorted((f, i) for f in (3, 0, 7, 2, 5, 1, 4) for i in range(f))
-
-
-def test_hostile_files_are_named():
-    def broken(file):
-        yield 1
-        raise OSError(f"{file} is gone")
-
-    graph = pg.Graph("g")
-    graph.add(ops.Interleave(["a.bin"], broken), name="files")
-    with pytest.raises(OSError, match=r"a.bin is gone") as caught:
-        items_of(graph)
-    assert any("stage 'files'" in note for note in caught.value.__notes__)
-    with pytest.raises(GraphError, match="files must be a list of files, got 'a.bin'"):
-        ops.Interleave("a.bin", open)
-    with pytest.raises(GraphError, match="open must be a function"):
-        ops.Interleave(["a"], "open")
-    graph = pg.Graph("g")
-    graph.add(ops.Interleave([], broken))
-    assert items_of(graph) == []
