@@ -300,6 +300,7 @@ class Failure(_NoMemory):
 
     error: BaseException
     epoch: int
+    count = 0  # it takes no room: see ``engine/contents.py``
 
 
 Token = EndOfEpoch | Failure

@@ -29,7 +29,6 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from pipegraph import concurrency
-from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Item, Token
 from pipegraph.engine.activity import Activity, Cancelled, Leaving, Waiter
 from pipegraph.engine.contents import Contents
@@ -221,7 +220,8 @@ class Channel:
             self._has_changed()
 
     def _first_to_enter(self) -> _Putter | None:
-        for waiter in sorted(self._putters, key=_seq):
+        waiting = self._putters
+        for waiter in sorted(waiting, key=_seq) if len(waiting) > 1 else waiting:
             if self._may_enter(waiter.seq, waiter.item):
                 return waiter
             if waiter.item is not None:
@@ -294,7 +294,7 @@ class Channel:
     def _pop(self, rows: int | None) -> tuple[int, Item]:
         ticket = self._tickets
         item = self._contents.pop(rows, self.share, self.readers > 1)
-        self._gets += item.count if isinstance(item, Bundle) else 1
+        self._gets += item.count
         self._tickets += 1
         if self.on_take is not None:
             self.on_take(ticket, item)

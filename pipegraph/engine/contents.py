@@ -19,11 +19,6 @@ LIGHT_BYTES = 1 << 20
 """A channel holds more than ``heavy_capacity`` items only while their bytes together do not exceed this."""
 
 
-def samples_in(item: Item) -> int:
-    """The number of samples that an item counts as: those of a bundle, none for a failure, else one."""
-    return item.count if isinstance(item, Bundle) else not isinstance(item, Failure)
-
-
 class Contents:
     """See the module docstring; the arguments are those of ``Channel``.
 
@@ -67,7 +62,7 @@ class Contents:
 
     def admits(self, seq: int, item: Item) -> bool:
         """Whether there is room for an item; items of later numbers leave room for a bundle of the next number."""
-        after = self.held + samples_in(item)
+        after = self.held + item.count
         nbytes = self.nbytes + item.nbytes
         room = self.capacity if nbytes <= LIGHT_BYTES else self.heavy_capacity
         fits = self.max_bytes is None or nbytes <= self.max_bytes
@@ -78,7 +73,7 @@ class Contents:
     def enter(self, seq: int, item: Item, last: bool) -> Sequence[Item]:
         """Add an item; returns the items that became ready."""
         self.nbytes += item.nbytes
-        self.held += samples_in(item)
+        self.held += item.count
         if self.reorder is None:
             self.ready.append(item)
             return (item,)
@@ -104,7 +99,7 @@ class Contents:
         """
         item = self.ready[0]
         if not isinstance(item, Bundle):
-            self.held -= not isinstance(item, Failure)
+            self.held -= item.count
             self.nbytes -= item.nbytes
             return self.ready.popleft()
         offset, count = self.offset, item.count
@@ -133,7 +128,7 @@ class Contents:
         for item in self.ready:
             if not isinstance(item, Chunk):
                 return chunks, item
-            chunks += samples_in(item)
+            chunks += item.count
         return chunks, None
 
     def take_out(self, epoch: int) -> list[Chunk]:
@@ -151,7 +146,7 @@ class Contents:
             dropped[0] = first.share(self.offset, first.count)
             self.offset = 0
         self.nbytes -= sum(item.nbytes for item in dropped)
-        self.held -= sum(map(samples_in, dropped))
+        self.held -= sum(item.count for item in dropped)
         return dropped
 
     def clear(self) -> None:
@@ -163,7 +158,7 @@ class Contents:
 
     def grow(self, item: Item) -> None:
         """Enlarge the bounds so that ``item`` fits."""
-        self.capacity = max(self.capacity, self.held + max(samples_in(item), self.bundle_rows))
+        self.capacity = max(self.capacity, self.held + max(item.count, self.bundle_rows))
         self.grown = self.highest = self.capacity
         self.heavy_capacity = max(self.heavy_capacity, self.capacity)
         if self.max_bytes is not None:

@@ -45,6 +45,7 @@ from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.threads import Threads, stack_of
 from pipegraph.errors import Naming, PipegraphWarning, StuckWorker, note
 from pipegraph.global_generators import enter_worker
+from pipegraph.intra_op import narrow
 from pipegraph.planning.plan import Plan, StagePlan
 
 GRACE_S = 5.0
@@ -229,6 +230,7 @@ class Crew(LoaderContext):
         """Body of a worker's thread."""
         worker.thread, self._local.worker = concurrency.current_thread(), worker
         worker.meter.thread_begins()
+        narrow()
         enter_worker(self.seed, stage.name)
         opened = False
         try:

@@ -1,9 +1,4 @@
-"""Persistent threads for replicas: one each on the CPU, one for each accelerator, under the caller's local state.
-
-``torch.set_num_threads`` sets the calling thread's width, which is wanted here, *and* the width with which threads
-started later begin, which is not. Running threads keep theirs. (Observed with torch 2.13 and OpenMP;
-``at::set_num_threads``.)
-"""
+"""Persistent threads for replicas: one each on the CPU, one for each accelerator, under the caller's local state."""
 
 from __future__ import annotations
 
@@ -22,30 +17,17 @@ from torch.utils._device import DeviceContext
 from pipegraph import concurrency
 from pipegraph.device.opening import bind_thread
 from pipegraph.errors import ReplicaError, note
-from pipegraph.forks import lock_free_after_fork
+from pipegraph.intra_op import narrow
 
 T = TypeVar("T")
 Job = Callable[[], Any]
-
-_lock = lock_free_after_fork()
 
 
 def start_thread(target: Callable[[], object], name: str, intra_op: int = 1) -> concurrency.Thread:
     """Start a daemon thread whose tensor operations use `intra_op` threads. Who calls it ends the thread."""
 
     def run() -> None:
-        with _lock:
-            # Read before set: a thread's first use takes the process's width, over any set before it.
-            process_width = torch.get_num_threads()
-            torch.set_num_threads(intra_op)
-            restore = concurrency.Thread(
-                target=torch.set_num_threads, args=(process_width,), name="pipegraph-width", daemon=True
-            )
-            try:
-                restore.start()
-                restore.join()
-            except RuntimeError:  # no more threads may be started: this one must serve all the same
-                torch.set_num_threads(process_width)
+        narrow(intra_op)
         target()
 
     thread = concurrency.Thread(target=run, name=name, daemon=True)

@@ -15,7 +15,6 @@ from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import Channel
-from pipegraph.engine.contents import samples_in
 from pipegraph.engine.stage.failure_policy import Failures
 from pipegraph.engine.stage.stage_context import StageContext
 from pipegraph.tree import copy_containers
@@ -183,7 +182,7 @@ class AsFinished(Sender):
                 for mark in self._marks_of(item.epoch):
                     mark.start(ticket, item.before, item.after)
                 self._open[ticket] = item.epoch, self._taken
-                self._taken += samples_in(item)
+                self._taken += item.count
         elif isinstance(item, Failure):
             # Neither the end of its epoch nor a state, of what other workers have done since, may overtake it.
             with self._lock:

@@ -6,6 +6,7 @@ import json
 import warnings
 from typing import Any
 
+import torch
 from scheduler.model import Model
 
 import pipegraph as pg
@@ -66,6 +67,7 @@ class LoaderModel(Model):
     def prepare(cls) -> None:
         """Make the reference; outside of schedules."""
         Failing.raises, Failing.returns = False, None
+        torch.set_num_threads(1)  # then no worker starts a thread to set it
         if cls not in REFERENCES:
             model = cls.__new__(cls)
             with model.graph(0).loader(epochs=cls.epochs) as loader:
