@@ -110,6 +110,34 @@ def test_nulls_are_filled_for_the_whole_table_or_refused_before_anything_runs() 
     assert found["t"] == ["a", "b", ""]
 
 
+FILLS: dict[str, Any] = {"n": -1, "t": "", "l": 0, "d": 1}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_nulls_are_read_alike_from_a_table_and_from_a_shard_of_it(whole: bool, tmp_path: Any) -> None:
+    columns = {
+        "n": [1, None, 3],
+        "x": pa.array([0.5, None, 1.0], pa.float32()),
+        "d": pa.array([None, 7, 7]).dictionary_encode(),
+        "t": ["a", None, "c"],
+        "l": pa.array([[1, None], [2], [3]], pa.list_(pa.int16())),
+        "f": [[0.5], [None], []],
+    }
+    given = pa.table(columns)
+    pytest.importorskip("pyarrow.parquet").write_table(given, tmp_path / "a.parquet")
+    graph = pg.Graph("g")
+    order = pg.order.PartOrder(shuffle=False) if whole else pg.order.LaneOrder(shuffle=False)
+    graph.add(ops.ShardSelect(tmp_path, order=order)).then(ops.Load(fill=FILLS))
+    with graph.loader() as loader:
+        rows = [{**row, "key": 0} for row in loader]
+    table_rows = [{**ops.FromTable(given, fill=FILLS).item(row), "key": 0} for row in range(3)]
+    assert repr(list(map(fingerprint, rows))) == repr(
+        list(map(fingerprint, table_rows))
+    )  # each NaN is another
+    assert rows[1]["n"] == -1 and rows[1]["t"] == "" and rows[0]["d"] == 1 and math.isnan(rows[1]["x"])
+    assert rows[0]["l"].tolist() == [1, 0] and rows[0]["l"].dtype == np.int16
+
+
 def test_columns_are_checked() -> None:
     with pytest.raises(GraphError, match="there is no column 'labels'; there are 'id', 'x'"):
         ops.FromTable(table(), columns=["labels"])

@@ -1,9 +1,9 @@
 """Chooses the size of bundles from measured times: many rows if they are quick, one if they are slow.
 
 One worker does a whole bundle, and its finished rows wait for the rest. So a bundle holds at most ``BUNDLE_NS`` of
-measured work: its size doubles step by step up to that, and drops at once after a bundle that took too long. A source,
-or a generator, whose next item ever took long hands over its items one by one from then on: it may wait for something.
-Results never depend on it.
+measured work: its size doubles step by step up to that, and drops after two bundles in a row that took too long: one
+may have lost its core. A source, or a generator, whose next item ever took long hands over its items one by one from
+then on: it may wait for something. Results never depend on it.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Pace:
         self._quick = self.min_rows  # rows that took less than the limit
         self._rows = self.min_rows
         self._heaviest = 0
+        self._was_long = False
         self.alone: bool | None = None
         """Whether items are handed over one by one, because one of them took long; None until one was measured."""
 
@@ -91,8 +92,9 @@ class Pace:
             if quick:
                 within = rows * BUNDLE_NS * self._cost // max(1, spent_ns)
                 self._quick = max(self._quick, min(self.max_rows, 2 * rows, within))
-            elif spent_ns > LONG_NS * self._cost:
+            elif spent_ns > LONG_NS * self._cost and self._was_long:
                 self._quick = min(self._quick, max(self.min_rows, rows // 4))
+            self._was_long = spent_ns > LONG_NS * self._cost
             self._heaviest = max(self._heaviest, nbytes // rows)
             lightest = self.nbytes // self._heaviest if self._heaviest else self.max_rows
             if self._heaviest * self._batch > LIGHT_BATCH_BYTES:

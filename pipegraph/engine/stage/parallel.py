@@ -158,9 +158,9 @@ class ByBundle(ByChunk):
         super().__init__(stage, process)
         self.worker = worker
         traits = stage.plan.traits
-        self._in_columns = traits.columns and (stage.pack is not None or stage.unpacked_below)
-        self._encodes = traits.encoded and stage.unpacked_below
-        self.packs = stage.pace.packs if self._in_columns or self._encodes else None
+        self._columns, self._encoded = traits.columns, traits.encoded and stage.pack is None
+        self._sent_packed = stage.pack is not None or stage.unpacked_below
+        self.packs = stage.pace.packs if self._columns or self._encoded else None
 
     def do(self, block: Chunk, at: int) -> Outcome:
         if not isinstance(block, Bundle):
@@ -170,11 +170,11 @@ class ByBundle(ByChunk):
             given = self.given(block.copied() if self._copies and block.packed is None else block)
             if not at and self.packs is not None and self.packs(block.count):
                 with suppress(Exception):  # row by row it comes again, and is that row's
-                    found: Any = self.columns(given) if self._in_columns else None
-                    if found is None and self._encodes:
+                    found: Any = self.columns(given) if self._columns else None
+                    if found is None and self._encoded:
                         found = self.worker.operator.encoded(given)
                     if found is not None:
-                        return found, None
+                        return found if self._sent_packed else found.rows(), None
             self.work_into(made, given, at)
         except BaseException as error:
             return made, error

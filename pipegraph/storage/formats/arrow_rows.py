@@ -62,14 +62,13 @@ class ArrowRows(BlockSamples["Sample | None"]):
 
     def rows(self, numbers: Int64Array) -> list[dict[str, Any]]:
         """The rows with these numbers, in their order."""
+        groups = list(self._by_batch(numbers))
+        columns = []
+        for name in self._convert:
+            found = self._gathered(name, groups, len(numbers))
+            columns.append(self._values(name, groups, len(numbers)) if found is None else found.tolist())
         names = list(self._convert)
-        found: list[Any] = [None] * len(numbers)
-        for batch, _, places, local in self._by_batch(numbers):
-            part = _taken(batch, local)
-            columns = [self._values(name, part) for name in names]
-            for place, row in zip(places.tolist(), zip(*columns, strict=True), strict=True):
-                found[place] = dict(zip(names, row, strict=True))
-        return found
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def columns(self, numbers: Int64Array) -> Columns | None:
         """As :meth:`rows`, packed for a ``Batch``; None where a column has values that cannot be."""
@@ -79,21 +78,11 @@ class ArrowRows(BlockSamples["Sample | None"]):
         made: dict[Any, Columns] = {}
         for name in self._convert:
             kind = self._numbers.get(name)
-            column = self._texts(name, groups, len(numbers)) if kind is None else None
-            if kind is not None:
-                out: Any = None
-                for batch, arrays, places, local in groups:
-                    if name not in arrays:
-                        arrays[name] = self._array(batch.column(name), name, kind)
-                    array = arrays[name]
-                    if array is None:
-                        return None
-                    if len(groups) == 1:
-                        out = array[local]
-                    else:
-                        out = np.empty(len(numbers), array.dtype) if out is None else out
-                        out[places] = array[local]
-                column = Columns(kind, out)
+            if kind is None:
+                column = pack(self._values(name, groups, len(numbers)))
+            else:
+                found = self._gathered(name, groups, len(numbers))
+                column = None if found is None else Columns(kind, found)
             if column is None:
                 return None
             made[name] = column
@@ -113,33 +102,43 @@ class ArrowRows(BlockSamples["Sample | None"]):
             batch = int(batches[places[0]])
             yield self._batches[batch], self._arrays[batch], places, numbers[places] - self._starts[batch]
 
+    def _gathered(self, name: str, groups: list[Any], count: int) -> Any:
+        """A column's numbers, of the dtype of a batch of Python's; None for other values, and for nulls without one."""
+        kind = self._numbers.get(name)
+        if kind is None:
+            return None
+        found = np.empty(count, _DTYPES[kind])
+        for batch, arrays, places, local in groups:
+            if name not in arrays:
+                arrays[name] = self._array(batch.column(name), name, kind)
+            if arrays[name] is None:
+                return None
+            found[places] = arrays[name][local]
+        return found
+
     def _array(self, column: Any, name: str, kind: type) -> Any:
-        """A column of numbers, of the dtype of a batch of Python's; None where it has nulls without a value."""
         if column.null_count:
             value = self._fill.get(name)
             if value is not None:
                 column = column.fill_null(value)
             elif kind is not float:
                 return None
-        return column.to_numpy(zero_copy_only=False).astype(_DTYPES[kind], copy=False)
+        return column.to_numpy(zero_copy_only=False)
 
-    def _texts(self, name: str, groups: Any, count: int) -> Columns | None:
+    def _values(self, name: str, groups: list[Any], count: int) -> list[Any]:
         found: list[Any] = [None] * count
-        for batch, _, places, local in groups:
-            values = self._values(name, _taken(batch.select([name]), local))
-            for place, value in zip(places.tolist(), values, strict=True):
-                found[place] = value
-        return pack(found)
-
-    def _values(self, name: str, part: Any) -> list[Any]:
         try:
-            return self._convert[name](part.column(name))
+            for batch, _, places, local in groups:
+                values = self._convert[name](_taken(batch.column(name), local))
+                for place, value in zip(places.tolist(), values, strict=True):
+                    found[place] = value
         except ShardError as error:
             raise ShardError(f"{self._name}, column {name!r}: {error}") from None
         except arrow_errors() as error:  # such as text that is no UTF-8
             raise ShardError(
                 f"{self._name}, column {name!r}: a value is not of its column's type: {error}"
             ) from error
+        return found
 
 
 _DTYPES: dict[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float64}
@@ -155,8 +154,8 @@ def _number(kind: Any) -> type | None:
     return int if types.is_integer(kind) and not types.is_uint64(kind) else None
 
 
-def _taken(batch: Any, local: Int64Array) -> Any:
+def _taken(column: Any, local: Int64Array) -> Any:
     first, count = int(local[0]), len(local)
     if int(local[-1]) - first == count - 1 and (count < 3 or bool((np.diff(local) == 1).all())):
-        return batch.slice(first, count)  # a run is not copied
-    return batch.take(importlib.import_module("pyarrow").array(local))
+        return column.slice(first, count)  # a run is not copied
+    return column.take(importlib.import_module("pyarrow").array(local))
