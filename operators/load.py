@@ -284,7 +284,7 @@ class Load(_Reads):
         select = self._select
         if select is None:
             return []
-        from pipegraph.loader.ranks import resolve
+        from pipegraph.loader.options import resolve
         from pipegraph.order import LaneOrder
         from pipegraph.order.lane_plan import lane_plan
 

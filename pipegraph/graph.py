@@ -15,7 +15,7 @@ from pipegraph.integers import flag, integer
 from pipegraph.parameters import plain_parameters
 from pipegraph.policies import Policy
 from pipegraph.stage_spec import RESERVED, Edge, StageSpec
-from pipegraph.units import parse_bytes
+from pipegraph.units import html_table, parse_bytes
 
 if TYPE_CHECKING:
     from pipegraph.loader.loader import Loader
@@ -358,14 +358,23 @@ class Graph:
         return plan_svg(self.plan(output))
 
     def _repr_html_(self) -> str:
-        from pipegraph import graph_views
-
-        return graph_views.table(self.name, self.seed, self.stages)
+        rows = [("stage", "operator", "workers", "backend", "from")]
+        for name, spec in self.stages.items():
+            sources = ", ".join(edge.stage for edge in spec.upstream)
+            rows.append((name, type(spec.operator).__name__, str(spec.workers), spec.backend, sources))
+        return html_table(f"graph {self.name!r}, seed {self.seed}", rows)
 
     def __str__(self) -> str:
-        from pipegraph import graph_views
-
-        return graph_views.text(self.name, self.seed, self.stages)
+        lines = [f"graph {self.name!r}, seed {self.seed}, {len(self.stages)} stages"]
+        width = max(map(len, self.stages), default=0)
+        for name, spec in self.stages.items():
+            sources = ", ".join(
+                f"{edge.stage}[{edge.output}]" if self.stages[edge.stage].outputs else edge.stage
+                for edge in spec.upstream
+            )
+            behind = f"  <- {sources}" if sources else ""
+            lines.append(f"  {name:<{width}}  {type(spec.operator).__name__}{behind}")
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return (

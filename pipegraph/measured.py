@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pipegraph.durations import Durations
-from pipegraph.totals import Totals, growth
+
+Totals = Counter[tuple[Any, ...]]
+"""Numbers by name and place: ``("items", stage)``, ``("get", consumer, index)`` for the queue into an input. The
+training loop is the stage ``""``."""
+
+COUNTERS = tuple("busy_ns calls wakes late_ns items samples nbytes failed retried dropped".split())
+"""The counters of one worker, attributes of its ``Meter``: nanoseconds of work, calls, times that its thread resumed
+after a wait and nanoseconds from its being woken to that, and those that ``StageProfile`` has fields for."""
 
 Edge = tuple[str, int]
 """The queue into input ``index`` of a stage; ``("", 0)`` is read by the training loop."""
@@ -89,3 +97,8 @@ class Measured:
 
 def _of(totals: Totals, stage: str) -> Counter[str]:
     return Counter({key[0]: n for key, n in totals.items() if key[1:] == (stage,)})
+
+
+def growth(now: Totals, earlier: Totals) -> Totals:
+    """What was counted since an earlier look."""
+    return Counter({key: max(0, n - earlier[key]) for key, n in now.items()})

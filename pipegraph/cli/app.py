@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import rich  # noqa: F401  a missing one is reported before any command starts
 import typer
 
-from pipegraph.cli import interrupts
+from pipegraph.cli.progress_bars import keeping_interrupts
 from pipegraph.errors import DataError, GraphError, MissingExtraError, PipegraphError, StateError
 
 app = typer.Typer(
@@ -235,7 +234,7 @@ def run(arguments: Sequence[str]) -> int:
     resumes = arguments and arguments[0] == "pack"
     interrupted = "interrupted; the same command continues" if resumes else "interrupted"
     try:
-        with interrupts.kept():
+        with keeping_interrupts():
             code = command.main(list(arguments), prog_name="pipegraph", standalone_mode=False)
         # typer turns a Ctrl-C inside a command into the exit code that it returns.
         return _fail(interrupted, INTERRUPTED) if code == INTERRUPTED else code or 0

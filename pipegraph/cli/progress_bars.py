@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeRemainingColumn
 
-from pipegraph.cli import interrupts
-
 PLAIN_STEPS = 4
 """Lines per task where the output is no terminal."""
+
+_dropped = (
+    False  # whether the interpreter dropped a Ctrl-C: one raised in a finalizer is printed, and no more
+)
+
+
+@contextmanager
+def keeping_interrupts() -> Iterator[None]:
+    """Remember interrupts that the interpreter would drop, for a progress line."""
+    global _dropped
+    _dropped = False
+    before = sys.unraisablehook
+
+    def remember(unraisable: Any) -> None:
+        global _dropped
+        if unraisable.exc_type is KeyboardInterrupt:
+            _dropped = True
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = remember
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def _check_interrupted() -> None:
+    """Raises KeyboardInterrupt if one was dropped since the last look."""
+    global _dropped
+    if _dropped:
+        _dropped = False
+        raise KeyboardInterrupt
 
 
 class ProgressLine:
@@ -69,7 +103,7 @@ class ProgressLine:
 
     def advance(self, done: float, samples: int, note: str = "") -> None:
         """``done`` units are done by now, with ``samples`` more. Raises a Ctrl-C that was dropped elsewhere."""
-        interrupts.check()
+        _check_interrupted()
         self._samples += samples
         elapsed = max(perf_counter() - self._started, 1e-9)
         unit = "samples" if self._unit == "s" else self._unit

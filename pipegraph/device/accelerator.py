@@ -19,10 +19,10 @@ from pipegraph.device.backend import (
     Event,
     Slot,
     Stream,
+    devices,
     late,
     normalised,
 )
-from pipegraph.device.present import devices
 from pipegraph.errors import DeviceError
 
 UNSUPPORTED = (RuntimeError, AttributeError, TypeError)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from pipegraph.device.accelerator import AcceleratorBackend
-from pipegraph.device.backend import Backend, CpuBackend, normalised
-from pipegraph.device.present import devices, here
+from pipegraph.device.backend import Backend, CpuBackend, devices, here, normalised
 
 
 def every_device() -> list[torch.device]:

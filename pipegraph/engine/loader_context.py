@@ -69,7 +69,7 @@ class LoaderContext:
         # The trainer's own accelerator, asked in its thread: those of stages have none of their own.
         self._device = None
         if any(stage.memory == "delivered" for stage in plan.running):
-            from pipegraph.device.present import current_device
+            from pipegraph.device.backend import current_device
 
             self._device = current_device()
 

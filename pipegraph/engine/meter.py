@@ -11,7 +11,7 @@ from pipegraph import concurrency
 from pipegraph.durations import BATCH, Stopwatch
 from pipegraph.engine.activity import count_wakes
 from pipegraph.machine import scheduled
-from pipegraph.totals import COUNTERS
+from pipegraph.measured import COUNTERS
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from pipegraph.durations import Durations
 from pipegraph.engine.loader_context import LoaderContext
 from pipegraph.engine.run import Run
 from pipegraph.machine import cores, scheduled
-from pipegraph.totals import COUNTERS, Totals, growth
+from pipegraph.measured import COUNTERS, Totals, growth
 
 if TYPE_CHECKING:
     from pipegraph.measured import Edge, Measured, QueueLook

@@ -33,11 +33,10 @@ from pipegraph.graph import Graph, Node
 from pipegraph.integers import integer
 from pipegraph.loader.delivered import VERSION
 from pipegraph.loader.epoch_pass import Pass
-from pipegraph.loader.lengths import check_counts_known, length_of, warn_of_unequal
-from pipegraph.loader.options import LoaderOptions as LoaderOptions
+from pipegraph.loader.equal_steps import check_counts_known, length_of, warn_of_unequal
+from pipegraph.loader.options import LoaderOptions as LoaderOptions, agree_on_seed
 from pipegraph.loader.place import Place
 from pipegraph.loader.position import Progress, warn_of_unsaved
-from pipegraph.loader.ranks import agree_on_seed
 from pipegraph.machine import available_memory
 from pipegraph.planning.digests import digests, functions_of
 from pipegraph.planning.tunable import tune_all, why_not_tuned
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from pipegraph.measured import Measured
     from pipegraph.planning.plan import Plan
     from pipegraph.profile import Profile
-    from pipegraph.tuning.decisions import Tuning
+    from pipegraph.tuning.search import Tuning
     from pipegraph.tuning.tuner import Tuner
 
 

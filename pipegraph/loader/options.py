@@ -1,12 +1,14 @@
-"""What :meth:`pipegraph.Graph.loader` is given."""
+"""What :meth:`pipegraph.Graph.loader` is given, and the rank, world size and seed that follow."""
 
 from __future__ import annotations
 
+import os
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from pipegraph.errors import GraphError, PipegraphWarning, shown
 from pipegraph.integers import flag, integer
-from pipegraph.loader.ranks import resolve
 from pipegraph.units import parse_bytes
 
 
@@ -36,3 +38,75 @@ class LoaderOptions:
     def own(self) -> tuple[int, int]:
         """This rank and the world size, now."""
         return resolve(self.rank, self.world_size, self.mesh)
+
+
+def resolve(rank: int | None, world_size: int | None, mesh: Any = None) -> tuple[int, int]:
+    """``(rank, world size)``: as given, else the mesh dimension's, the process group's, torchrun's, or 0 of 1.
+
+    Raises:
+        GraphError: only one of the two was given, or they do not fit.
+    """
+    if (rank is None) != (world_size is None):
+        raise GraphError(f"rank and world_size go together, got rank={rank}, world_size={world_size}")
+    if rank is None or world_size is None:
+        rank, world_size = _from_mesh(mesh) if mesh is not None else _found()
+    rank, world_size = integer(rank, "rank", 0), integer(world_size, "world_size")
+    if rank >= world_size:
+        raise GraphError(f"rank must be in 0..world_size-1, got rank={rank}, world_size={world_size}")
+    return rank, world_size
+
+
+def _from_mesh(mesh: Any) -> tuple[int, int]:
+    if not hasattr(mesh, "get_local_rank"):
+        raise GraphError(f"mesh must be one dimension of a DeviceMesh, such as mesh['dp'], got {shown(mesh)}")
+    if getattr(mesh, "ndim", 1) != 1:
+        raise GraphError(
+            f"mesh must be one dimension of a DeviceMesh, such as mesh['dp'], got {mesh.ndim} dimensions"
+        )
+    return int(mesh.get_local_rank()), int(mesh.size())
+
+
+def _found() -> tuple[int, int]:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        try:
+            return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        except ValueError as error:
+            raise GraphError(
+                f"RANK={os.environ['RANK']!r} and WORLD_SIZE={os.environ['WORLD_SIZE']!r} must be numbers"
+            ) from error
+    alone = [f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE") if name in os.environ]
+    if alone and alone[0] not in ("RANK=0", "WORLD_SIZE=1"):
+        warnings.warn(
+            f"{alone[0]} is set without the other of RANK and WORLD_SIZE: this process reads all samples, as the only "
+            "rank; set both, or give loader(rank=..., world_size=...)",
+            PipegraphWarning,
+            stacklevel=2,
+        )
+    return 0, 1
+
+
+def agree_on_seed(seed: int | None, rank: int, world_size: int) -> int:
+    """The graph's seed; for None, one that rank 0 draws and broadcasts to the process group.
+
+    Raises:
+        GraphError: there are several ranks, and no process group to agree in.
+    """
+    if seed is not None:
+        return seed
+    drawn = int.from_bytes(os.urandom(6), "little")
+    if world_size == 1:
+        return drawn
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        raise GraphError(
+            f"seed=None with {world_size} ranks needs an initialised torch.distributed group to agree on one; "
+            "give Graph(seed=...) a number"
+        )
+    shared = [drawn if rank == 0 else 0]
+    dist.broadcast_object_list(shared, src=0)
+    return int(shared[0])

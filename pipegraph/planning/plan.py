@@ -9,10 +9,9 @@ from typing import Any, cast
 
 from pipegraph.backends import StageBackend
 from pipegraph.contracts import FanOut, History, Operator, Source, Traits
-from pipegraph.html import html_table
 from pipegraph.planning.kind import StageKind
 from pipegraph.stage_spec import Edge, StageSpec
-from pipegraph.units import shorten
+from pipegraph.units import html_table, shorten
 
 SAMPLES_PER_QUEUE = 64
 """Default capacity of a queue of samples: a hand-over to another thread costs ten items' work, so

@@ -10,11 +10,10 @@ from typing import Any
 from pipegraph.durations import Durations
 from pipegraph.engine.stage.ledger import Quarantined
 from pipegraph.errors import GraphError, shown
-from pipegraph.measured import Edge, Measured
+from pipegraph.measured import COUNTERS, Edge, Measured, Totals
 from pipegraph.measurements import StageCounts, StageProfile, measurements
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.planning.tunable import instead, why_one_worker
-from pipegraph.totals import COUNTERS, Totals
 
 from .bottleneck import (
     CONSUMER,

@@ -8,9 +8,8 @@ import textwrap
 from collections.abc import Iterable
 
 from pipegraph.errors import shown
-from pipegraph.html import html_table
 from pipegraph.measurements import StageProfile, in_view
-from pipegraph.units import format_duration, format_share as _share, shorten
+from pipegraph.units import format_duration, format_share as _share, html_table, shorten
 
 from .bottleneck import CONSUMER, SATURATED
 from .values import Profile

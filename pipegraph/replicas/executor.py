@@ -31,12 +31,11 @@ from pipegraph.replicas.calls import (
 )
 from pipegraph.replicas.feed import batch_feed, call_feed
 from pipegraph.replicas.losses import Reduction
-from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers
+from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers, Update
 from pipegraph.replicas.reducer import Reducer
 from pipegraph.replicas.replica_threads import Abandoned, ReplicaThreads
 from pipegraph.replicas.runner import ReplicaRunner, warn_if_unequal
 from pipegraph.replicas.scatter import gather
-from pipegraph.replicas.update import Update
 from pipegraph.replicas.usage import Usage
 
 

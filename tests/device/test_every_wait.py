@@ -145,7 +145,7 @@ COPY, LANDING, TO_DEVICE = (
     "pipegraph/device/device_slabs.py",
     "operators/to_device.py",
 )
-COMPUTED = "pipegraph/device/computed.py"
+COMPUTED = "pipegraph/device/device_slabs.py"
 FOUND: dict[tuple[str, str], Callable[[], int]] = {
     (COPY, "self._copied.wait(reader)"): copied,
     (COPY, "self.read_on(reader)"): copied,

@@ -7,7 +7,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import GraphError, StateError
-from pipegraph.loader.ranks import agree_on_seed, resolve
+from pipegraph.loader.options import agree_on_seed, resolve
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

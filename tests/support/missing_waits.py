@@ -12,8 +12,8 @@ import pytest
 
 from pipegraph.device import accelerator
 from pipegraph.device.backend import Event
-from pipegraph.device.computed import Computed
 from pipegraph.device.copy import Arrival
+from pipegraph.device.device_slabs import Computed
 
 ROOT = Path(__file__).parents[2]
 WAITS = (

@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipegraph.device.loans import Loans
-from pipegraph.device.slabs import aligned
+from pipegraph.device.slabs import Loans, aligned
 from pipegraph.engine.process.segments import Arena, Segment
 from pipegraph.engine.remote.by_value import ByValuePickler
 from pipegraph.engine.remote.contract import Unreadable

@@ -321,7 +321,7 @@ def may_fork() -> bool:
         return False
     if forks.has_native_threads():  # a worker's request would never end
         return False
-    from pipegraph.device.present import is_initialized
+    from pipegraph.device.backend import is_initialized
 
     return not is_initialized()
 

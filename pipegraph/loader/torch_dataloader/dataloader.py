@@ -12,7 +12,7 @@ import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe, RandomSampler, SequentialSampler, _DatasetKind
 
 from pipegraph.errors import NotPicklableError
-from pipegraph.loader.ranks import resolve
+from pipegraph.loader.options import resolve
 from pipegraph.loader.torch_dataloader.batch_progress import (
     BatchProgress,
     random_state,

@@ -118,7 +118,7 @@ class Pipelined(Noting):
         self._feed = IndexFeed(shares_of(loader))
         pin = None
         if self._pin_memory:
-            from pipegraph.device.present import current_device
+            from pipegraph.device.backend import current_device
 
             pin = partial(pinned, current_device(), self._pin_memory_device)
         self._running = pipeline(loader, self._feed, base_seed, progress, pin).loader(rank=0, world_size=1)

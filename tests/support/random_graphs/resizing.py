@@ -7,7 +7,7 @@ from typing import Any, final
 
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
-from pipegraph.tuning.decisions import Tuning
+from pipegraph.tuning.search import Tuning
 from pipegraph.tuning.tuner import Resizable
 
 MAX_WORKERS = 5
