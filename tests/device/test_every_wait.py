@@ -145,7 +145,6 @@ COPY, LANDING, TO_DEVICE = (
     "pipegraph/device/device_slabs.py",
     "operators/to_device.py",
 )
-COMPUTED = "pipegraph/device/device_slabs.py"
 FOUND: dict[tuple[str, str], Callable[[], int]] = {
     (COPY, "self._copied.wait(reader)"): copied,
     (COPY, "self.read_on(reader)"): copied,
@@ -160,15 +159,15 @@ FOUND: dict[tuple[str, str], Callable[[], int]] = {
     (TO_DEVICE, "event.wait()"): read_by_a_stage,
     (TO_DEVICE, "event.synchronize()"): read_by_a_stage_with_a_stream,
     ("pipegraph/loader/epoch_pass.py", "event.delivered(item.data)"): scattered,
-    (COMPUTED, "self._stream.record_event().wait(reader)"): read_by_a_stage_and_a_loop_elsewhere,
-    (COMPUTED, "self._backend.read_on(tensor, reader)"): read_by_a_stage_and_a_loop_elsewhere,
+    (LANDING, "self._stream.record_event().wait(reader)"): read_by_a_stage_and_a_loop_elsewhere,
+    (LANDING, "self._backend.read_on(tensor, reader)"): read_by_a_stage_and_a_loop_elsewhere,
 }
 NOT_HERE = {
     (
         LANDING,
         "self.stream.synchronize()",
     ): "the end of a stage; torch keeps pinned memory until its copies are done",
-    (COMPUTED, "self._stream.record_event().synchronize()"): "nobody asks the host to wait for it",
+    (LANDING, "self._stream.record_event().synchronize()"): "nobody asks the host to wait for it",
     ("pipegraph/device/scattered.py", "event.wait()"): "in tests/replicas/test_every_wait.py",
 }
 
