@@ -96,7 +96,7 @@ def step_functions(paths: list[str], decoders: tuple[str, ...]) -> Iterator[tupl
     from pipegraph.operators.images.choice import open_backend
     from pipegraph.operators.images.crop import DRAWS, RandomResizedCrop, crop_window
     from pipegraph.operators.images.header import probe
-    from pipegraph.operators.images.normalize_tables import filler
+    from pipegraph.operators.images.normalize_tables import row_filler
     from pipegraph.randomness import uniforms
     from pipegraph.storage.read_file import read_file
 
@@ -109,8 +109,8 @@ def step_functions(paths: list[str], decoders: tuple[str, ...]) -> Iterator[tupl
         return crop_window(crop, 0.5, *headers[i].size, (SIZE, SIZE), drawn[i])
 
     windows = [window(i) for i in numbers]
-    pixels, planes = np.zeros((1, SIZE, SIZE, 3), np.uint8), np.zeros((1, 3, SIZE, SIZE), np.int32)
-    fill = filler(recipe.MEAN, recipe.STD, torch.float32, "NCHW")
+    pixels, planes = np.zeros((SIZE, SIZE, 3), np.uint8), np.zeros((3, SIZE, SIZE), np.int32)
+    fill = row_filler(recipe.MEAN, recipe.STD, torch.float32, "NCHW")
     yield "read", lambda i: read_file(paths[i])
     yield "header", lambda i: probe(encoded[i])
     yield "draw", lambda i: uniforms(0, 0, [(i,)], "decode", DRAWS)
@@ -120,7 +120,7 @@ def step_functions(paths: list[str], decoders: tuple[str, ...]) -> Iterator[tupl
         yield (
             f"decode and resize, {name}",
             lambda i, backend=backend: backend.decode_into(
-                encoded[i], headers[i], windows[i], pixels[0], "linear"
+                encoded[i], headers[i], windows[i], pixels, "linear"
             ),
         )
     yield "normalise", lambda i: fill(pixels, planes)

@@ -52,7 +52,7 @@ class Node:
         *,
         name: str | None = None,
         workers: int | Literal["auto"] = 1,
-        backend: BackendName | Ray = "thread",
+        backend: BackendName | Ray | None = None,
         capacity: int | Literal["auto"] | None = None,
         max_bytes: int | str | None = None,
         ordered: bool = True,
@@ -128,7 +128,7 @@ class Graph:
         *upstream: Node,
         name: str | None = None,
         workers: int | Literal["auto"] = 1,
-        backend: BackendName | Ray = "thread",
+        backend: BackendName | Ray | None = None,
         capacity: int | Literal["auto"] | None = None,
         max_bytes: int | str | None = None,
         ordered: bool = True,
@@ -145,7 +145,8 @@ class Graph:
                 (``docs/profiling.md``).
             backend: ``"thread"``; ``"inline"``; ``"process"`` for functions that hold the GIL (Linux only; see
                 ``docs/processes.md``); or ``"ray"`` or ``pg.Ray(resources, runtime_env)``, which runs the workers as
-                actors on other machines (``docs/ray.md``).
+                actors on other machines (``docs/ray.md``). By default threads; processes where the operator is known
+                to be slower in so many threads (``DecodeImage`` with more than 4 workers): the plan says so.
             capacity: maximum number of items in the output queue; by default 64 samples, or 2 batches per worker.
                 ``"auto"`` begins with that, and the tuner changes it.
             max_bytes: maximum number of bytes in the output queue; by default a share of ``memory_limit``.
@@ -175,7 +176,7 @@ class Graph:
             operator,
             edges,
             workers,
-            backend_of(backend, name),
+            None if backend is None else backend_of(backend, name),
             capacity,
             max_bytes,
             ordered,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipegraph.backends import THREAD, StageBackend, backend_of
+from pipegraph.backends import StageBackend, backend_of
 from pipegraph.contracts import FanOut, Operator, Source
 from pipegraph.errors import GraphError
 from pipegraph.integers import flag, integer
@@ -35,7 +35,8 @@ class StageSpec:
     operator: Operator | Source
     upstream: tuple[Edge, ...]
     workers: int = 1
-    backend: StageBackend = THREAD
+    backend: StageBackend | None = None
+    """None leaves it to the plan."""
     capacity: int | None = None
     max_bytes: int | None = None
     ordered: bool = True
@@ -50,7 +51,8 @@ class StageSpec:
         name = self.name
         workers = integer(self.workers, f"stage {name!r}: workers", 1, "must be >= {} or 'auto'")
         object.__setattr__(self, "workers", workers)
-        object.__setattr__(self, "backend", backend_of(self.backend, name))
+        if self.backend is not None:
+            object.__setattr__(self, "backend", backend_of(self.backend, name))
         if self.capacity is not None:
             rule = "must be >= {} item or 'auto'"
             capacity = integer(self.capacity, f"stage {name!r}: capacity", 1, rule)
@@ -58,7 +60,7 @@ class StageSpec:
         if self.timeout is not None:
             if isinstance(self.timeout, bool | str) or not self.timeout > 0:
                 raise GraphError(f"stage {name!r}: timeout must be more than 0 seconds, got {self.timeout!r}")
-            if self.backend.in_trainer:
+            if self.backend is None or self.backend.in_trainer:
                 raise GraphError(
                     f'stage {name!r}: timeout= needs backend="process": nothing can end a thread'
                 )

@@ -33,6 +33,8 @@ class Traits:
         unpacks: a map that takes rows ``encoded`` by the stage above it.
         group: positions that a random-access source is asked for at a time.
         one_worker: a map that must have a single worker.
+        most_threads: workers with which threads are as fast as processes; None for any number. A stage that has more of
+            them, and whose backend is left to the plan, runs in processes.
         needs_order: a resumed run must give it the samples in the same order, so it may not follow a stage with
             ``ordered=False``.
         caches: on a hit the source skips the stages above, and sends what it has; see ``ops.Cache``.
@@ -90,6 +92,7 @@ class Traits:
     unpacks: bool = False
     group: int = 1
     one_worker: bool = False
+    most_threads: int | None = None
     needs_order: bool = False
     caches: bool = False
     independent: bool = False

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipegraph.backends import THREAD, StageBackend
+from pipegraph.backends import PROCESS, THREAD, StageBackend
 from pipegraph.contracts import Operator
 from pipegraph.errors import GraphError, shown
 from pipegraph.graph import Graph, Node
+from pipegraph.machine import lacking_for_processes
 from pipegraph.planning.bundle_chains import bundle_rows
 from pipegraph.planning.checks import (
     check_cache,
@@ -143,6 +144,8 @@ def _plan_stage(spec: StageSpec, draft: Draft, kind_of: KindOf) -> StagePlan:
 
 def _placed(spec: StageSpec, kind: StageKind, notes: list[str]) -> StageBackend:
     """Where a stage runs: its backend, or a thread for what cannot leave the trainer."""
+    if spec.backend is None:
+        return _chosen(spec, notes)
     why = None if spec.backend.in_trainer else kind.stays(spec.operator)
     if why is None:
         return spec.backend
@@ -150,6 +153,22 @@ def _placed(spec: StageSpec, kind: StageKind, notes: list[str]) -> StageBackend:
         raise GraphError(f"stage {spec.name!r}: timeout= is for work on items, and {why}; leave it out")
     notes.append(f"runs in a thread: {why}")
     return THREAD
+
+
+def _chosen(spec: StageSpec, notes: list[str]) -> StageBackend:
+    """Threads, but where so many of them would wait for the interpreter's lock."""
+    most = spec.operator.traits.most_threads
+    if most is None or spec.workers <= most:
+        return THREAD
+    if lacking := lacking_for_processes():
+        notes.append(
+            f"runs in threads: processes would be faster, and this system has no {', '.join(lacking)}"
+        )
+        return THREAD
+    notes.append(
+        f'runs in processes: more than {most} threads wait for each other (backend="thread" has them)'
+    )
+    return PROCESS
 
 
 def _shifting(upstream: tuple[Edge, ...], draft: Draft) -> list[str]:

@@ -116,7 +116,8 @@ def fuse(draft: Draft) -> None:
             continue
         above = draft.above(below)
         spec, other = above.spec, below.spec
-        alike = (above.backend, spec.timeout) == (below.backend, other.timeout)
+        follows = other.backend is None and above.remote  # it would leave each result where it was made
+        alike = (follows or above.backend == below.backend) and spec.timeout == other.timeout
         if not alike or not spec.ordered or not _plain(below) or draft.sole_reader(above) is not below:
             continue
         fused = above.traits.take_in(below.work)
