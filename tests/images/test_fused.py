@@ -160,3 +160,26 @@ def test_states_fit_whoever_reads(tmp_path):
         with reading(samples, second).loader() as loader:
             loader.load_state_dict(state)
             assert_same(list(loader), rest)
+
+
+def test_more_workers_than_threads_serve_are_processes_with_the_same_bytes_and_states():
+    def made(workers, **places) -> pg.Graph:
+        graph = pg.Graph("fused", seed=3)
+        batches = graph.add(ops.FromSequence(SAMPLES)).then(ops.Batch(2))
+        decode = ops.DecodeImage(32, crop=ops.RandomResizedCrop(), flip=0.5)
+        batches.then(decode, workers=workers, **places).then(ops.Normalize(MEAN, STD))
+        return graph
+
+    few, many, asked = made(4), made(5), made(5, backend="thread")
+    assert [each.plan().stages["decode"].backend for each in (few, many, asked)] == [
+        "thread",
+        "process",
+        "thread",
+    ]
+    assert many.plan().stages["normalize"].within == "decode"
+    with many.loader() as loader:
+        stream = iter(loader)
+        begun, state = [next(stream)], loader.state_dict()
+    with few.loader() as loader:
+        loader.load_state_dict(state)
+        assert_same([*begun, *loader], delivered(asked))
