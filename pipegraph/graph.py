@@ -362,7 +362,7 @@ class Graph:
         rows = [("stage", "operator", "workers", "backend", "from")]
         for name, spec in self.stages.items():
             sources = ", ".join(edge.stage for edge in spec.upstream)
-            rows.append((name, type(spec.operator).__name__, str(spec.workers), spec.backend, sources))
+            rows.append((name, type(spec.operator).__name__, str(spec.workers), spec.backend or "", sources))
         return html_table(f"graph {self.name!r}, seed {self.seed}", rows)
 
     def __str__(self) -> str:
