@@ -21,11 +21,12 @@ from typing import Any
 
 import harness
 import numpy as np
+import peers
 import recipe
 import torch
 from harness import Contestant
 from images import SIZE, add_images_option, one_thread_each, photographs
-from recipe_peers import Samples, start_worker
+from peers import Samples, start_worker
 from replica_models import resnet18
 from torch.nn.functional import cross_entropy
 
@@ -99,19 +100,10 @@ def stacked(images: Sequence[Any]) -> torch.Tensor:
 
 @contextmanager
 def dataloader(paths: Sequence[str], device: str, workers: int) -> Iterator[Any]:
-    data: Any = Samples(paths, recipe.opencv_crop_path)
-    loader: Any = torch.utils.data.DataLoader(
-        data,
-        batch_size=BATCH,
-        num_workers=workers,
-        persistent_workers=True,
-        pin_memory=device != "cpu",
-        worker_init_fn=start_worker,
-        collate_fn=stacked,
-    )
-    iterator = iter(loader)
-    yield Training(device).over(normalised(batch.to(device, non_blocking=True)) for batch in iterator)
-    iterator._shutdown_workers()
+    options = {"batch_size": BATCH, "worker_init_fn": start_worker, "collate_fn": stacked}
+    data = Samples(paths, recipe.opencv_crop_path)
+    with peers.dataloader(data, 2 * workers, workers, pin_memory=device != "cpu", **options) as batches:
+        yield Training(device).over(normalised(batch.to(device, non_blocking=True)) for batch in batches)
 
 
 def check(contestant: Contestant) -> str:

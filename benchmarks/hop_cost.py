@@ -23,6 +23,7 @@ from typing import Any
 
 import harness
 from harness import Contestant
+from peers import shut_down
 
 CLAIM = "<= 3 us per item and stage; >= 6 x torchdata.nodes (threads); >= 30 x SPDL; flat to 64 stages"
 DEPTHS = (1, 4, 16, 64)
@@ -172,16 +173,6 @@ def torchdata_nodes(depth: int, tuned: bool = False) -> Iterator[Iterator[int]]:
     yield iterator
     # From the last stage to the first: collected in another order, the threads would continue polling.
     shut_down(iterator)
-
-
-def shut_down(node: Any) -> None:
-    """Stop the threads of a torchdata node and of all above it (its own shutdown leaves those above)."""
-    while node is not None:
-        inner = getattr(node, "_it", None)
-        stop = getattr(inner if inner is not None else node, "_shutdown", None)
-        if stop is not None:
-            stop()
-        node = inner if inner is not None else getattr(node, "root", getattr(node, "source", None))
 
 
 @contextmanager

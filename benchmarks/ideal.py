@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 from images import BATCH, WORKERS
-
-PREFETCH = 4  # batches, wherever a contestant lets one choose
+from peers import PREFETCH
 
 Fill = Callable[[str, Any], None]
 """Writes the image of a path into one row of a batch's buffer."""

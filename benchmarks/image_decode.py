@@ -13,22 +13,19 @@ reference.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import harness
 import numpy as np
+import peers
 from harness import Contestant
-from hop_cost import shut_down
-from ideal import PREFETCH, HandWritten
+from ideal import HandWritten
 from images import (
     BATCH,
-    ENDLESS_EPOCHS,
     SIZE,
     WORKERS,
     add_images_option,
@@ -36,8 +33,8 @@ from images import (
     load,
     one_thread_each,
     photographs,
-    write_shards,
 )
+from peers import PREFETCH, Samples, start_worker
 
 CLAIM = ">= 0.97 of a hand-written two-thread loop, and ahead of every peer"
 IDEAL = "hand-written loop"
@@ -107,41 +104,10 @@ def pipegraph_batch_function(paths: Sequence[str]) -> Iterator[Any]:
         yield loader
 
 
-class Photographs:
-    """A map-style dataset over the photographs, repeated without end in sight."""
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        self.paths = paths
-
-    def __len__(self) -> int:
-        return 1 << 30
-
-    def __getitem__(self, index: int) -> Any:
-        return load(self.paths[index % len(self.paths)])
-
-
-def limit_threads(worker: int) -> None:
-    """A DataLoader worker's start."""
-    one_thread_each()
-
-
-@contextmanager
-def dataloader(paths: Sequence[str]) -> Iterator[Any]:
-    """Two persistent worker processes, two batches ahead each; they collate straight into shared memory."""
-    from torch.utils.data import DataLoader
-
-    data: Any = Photographs(paths)
-    loader: Any = DataLoader(
-        data,
-        batch_size=BATCH,
-        num_workers=WORKERS,
-        prefetch_factor=max(1, PREFETCH // WORKERS),
-        persistent_workers=True,
-        worker_init_fn=limit_threads,
-    )
-    iterator = iter(loader)
-    yield iterator
-    iterator._shutdown_workers()
+def dataloader(paths: Sequence[str]) -> Any:
+    """Two batches ahead for each worker."""
+    options = {"batch_size": BATCH, "worker_init_fn": start_worker}
+    return peers.dataloader(Samples(paths, load), PREFETCH, WORKERS, **options)
 
 
 def load_batch(paths: Sequence[str]) -> Any:
@@ -154,55 +120,14 @@ def load_batch(paths: Sequence[str]) -> Any:
     return torch.from_numpy(images)
 
 
-@contextmanager
-def torchdata_nodes(paths: Sequence[str], method: Any) -> Iterator[Any]:
-    """As its migration guide does: batch the indices, map and collate in the workers, prefetch."""
-    from torchdata.nodes import Batcher, IterableWrapper, Loader, ParallelMapper, Prefetcher
-
-    node: Any = Batcher(IterableWrapper(harness.Repeat(paths)), BATCH)
-    node = ParallelMapper(node, load_batch, num_workers=WORKERS, method=method)
-    iterator = iter(Loader(Prefetcher(node, READY)))
-    yield iterator
-    shut_down(iterator)
+def torchdata_nodes(paths: Sequence[str], method: str) -> Any:
+    """A batch per task."""
+    return peers.nodes(harness.Repeat(paths), load_batch, method, BATCH, READY, WORKERS)
 
 
-@contextmanager
-def spdl_items(paths: Sequence[str]) -> Iterator[Any]:
-    """An image per task, then aggregated and collated."""
-    from spdl.pipeline import PipelineBuilder
-
-    empty: Any = PipelineBuilder()
-    builder = empty.add_source(harness.Repeat(paths))
-    builder = builder.pipe(load, concurrency=WORKERS, output_order="input").aggregate(BATCH).pipe(stack)
-    pipeline = builder.add_sink(READY).build(num_threads=WORKERS, use_thread_output_queue=True)
-    with pipeline.auto_stop(timeout=120):
-        yield pipeline
-
-
-@contextmanager
-def spdl_batches(paths: Sequence[str]) -> Iterator[Any]:
-    """Paths aggregated first, then a batch per task: fewer tasks for its event loop."""
-    from spdl.pipeline import PipelineBuilder
-
-    empty: Any = PipelineBuilder()
-    builder = empty.add_source(harness.Repeat(paths)).aggregate(BATCH)
-    builder = builder.pipe(load_batch, concurrency=WORKERS, output_order="input")
-    pipeline = builder.add_sink(READY).build(num_threads=WORKERS, use_thread_output_queue=True)
-    with pipeline.auto_stop(timeout=120):
-        yield pipeline
-
-
-@contextmanager
-def spdl_own(paths: Sequence[str]) -> Iterator[Any]:
-    """SPDL's own decoder and resize (FFmpeg), a batch per task."""
-    from spdl.pipeline import PipelineBuilder
-
-    empty: Any = PipelineBuilder()
-    builder = empty.add_source(harness.Repeat(paths)).aggregate(BATCH)
-    builder = builder.pipe(spdl_load_batch, concurrency=WORKERS, output_order="input")
-    pipeline = builder.add_sink(READY).build(num_threads=WORKERS, use_thread_output_queue=True)
-    with pipeline.auto_stop(timeout=120):
-        yield pipeline
+def spdl(paths: Sequence[str], function: Any, collate: Any = None) -> Any:
+    """A batch per task, or with ``collate`` an image."""
+    return peers.spdl(harness.Repeat(paths), function, BATCH, READY, WORKERS, collate=collate)
 
 
 def spdl_load_batch(paths: Sequence[str]) -> Any:
@@ -223,17 +148,11 @@ def stack(images: Sequence[Any]) -> Any:
     return torch.from_numpy(np.stack(images))
 
 
-@contextmanager
-def grain(paths: Sequence[str]) -> Iterator[Any]:
+def grain(paths: Sequence[str]) -> Any:
     """Batched before the read threads, so that each of the two reads whole batches."""
-    import grain as gr
-    import torch
+    from grain import MapDataset
 
-    data = gr.MapDataset.source(list(paths)).repeat().map(load).batch(BATCH)
-    options = gr.ReadOptions(num_threads=WORKERS, prefetch_buffer_size=PREFETCH)
-    iterator = iter(data.to_iter_dataset(options))
-    yield (torch.from_numpy(batch) for batch in iterator)
-    iterator.close()
+    return peers.grain(MapDataset.source(list(paths)).repeat().map(load).batch(BATCH), PREFETCH, WORKERS)
 
 
 def decode_sample(sample: dict[str, Any]) -> Any:
@@ -241,51 +160,21 @@ def decode_sample(sample: dict[str, Any]) -> Any:
     return decode(sample["jpg"])
 
 
-@contextmanager
-def webdataset(paths: Sequence[str]) -> Iterator[Any]:
-    """Tar shards through WebLoader: two worker processes that decode and collate."""
-    import webdataset as wds
+def webdataset(paths: Sequence[str]) -> Any:
+    """Decoded and collated by two worker processes."""
     from torch.utils.data import default_collate
 
-    with tempfile.TemporaryDirectory() as folder:
-        shards = write_shards(paths, Path(folder), WORKERS)
-        data = wds.WebDataset(shards * ENDLESS_EPOCHS, shardshuffle=False)
-        data = data.map(decode_sample).batched(BATCH, collation_fn=default_collate)
-        loader = wds.WebLoader(
-            data,
-            batch_size=None,
-            num_workers=WORKERS,
-            prefetch_factor=max(1, PREFETCH // WORKERS),
-            worker_init_fn=limit_threads,
-        )
-        iterator = iter(loader)
-        yield iterator
-        del iterator
+    return peers.webdataset(paths, decode_sample, default_collate, BATCH, PREFETCH, WORKERS)
 
 
-@contextmanager
-def dali(paths: Sequence[str]) -> Iterator[Any]:
-    """Its own reader, decoder and resize on the CPU, two threads; batches leave through DLPack, uncopied."""
-    import torch
-    from nvidia.dali import fn, pipeline_def, types
+def dali(paths: Sequence[str]) -> Any:
+    """Its own decoder and resize."""
 
-    @pipeline_def(  # type: ignore[untyped-decorator]
-        batch_size=BATCH, num_threads=WORKERS, device_id=None, prefetch_queue_depth=PREFETCH
-    )
-    def definition() -> Any:
-        encoded, _ = fn.readers.file(files=list(paths), prefetch_queue_depth=PREFETCH)
+    def steps(fn: Any, types: Any, encoded: Any) -> Any:
         images = fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
         return fn.resize(images, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR, antialias=False)
 
-    pipeline = definition()
-    pipeline.build()
-
-    def batches() -> Iterator[Any]:
-        while True:
-            (images,) = pipeline.run()
-            yield torch.utils.dlpack.from_dlpack(images.as_tensor())
-
-    yield batches()
+    return peers.dali(paths, steps, BATCH, PREFETCH, WORKERS)
 
 
 def contestants(paths: Sequence[str]) -> list[Contestant]:
@@ -298,9 +187,9 @@ def contestants(paths: Sequence[str]) -> list[Contestant]:
         DATALOADER: dataloader,
         "torchdata.nodes, threads": partial(torchdata_nodes, method="thread"),
         "torchdata.nodes, processes": partial(torchdata_nodes, method="process"),
-        "SPDL, per image": spdl_items,
-        "SPDL, per batch": spdl_batches,
-        "SPDL, own decoder": spdl_own,
+        "SPDL, per image": partial(spdl, function=load, collate=stack),
+        "SPDL, per batch": partial(spdl, function=load_batch),
+        "SPDL, own decoder": partial(spdl, function=spdl_load_batch),
         "Grain, read threads": grain,
         "WebDataset, processes": webdataset,
         "DALI, own decoder": dali,

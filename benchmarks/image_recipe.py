@@ -4,7 +4,7 @@ Claim: at least 1.4 times the best peer in the same run, at least 2 times DataLo
 transforms, at least 0.95 of a hand-written loop with the same decoder. With ``--large`` (photographs
 enlarged to 3000 x 2000): at least 2.5 times the best peer that decodes fully.
 
-Each peer runs in its own best way (``recipe_peers.py``): OpenCV's full decode with the normalisation
+Each peer runs in its own best way (``peers.py``): OpenCV's full decode with the normalisation
 done a batch at a time in its workers, DALI's and SPDL's own decoders, DataLoader also with Pillow. One
 more row runs the hand-written loop's own function in torchdata.nodes: what the function earns, and what
 the framework. ``--large`` leaves out what can only come behind another row there.
@@ -15,6 +15,7 @@ the framework. ``--large`` leaves out what can only come behind another row ther
 
 from __future__ import annotations
 
+import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,11 +26,12 @@ from typing import Any
 
 import harness
 import numpy as np
+import peers
 import recipe
-import recipe_peers as peers
 from harness import Contestant
-from ideal import PREFETCH, HandWritten
+from ideal import HandWritten
 from images import BATCH, SIZE, WORKERS, add_images_option, one_thread_each, photographs
+from peers import PREFETCH, Samples, start_worker
 
 CLAIM = ">= 1.4 x the best peer, >= 2 x DataLoader with Pillow, >= 0.95 of a hand-written loop"
 LARGE_CLAIM = "3000 x 2000: >= 2.5 x the best peer that decodes fully"
@@ -78,34 +80,88 @@ def pipegraph(paths: Sequence[str], backend: str, place: str = "thread") -> Iter
         yield (batch["image"] for batch in loader)
 
 
+def spdl_own(paths: Sequence[str]) -> Any:
+    """SPDL's own decoder: crop, scale and flip as FFmpeg filters, planar RGB out."""
+    import spdl.io
+
+    frames = []
+    for path in paths:
+        packets = spdl.io.demux_image(path)
+        top, left, height, width = recipe.draw_crop(packets.height, packets.width)
+        flip = "hflip," if random.random() < 0.5 else ""
+        filters = f"crop={width}:{height}:{left}:{top},scale={SIZE}:{SIZE}:flags=bilinear,{flip}format=rgb24"
+        frames.append(spdl.io.decode_packets(packets, filter_desc=filters))
+    images: Any = spdl.io.to_torch(spdl.io.convert_frames(frames))
+    return recipe.normalise(images)
+
+
+def crop_sample(sample: dict[str, Any]) -> Any:
+    """A WebDataset sample to its cropped image."""
+    return recipe.opencv_crop(sample["jpg"])
+
+
+def grain(paths: Sequence[str]) -> Any:
+    """Batched and normalised inside the two read threads."""
+    from grain import MapDataset
+
+    data = MapDataset.source(list(paths)).repeat().map(recipe.opencv_crop_path)
+    return peers.grain(data.batch(BATCH, batch_fn=recipe.collate))
+
+
+def dali(fn: Any, types: Any, encoded: Any) -> Any:
+    """Its own operators: ``image_random_crop``, resize, crop_mirror_normalize."""
+    images = fn.decoders.image_random_crop(
+        encoded,
+        device="cpu",
+        output_type=types.RGB,
+        random_area=[0.08, 1.0],
+        random_aspect_ratio=[3 / 4, 4 / 3],
+    )
+    images = fn.resize(images, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR, antialias=False)
+    return fn.crop_mirror_normalize(
+        images,
+        mirror=fn.random.coin_flip(probability=0.5),
+        mean=[255 * value for value in recipe.MEAN],
+        std=[255 * value for value in recipe.STD],
+        dtype=types.FLOAT,
+        output_layout="CHW",
+    )
+
+
 def contestants(paths: Sequence[str], large: bool = False) -> list[Contestant]:
     """All ways to run the recipe."""
-    nodes = partial(peers.torchdata_nodes, make_batch=lambda: recipe.opencv_batch)
-    loader = peers.dataloader
+    endless = harness.Repeat(paths)
+    nodes = partial(peers.nodes, endless, recipe.opencv_batch, batch=BATCH)
+
+    def loader(function: Any, collate: Any) -> Any:
+        options = {"batch_size": BATCH, "worker_init_fn": start_worker, "collate_fn": collate}
+        return partial(peers.dataloader, Samples(paths, function), **options)
+
+    def fast() -> Any:
+        return peers.nodes(endless, recipe.make_fast_batch(), batch=BATCH)
+
     streams: dict[str, Any] = {
-        IDEAL: partial(hand_written, make_fill=recipe.make_opencv_fill),
-        REGION: partial(hand_written, make_fill=recipe.make_region_fill),
-        OURS: partial(pipegraph, backend="auto"),
-        "pipegraph, auto, in processes": partial(pipegraph, backend="auto", place="process"),
-        "pipegraph, OpenCV": partial(pipegraph, backend="opencv"),
-        "pipegraph, nvImageCodec": partial(pipegraph, backend="nvimgcodec"),
-        "DataLoader, OpenCV": partial(loader, function=recipe.opencv_crop_path, collate=recipe.collate),
-        "DataLoader, Pillow": partial(loader, function=recipe.pillow_sample, collate=None),
-        "torchdata.nodes, threads": partial(nodes, method="thread"),
+        IDEAL: partial(hand_written, paths, recipe.make_opencv_fill),
+        REGION: partial(hand_written, paths, recipe.make_region_fill),
+        OURS: partial(pipegraph, paths, "auto"),
+        "pipegraph, auto, in processes": partial(pipegraph, paths, "auto", "process"),
+        "pipegraph, OpenCV": partial(pipegraph, paths, "opencv"),
+        "pipegraph, nvImageCodec": partial(pipegraph, paths, "nvimgcodec"),
+        "DataLoader, OpenCV": loader(recipe.opencv_crop_path, recipe.collate),
+        "DataLoader, Pillow": loader(recipe.pillow_sample, None),
+        "torchdata.nodes, threads": nodes,
         "torchdata.nodes, processes": partial(nodes, method="process"),
-        "torchdata.nodes, ideal's function": partial(
-            peers.torchdata_nodes, method="thread", make_batch=recipe.make_fast_batch
-        ),
-        "SPDL, OpenCV": partial(peers.spdl, function=recipe.opencv_batch),
-        "SPDL, own decoder": partial(peers.spdl, function=peers.spdl_own),
-        "Grain": peers.grain,
-        "WebDataset": peers.webdataset,
-        "DALI": peers.dali,
+        "torchdata.nodes, ideal's function": fast,
+        "SPDL, OpenCV": partial(peers.spdl, endless, recipe.opencv_batch, BATCH),
+        "SPDL, own decoder": partial(peers.spdl, endless, spdl_own, BATCH),
+        "Grain": partial(grain, paths),
+        "WebDataset": partial(peers.webdataset, paths, crop_sample, recipe.collate, BATCH),
+        "DALI": partial(peers.dali, paths, dali, BATCH),
     }
 
     def entered(name: str) -> Contestant:
         warm, timed = (LARGE_WARM, LARGE_FAST.get(name, LARGE_TIMED)) if large else (WARM, TIMED)
-        return Contestant(name, partial(streams[name], paths), warm, timed, BATCH)
+        return Contestant(name, streams[name], warm, timed, BATCH)
 
     return [entered(name) for name in streams if not (large and name in NOT_LARGE)]
 

@@ -21,9 +21,10 @@ from itertools import cycle, islice
 from typing import Any
 
 import harness
+import peers
 from harness import Contestant
-from hop_cost import shut_down
 from images import WORKERS, one_thread_each
+from peers import PREFETCH
 
 CLAIMS = {
     2.0: ">= 0.95 of two hand-written processes, ahead of every peer",
@@ -32,7 +33,6 @@ CLAIMS = {
 IDEAL = "hand-written process pool"
 OURS = "pipegraph, processes"
 BATCH = 32
-PREFETCH = 4
 ENDLESS = 1 << 30
 VALUES = 64
 TIMED_S = 2.0
@@ -149,49 +149,20 @@ def pipegraph_batches(transform: Transform) -> Iterator[Any]:
         yield loader
 
 
-@contextmanager
-def dataloader(transform: Transform) -> Iterator[Any]:
-    """Two persistent processes."""
-    from torch.utils.data import DataLoader
-
-    data: Any = transform
-    loader: Any = DataLoader(
-        data,
-        batch_size=BATCH,
-        num_workers=WORKERS,
-        prefetch_factor=PREFETCH // WORKERS,
-        persistent_workers=True,
-    )
-    iterator = iter(loader)
-    yield iterator
-    iterator._shutdown_workers()
-
-
-@contextmanager
-def torchdata_nodes(transform: Transform, method: Any) -> Iterator[Any]:
+def torchdata_nodes(transform: Transform, method: str) -> Any:
     """A batch per task."""
-    from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, Prefetcher
-
-    node: Any = IterableWrapper(range(0, ENDLESS, BATCH))
-    node = Prefetcher(ParallelMapper(node, transform.batch, num_workers=WORKERS, method=method), PREFETCH)
-    iterator = iter(Loader(node))
-    yield iterator
-    shut_down(iterator)
+    return peers.nodes(range(0, ENDLESS, BATCH), transform.batch, method)
 
 
 @contextmanager
 def spdl(transform: Transform) -> Iterator[Any]:
     """A batch per task in a process pool, as its guide to parallelism shows."""
-    from spdl.pipeline import PipelineBuilder
-
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(WORKERS, mp_context=context, initializer=one_thread_each) as executor:
-        empty: Any = PipelineBuilder()
-        builder = empty.add_source(range(0, ENDLESS, BATCH))
-        builder = builder.pipe(transform.batch, concurrency=WORKERS, executor=executor, output_order="input")
-        pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
-        with pipeline.auto_stop(timeout=120):
-            yield pipeline
+    with (
+        ProcessPoolExecutor(WORKERS, mp_context=context, initializer=one_thread_each) as executor,
+        peers.spdl(range(0, ENDLESS, BATCH), transform.batch, executor=executor) as pipeline,
+    ):
+        yield pipeline
 
 
 @contextmanager
@@ -216,7 +187,7 @@ def contestants(transform: Transform, item_ms: float) -> list[Contestant]:
         "pipegraph, source in processes": pipegraph_source,
         "pipegraph, processes, batches": pipegraph_batches,
         "pipegraph, threads": partial(pipegraph, backend="thread"),
-        "DataLoader, processes": dataloader,
+        "DataLoader, processes": partial(peers.dataloader, batch_size=BATCH),
         "torchdata.nodes, processes": partial(torchdata_nodes, method="process"),
         "torchdata.nodes, threads": partial(torchdata_nodes, method="thread"),
         "SPDL, processes": spdl,

@@ -22,8 +22,8 @@ from typing import Any
 import harness
 import torch
 from harness import Run
-from hop_cost import shut_down
 from images import WORKERS, one_thread_each
+from peers import shut_down
 
 CLAIM = "a resume in mid-epoch reads nothing again: it costs no more than a start"
 OURS = "pipegraph, threads"

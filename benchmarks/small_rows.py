@@ -11,16 +11,17 @@ rows in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import harness
 import numpy as np
+import peers
 from harness import Contestant
-from hop_cost import shut_down
 from images import WORKERS, one_thread_each
+from peers import PREFETCH
 
 CLAIM = "ahead of every peer, row by row and batch by batch"
 IDEAL = "hand-written, batches"
@@ -28,7 +29,6 @@ OURS = "pipegraph, batches"
 ROWS = 1_000_000
 COLUMNS = 32
 BATCH = 1024
-PREFETCH = 4
 PASSES = 1000  # more than any contestant draws
 
 
@@ -104,23 +104,16 @@ def pipegraph_rows(rows: Rows) -> Iterator[Any]:
         yield loader
 
 
-@contextmanager
-def dataloader(rows: Rows, batches: bool) -> Iterator[Any]:
-    """Two persistent processes; batches: a sampler of index lists with ``batch_size=None``."""
-    from torch.utils.data import DataLoader
+def asked(batches: bool) -> dict[str, Any]:
+    """How a DataLoader is asked; batches: a sampler of index lists with ``batch_size=None``."""
+    if batches:
+        return {"sampler": EndlessBatches(), "batch_size": None}
+    return {"sampler": EndlessRows(), "batch_size": BATCH}
 
-    data: Any = rows
-    ways: dict[str, Any] = (
-        {"sampler": EndlessBatches(), "batch_size": None}
-        if batches
-        else {"sampler": EndlessRows(), "batch_size": BATCH}
-    )
-    loader: Any = DataLoader(
-        data, num_workers=WORKERS, prefetch_factor=PREFETCH // WORKERS, persistent_workers=True, **ways
-    )
-    iterator = iter(loader)
-    yield iterator
-    iterator._shutdown_workers()
+
+def dataloader(rows: Rows, batches: bool) -> Any:
+    """Two persistent processes."""
+    return peers.dataloader(rows, **asked(batches))
 
 
 @contextmanager
@@ -129,53 +122,29 @@ def dataloader_inline(rows: Rows, batches: bool) -> Iterator[Any]:
     from torch.utils.data import DataLoader
 
     data: Any = rows
-    sampler: Any = EndlessBatches() if batches else EndlessRows()
-    yield iter(DataLoader(data, sampler=sampler, batch_size=None if batches else BATCH))
+    yield iter(DataLoader(data, **asked(batches)))
 
 
-@contextmanager
-def torchdata_nodes(rows: Rows, batches: bool) -> Iterator[Any]:
-    """Batch the indices, read and collate in two threads, prefetch."""
+def torchdata_nodes(rows: Rows, batches: bool) -> Any:
+    """Index lists, or indices batched; read and collated in two threads."""
     from torch.utils.data import default_collate
-    from torchdata.nodes import Batcher, IterableWrapper, Loader, ParallelMapper, Prefetcher
 
-    def read(indices: Sequence[int]) -> Any:
-        return rows[indices] if batches else default_collate([rows[index] for index in indices])
-
-    node: Any = Batcher(IterableWrapper(EndlessRows()), BATCH)
     if batches:
-        node = IterableWrapper(EndlessBatches())
-    node = Prefetcher(ParallelMapper(node, read, num_workers=WORKERS, method="thread"), PREFETCH)
-    iterator = iter(Loader(node))
-    yield iterator
-    shut_down(iterator)
+        return peers.nodes(EndlessBatches(), rows.__getitem__)
+    return peers.nodes(EndlessRows(), lambda found: default_collate([rows[i] for i in found]), batch=BATCH)
 
 
-@contextmanager
-def spdl(rows: Rows) -> Iterator[Any]:
+def spdl(rows: Rows) -> Any:
     """A list of indices per task."""
-    from spdl.pipeline import PipelineBuilder
-
-    empty: Any = PipelineBuilder()
-    builder = empty.add_source(EndlessBatches())
-    builder = builder.pipe(rows.__getitem__, concurrency=WORKERS, output_order="input")
-    pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
-    with pipeline.auto_stop(timeout=120):
-        yield pipeline
+    return peers.spdl(EndlessBatches(), rows.__getitem__)
 
 
-@contextmanager
-def grain(rows: Rows) -> Iterator[Any]:
+def grain(rows: Rows) -> Any:
     """Its own shuffle, a row at a time, batched in two read threads (it has no call for many rows)."""
-    import grain as gr
-    import torch
+    from grain import MapDataset
 
     source: Any = rows.table.numpy()
-    data = gr.MapDataset.source(source).seed(0).shuffle().repeat().batch(BATCH)
-    options = gr.ReadOptions(num_threads=WORKERS, prefetch_buffer_size=PREFETCH)
-    iterator = iter(data.to_iter_dataset(options))
-    yield (torch.from_numpy(batch) for batch in iterator)
-    iterator.close()
+    return peers.grain(MapDataset.source(source).seed(0).shuffle().repeat().batch(BATCH))
 
 
 def contestants(rows: Rows) -> list[Contestant]:

@@ -19,9 +19,10 @@ from typing import Any
 
 import harness
 import numpy as np
+import peers
 from harness import Contestant
-from hop_cost import shut_down
 from images import WORKERS, one_thread_each
+from peers import PREFETCH
 
 CLAIM = "windows of tokens: ahead of every peer"
 IDEAL = "hand-written loop"
@@ -30,7 +31,6 @@ SOURCE = "pipegraph, FromTokens"
 TOKENS = 100_000_000
 WINDOW = 2049
 BATCH = 16
-PREFETCH = 4
 ENDLESS = 1 << 40
 
 
@@ -139,61 +139,22 @@ def pipegraph_tokens(windows: Windows) -> Iterator[Any]:
         yield (batch["tokens"].to(torch.int64) for _ in iter(int, 1) for batch in loader)
 
 
-@contextmanager
-def dataloader(windows: Windows) -> Iterator[Any]:
-    """Two persistent processes that collate into shared memory."""
-    from torch.utils.data import DataLoader
-
-    data: Any = windows
-    loader: Any = DataLoader(
-        data,
-        batch_size=BATCH,
-        num_workers=WORKERS,
-        prefetch_factor=PREFETCH // WORKERS,
-        persistent_workers=True,
-    )
-    iterator = iter(loader)
-    yield iterator
-    iterator._shutdown_workers()
-
-
-@contextmanager
-def torchdata_nodes(windows: Windows) -> Iterator[Any]:
-    """Batch the indices, read in two threads, prefetch."""
-    from torchdata.nodes import Batcher, IterableWrapper, Loader, ParallelMapper, Prefetcher
-
-    node: Any = Batcher(IterableWrapper(range(ENDLESS)), BATCH)
-    node = Prefetcher(ParallelMapper(node, windows.batch, num_workers=WORKERS, method="thread"), PREFETCH)
-    iterator = iter(Loader(node))
-    yield iterator
-    shut_down(iterator)
-
-
-@contextmanager
-def spdl(windows: Windows) -> Iterator[Any]:
+def spdl(windows: Windows) -> Any:
     """A batch per task; the indices are grouped before the event loop sees them."""
-    from spdl.pipeline import PipelineBuilder
-
     lists = (range(start, start + BATCH) for start in range(0, ENDLESS, BATCH))
-    empty: Any = PipelineBuilder()
-    builder = empty.add_source(lists)
-    builder = builder.pipe(windows.batch, concurrency=WORKERS, output_order="input")
-    pipeline = builder.add_sink(PREFETCH).build(num_threads=WORKERS, use_thread_output_queue=True)
-    with pipeline.auto_stop(timeout=120):
-        yield pipeline
+    return peers.spdl(lists, windows.batch)
 
 
-@contextmanager
-def grain(windows: Windows) -> Iterator[Any]:
+def grain(windows: Windows) -> Any:
     """Batched in two read threads."""
-    import grain as gr
-    import torch
+    from grain import MapDataset
 
-    data = gr.MapDataset.range(1 << 30).map(windows.__getitem__).batch(BATCH)
-    options = gr.ReadOptions(num_threads=WORKERS, prefetch_buffer_size=PREFETCH)
-    iterator = iter(data.to_iter_dataset(options))
-    yield (torch.from_numpy(batch) for batch in iterator)
-    iterator.close()
+    return peers.grain(MapDataset.range(1 << 30).map(windows.__getitem__).batch(BATCH))
+
+
+def torchdata_nodes(windows: Windows) -> Any:
+    """A batch per task."""
+    return peers.nodes(range(ENDLESS), windows.batch, batch=BATCH)
 
 
 def contestants(windows: Windows) -> list[Contestant]:
@@ -210,7 +171,7 @@ def contestants(windows: Windows) -> list[Contestant]:
         entry(OURS, pipegraph_batches, 4000),
         entry("pipegraph, windows", pipegraph_windows, 2000),
         entry(SOURCE, pipegraph_tokens, 4000),
-        entry("DataLoader", dataloader, 1000),
+        entry("DataLoader", partial(peers.dataloader, batch_size=BATCH), 1000),
         entry("torchdata.nodes", torchdata_nodes, 2000),
         entry("SPDL", spdl, 1000),
         entry("Grain", grain, 1000),
