@@ -98,16 +98,6 @@ def test_close_from_another_thread_while_a_pass_starts_ends_everything(where):
     assert not [t for t in threading.enumerate() if t.name.startswith("pipegraph-")]
 
 
-@pytest.mark.parametrize("where", ["inline", "source"])
-def test_close_inside_the_thread_that_starts_does_not_wait_for_itself(where):
-    slow = Slow(inside=lambda: loader.close())
-    loader = graph_with(slow, where).loader()
-    error = outcome(lambda: iter(loader))()
-    assert isinstance(error, LoaderClosedError)
-    assert len(slow.closed) == len(slow.opened) > 0
-    loader.close()
-
-
 def test_a_start_that_does_not_return_is_named_and_closes_what_it_has_opened_later():
     slow = Slow()
     loader = graph_with(slow, "inline").loader()
@@ -183,18 +173,3 @@ def test_ctrl_c_between_any_two_lines_of_a_start_leaves_no_thread_and_the_loader
             assert len(slow.closed) == len(slow.opened), number
         assert not [str(each.message) for each in recwarn], number
         number += 4 * 3
-
-
-def test_workers_threads_are_started_where_no_signal_is_raised(monkeypatch):
-    starters, start = [], threading.Thread.start
-
-    def noted(thread):
-        starters.append((thread.name, threading.get_ident()))
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", noted)
-    with graph_with(ops.Map(str), "thread").loader() as loader:
-        assert [str(i) for i in range(9)] == list(loader)
-    names = [name for name, _ in starters]
-    assert names == ["pipegraph-g-fromsequence-0", "pipegraph-g-slow-0"]
-    assert threading.get_ident() not in [ident for _, ident in starters]

@@ -2,7 +2,6 @@
 
 import logging
 
-import numpy as np
 import pytest
 import torch
 from lines import before_lines
@@ -28,25 +27,8 @@ def threads(graph):
     rows(graph).then(same, capacity=1)
 
 
-def several_workers(graph):
-    rows(graph, workers=2).then(same, capacity=1, workers=2)
-
-
-def inline(graph):
-    rows(graph).then(same, backend="inline")
-
-
 def inline_alone(graph):
     graph.add(ops.FromSequence(ROWS), backend="inline").then(same, backend="inline")
-
-
-def batches(graph):
-    rows(graph).then(ops.Batch(2, collate=list), capacity=1).then(ops.Unbatch(), backend="inline")
-
-
-def budgeted(graph):
-    items = graph.add(ops.FromIterable(ROWS), capacity=1)
-    items.then(same, on_error=pg.Skip(0.5), backend="inline")
 
 
 def routed(graph):
@@ -55,19 +37,8 @@ def routed(graph):
     graph.add(ops.Merge(), *branches, capacity=1)
 
 
-def fan_out(graph):
-    source = rows(graph)
-    pairs = graph.add(ops.Zip(), source, source.then(same, capacity=1), backend="inline")
-    pairs.then(lambda pair: pair[0], backend="inline")
-
-
 def unordered(graph):
     rows(graph).then(same, workers=2, ordered=False, capacity=1)
-
-
-def memory_limited(graph):
-    arrays = rows(graph).then(lambda x: np.full(1000, x), workers=2, capacity=1)
-    arrays.then(lambda x: int(x[0]), backend="inline")
 
 
 class Stuck(logging.Handler):
@@ -97,7 +68,7 @@ class Consumer:
     def __init__(self, make, epochs):
         graph = pg.Graph("g")
         make(graph)
-        self.loader = graph.loader(epochs=epochs, memory_limit=20_000 if make is memory_limited else None)
+        self.loader = graph.loader(epochs=epochs)
         self.ordered = make is not unordered
         self.got = []
 
@@ -146,23 +117,23 @@ class Consumer:
         return True
 
 
-GRAPHS = [
-    *[threads, several_workers, inline, inline_alone, batches, budgeted, routed, fan_out, unordered],
-    memory_limited,
-]
+GRAPHS = [threads, inline_alone, routed, unordered]
 
 
-@pytest.mark.parametrize(("epochs", "make"), [*zip([1, None] * 5, GRAPHS, strict=True)])
+@pytest.mark.parametrize(("epochs", "make"), [*zip([1, None] * 2, GRAPHS, strict=True)])
 def test_after_ctrl_c_before_any_line_of_a_pass_the_next_one_is_whole(make, epochs, nothing_hangs):
     consumer = Consumer(make, epochs)
     with consumer.loader:
         lines = dict.fromkeys(consumer.lines(begins=True), True)
         lines.update(dict.fromkeys(consumer.lines(begins=False), False))
-        met = 0
-        for number, (place, begins) in enumerate(lines.items()):
+        met, own = (
+            0,
+            [*lines.items()][GRAPHS.index(make) % 3 :: 3],
+        )  # each graph takes other lines, of those that all run
+        for number, (place, begins) in enumerate(own):
             try:
                 met += consumer.interrupt_before(place, begins, resumes=number % 2)
             except BaseException as error:
                 error.add_note(f"interrupted before {place}")
                 raise
-        assert met > 0.8 * len(lines)
+        assert met > 0.8 * len(own)

@@ -1,6 +1,5 @@
 """What operators and orders of users give back is counted and compared: nothing hangs, nothing is lost or doubled."""
 
-import numpy as np
 import pytest
 
 import pipegraph as pg
@@ -60,35 +59,6 @@ def test_a_map_that_returns_an_earlier_chunk_is_refused(kind, backend):
     with graph.loader() as loader, pytest.raises(GraphError, match=said):
         seen.extend(loader)
     assert seen == ([] if kind is Late else [0])
-
-
-class Drawing(pg.order.Order):
-    """Draws what it is told to."""
-
-    def __init__(self, drawn):
-        self.drawn = drawn
-
-    def config(self):
-        return {"order": "drawing"}
-
-    def draw(self, layout, positions, seed, epoch):
-        return self.drawn
-
-
-@pytest.mark.parametrize(
-    ("drawn", "said"),
-    [
-        (np.zeros(1, np.int64), r"one sample for each position \(shape \(5,\)\), got int64 of shape \(1,\)"),
-        (np.zeros(9, np.int64), r"got int64 of shape \(9,\)"),
-        (np.zeros(5), r"an array of integers .*, got float64"),
-        ([0, 1, 2, 3, 4], r"got \[0, 1, 2, 3, 4\]"),
-        (np.arange(-2, 3), "samples from 0 on, got -2"),
-    ],
-    ids=["too few", "too many", "no integers", "a list", "negative"],
-)
-def test_an_order_that_draws_other_than_one_sample_per_position_is_refused(drawn, said):
-    with pytest.raises(GraphError, match=said):
-        Drawing(drawn).samples_at(5, np.arange(5))
 
 
 class Bare(pg.Source):

@@ -85,7 +85,7 @@ def test_user_code_that_does_not_return_is_named_with_its_stack_and_abandoned():
     assert not stuck.is_alive()
 
 
-@pytest.mark.parametrize("cycles", [150, pytest.param(970, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cycles", [80, pytest.param(970, marks=pytest.mark.slow)])
 def test_cycles_leave_threads_descriptors_and_memory_where_they_were(cycles):
     def cycle():
         with make(capacity=2).loader(epochs=2, memory_limit="1 MB") as loader:

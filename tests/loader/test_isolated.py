@@ -8,7 +8,6 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError
 from pipegraph.testing import assert_resumes_exactly
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -93,18 +92,3 @@ def test_an_error_in_the_child_names_its_stage_and_sample():
     with own.loader(isolate=True) as loader, pytest.raises(ValueError, match="no") as caught:
         list(loader)
     assert any("stage 'breaks', sample 0 at position 0" in text for text in caught.value.__notes__)
-
-
-def test_tuning_and_isolation_exclude_each_other():
-    with pytest.raises(GraphError, match="give one"):
-        graph().loader(isolate=True, autotune=True)
-
-
-def test_the_output_of_a_route_is_isolated_as_it_is():
-    own = pg.Graph("routed")
-    routed = own.add(ops.FromSequence(range(8))).then(ops.Route(lambda x: x % 2, 2))
-    odd = routed[1].then(ops.Batch(2)).then(ops.Pin())
-    with own.loader(odd, isolate=True) as loader:
-        assert [batch.tolist() for batch in loader] == [[1, 3], [5, 7]]
-    with own.loader(routed[1], isolate=True) as loader:
-        assert list(loader) == [1, 3, 5, 7]

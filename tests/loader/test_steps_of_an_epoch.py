@@ -88,24 +88,6 @@ def test_the_steps_of_an_epoch_are_known_at_another_world_size(make, size, other
                 assert len(list(loader)) == left - 3
 
 
-def test_the_steps_of_an_epoch_are_known_in_a_changed_graph():
-    with batches().loader() as loader:
-        state, _ = saved(loader, 6)
-    with batches(4).loader(epochs=2) as loader:
-        with pytest.warns(pg.errors.PipegraphWarning, match="graph that was changed since"):
-            loader.load_state_dict(state, allow=["batch"])
-        with pytest.raises(
-            TypeError, match="no length in this epoch: it continues in a graph that was changed"
-        ):
-            len(loader)
-        again, counted = saved(loader, 3)
-        assert counted == 9
-    with batches(4).loader(rank=1, world_size=3) as loader:
-        loader.load_state_dict(again)
-        assert saved(loader)[1] == 9
-        assert len(loader) == len(list(loader)) == (240 - 6 * 2 - 3 * 4) // 4 // 3
-
-
 @pytest.mark.parametrize("fewest", [1, 7, 64, 100])
 def test_rows_of_a_bundle_end_where_the_ranks_have_agreed(monkeypatch, fewest):
     def job(count):

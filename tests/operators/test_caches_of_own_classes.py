@@ -108,14 +108,3 @@ def test_an_operator_that_depends_on_its_item_alone_may_be_above_a_cache():
     first, second = epochs_of(cached(Identified(20), Doubles()), 2)
     assert sorted(first) == sorted(second) == [20 * n for n in range(20)]
     assert first != second
-
-
-def test_a_cache_refuses_what_can_be_read_only_once():
-    graph = pg.Graph()
-    made = graph.add(ops.FromSequence(range(3))).then(lambda x: (y for y in range(x)), name="made")
-    made.then(ops.Cache("1 MB"), name="kept")
-    with (
-        graph.loader() as loader,
-        pytest.raises(GraphError, match="Cache: a result is or contains .*; return a list"),
-    ):
-        list(loader)

@@ -127,23 +127,6 @@ def test_random_documents_resume_exactly(lengths, length, method, window):
     assert_resumes_exactly(packed(method, length, window, lengths), epochs=1)
 
 
-def test_below_a_route_and_a_mixture_it_resumes_too():
-    def make():
-        graph = pg.Graph("g", seed=3)
-        one = graph.add(ops.FromSequence(documents([5, 9, 2, 7, 0, 3] * 2)), name="one")
-        other = graph.add(ops.FromSequence(documents([4, 4, 11] * 2)), name="other")
-        mix = graph.add(ops.Mix([1, 2], stop="all"), one, other, name="mix")
-        routed = mix.then(ops.Route(lambda x: len(x) % 2, 2), name="route")
-        ends = [
-            graph.add(ops.Pack(6, method, window=3), routed[i], name=f"pack{i}")
-            for i, method in enumerate(("split", "fit"))
-        ]
-        graph.add(ops.Merge(), *ends, name="merge")
-        return graph
-
-    assert_resumes_exactly(make)
-
-
 def test_below_an_unordered_stage_it_is_refused():
     graph = pg.Graph("g")
     graph.add(ops.FromIterable(documents([3]))).then(lambda x: x, workers=2, ordered=False).then(ops.Pack(2))

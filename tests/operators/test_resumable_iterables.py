@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import RandomSampler
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -194,23 +193,6 @@ def test_an_iterable_that_ends_before_the_state_is_refused(way: str, world_size:
             list(loader)
 
 
-def test_the_rest_of_an_iterable_at_another_world_size_must_be_there() -> None:
-    def made(count: int) -> pg.Graph:
-        return single(ops.FromIterable(Bare(count)))
-
-    states = []
-    for rank in range(2):
-        with made(10).loader(rank=rank, world_size=2, equal_steps=False) as loader:
-            states.append(next_state(loader, 3)[0])
-    with made(10).loader() as loader:
-        loader.load_state_dict(states)
-        assert list(loader) == [6, 7, 8, 9]
-    with made(4).loader() as loader:
-        loader.load_state_dict(states)
-        with pytest.raises(StateError, match="6 items of its iterable .* ended after 4"):
-            list(loader)
-
-
 def test_one_iterator_in_two_sources_is_refused() -> None:
     items = iter(range(6))
     made = pg.Graph("numbers")
@@ -219,51 +201,3 @@ def test_one_iterator_in_two_sources_is_refused() -> None:
     )
     with pytest.raises(GraphError, match="stages 'a' and 'b' read one range_iterator"):
         made.plan()
-
-
-def cut_short(source: Any, way: str, **stage: Any) -> pg.Graph:
-    """A source of which an epoch needs three items only."""
-    graph = pg.Graph("cut", seed=1)
-    node = graph.add(source, name="numbers", **stage)
-    if way == "Zip":
-        graph.add(ops.Zip(), graph.add(ops.FromSequence(range(3)), **stage), node, **stage)
-    elif way == "Repeat":
-        node.then(ops.Repeat(20), **stage).then(ops.Take(3), **stage)
-    elif way == "Batch":
-        node.then(ops.Batch(2, collate=list), **stage).then(ops.Take(3), **stage)
-    else:
-        node.then(ops.Take(3), **stage)
-    return graph
-
-
-def drawn(replacement: bool) -> Any:
-    generator = torch.Generator().manual_seed(3)
-    return ops.FromSequence(
-        range(100), sampler=RandomSampler(range(100), replacement=replacement, generator=generator)
-    )
-
-
-@pytest.mark.parametrize("way", ["Take", "Zip", "Repeat", "Batch"])
-@pytest.mark.parametrize("replacement", [False, True])
-def test_epochs_cut_short_draw_from_a_generator_alike_everywhere(way: str, replacement: bool) -> None:
-    expected = None
-    for stage in ({"backend": "inline"}, {}, {"capacity": 1}, {"capacity": 500, "workers": 3}):
-        with cut_short(drawn(replacement), way, **stage).loader(epochs=3) as loader:
-            states, epochs = [], []
-            for _ in range(3):
-                epochs.append(list(loader))
-                states.append(json.loads(json.dumps(loader.state_dict())))
-        expected = expected or epochs
-        assert epochs == expected
-        assert epochs[0] != epochs[1]
-        for number, state in enumerate(states[:-1], 1):
-            with cut_short(drawn(replacement), way, **stage).loader(epochs=3) as loader:
-                loader.load_state_dict(state)
-                assert [list(loader) for _ in range(number, 3)] == expected[number:]
-        with cut_short(drawn(replacement), way, **stage).loader(epochs=3) as loader:
-            passing = iter(loader)
-            first = [next(passing)]
-            state = json.loads(json.dumps(loader.state_dict()))
-        with cut_short(drawn(replacement), way, **stage).loader(epochs=3) as loader:
-            loader.load_state_dict(state)
-            assert [first + list(loader), list(loader), list(loader)] == expected

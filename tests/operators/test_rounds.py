@@ -8,7 +8,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import GraphError
-from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
+from pipegraph.testing import assert_resumes_exactly
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -87,20 +87,6 @@ def test_each_round_has_its_own_order_and_the_first_is_the_epochs():
     assert first == found and second != found
 
 
-def test_length_ranks_and_the_plan():
-    graph = repeated("sequence", 3, ops.Batch(2, collate=list))()
-    assert "source: is read several times in an epoch, for 'repeat'" in str(graph.plan())
-    with graph.loader() as loader:
-        assert len(loader) == 11
-    shares = [items_of(repeated("sequence", 2)(), rank=r, world_size=2) for r in range(2)]
-    assert set(Counter(shares[0] + shares[1]).values()) <= {2, 3, 4}  # each rank's share is padded
-    assert len(shares[0]) == len(shares[1]) == 8
-
-
-def test_it_is_the_same_everywhere():
-    assert_same_everywhere(repeated("sequence", 3, ops.Shuffle(5), ops.Batch(4, collate=list)))
-
-
 def test_unordered_stages_below_resume_sample_by_sample():
     def make():
         graph = pg.Graph("g", seed=4)
@@ -173,23 +159,6 @@ def test_take_ends_an_epoch_also_of_an_endless_stream():
 def test_take_resumes_exactly(count):
     assert_resumes_exactly(taken(count))
     assert_resumes_exactly(taken(count, True, ops.Shuffle(3)))
-
-
-def test_take_is_the_same_everywhere():
-    assert_same_everywhere(taken(7, True, ops.Batch(2, collate=list)), processes=0)
-
-
-def test_take_refuses_what_it_cannot_count():
-    with pytest.raises(GraphError, match="Take: count must be an int >= 0, got -1"):
-        ops.Take(-1)
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable([1])).then(lambda x: x, workers=2, ordered=False).then(ops.Take(1))
-    with pytest.raises(GraphError, match="make it ordered=True"):
-        graph.plan()
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable([1])).then(ops.Take(1), on_error=pg.Skip())
-    with pytest.raises(GraphError, match="take only hands them on"):
-        graph.plan()
 
 
 # -- Mix(stop="repeat") --------------------------------------------------------------------------------

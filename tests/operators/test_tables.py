@@ -152,19 +152,6 @@ def test_columns_are_checked() -> None:
         ops.FromTable([1, 2])
 
 
-def test_columns_of_one_name_are_refused() -> None:
-    pandas = pytest.importorskip("pandas", reason="the extra test brings it")
-    twice = pa.table([[1], [2], [3]], names=["a", "b", "a"])
-    for given in (twice, pandas.DataFrame([[1, 2, 3]], columns=["a", "b", "a"])):
-        with pytest.raises(
-            GraphError, match="several columns named 'a'; .* rename them, as with table.rename_c"
-        ):
-            ops.FromTable(given)
-    with pytest.raises(GraphError, match="several columns named 'a'"):
-        ops.FromTable(twice, columns=["a"])
-    assert ops.FromTable(twice, columns=["b"]).item(0) == {"b": 2}
-
-
 def test_data_frames_are_tables() -> None:
     pandas = pytest.importorskip("pandas", reason="the extra test brings it")
     with pytest.raises(GraphError, match=r"FromTable: .*column odd .*; give its values one type"):

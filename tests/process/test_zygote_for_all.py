@@ -2,8 +2,6 @@
 
 import os
 
-import pytest
-
 BEGIN = """
 import os, sys, threading
 import pipegraph as pg
@@ -68,20 +66,3 @@ delivered(lambda x: print("by a worker"))
     )
     assert done.stdout == f"{(1, 'said', None, str(tmp_path))}\n", done.stderr
     assert (tmp_path / "written").read_text() == "by a worker\n" * 2
-
-
-@pytest.mark.parametrize("threads", [False, True], ids=["forked", "fresh interpreter"])
-def test_the_timeout_of_the_scripts_sockets_is_not_that_of_ours(programs, threads):
-    """A pass, and the time between two, may be longer than the timeout."""
-    done = programs.run(
-        """
-import socket, sys, threading
-socket.setdefaulttimeout(0)  # each wait would fail at once
-"""
-        + (BEGIN if threads else BEGIN.replace("threading.Thread(target=gate.wait, daemon=True).start()", ""))
-        + """
-print(delivered(abs), len(data_loader()), socket.getdefaulttimeout())
-gate.set()
-"""
-    )
-    assert (done.stdout, done.stderr) == ("[0, 1] 2 0.0\n", "")

@@ -7,7 +7,6 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DataError
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -43,16 +42,6 @@ def test_key_value_folders_are_columns_as_pyarrow_reads_them(
     expected = sorted(pq.read_table(folder).to_pylist(), key=lambda row: row["x"])
     assert read(folder / "**" / "*.parquet", order) == expected
     assert len(expected) == 4 and expected[0].keys() == {"x", "year", "label"}
-
-
-@pytest.mark.parametrize("order", ORDERS, ids=repr)
-def test_columns_filters_and_fillings_take_columns_of_folders(order: pg.order.Order, tmp_path: Path) -> None:
-    parts = written(tmp_path / "data", ["0", "7", "__HIVE_DEFAULT_PARTITION__"]) / "**" / "*.parquet"
-    assert read(parts, order, columns=["label"], filter=[("label", ">", 5)]) == [{"label": 7}] * 2
-    assert read(parts, order, columns=["x"], filter=[("label", "=", 0)]) == [{"x": 0}, {"x": 1}]
-    assert [row["label"] for row in read(parts, order, fill={"label": -1})] == [0, 0, 7, 7, -1, -1]
-    with pytest.raises(DataError, match="asks for the column 'month'; there are 'x', 'year', 'label'"):
-        read(parts, order, columns=["month"])
 
 
 def test_a_column_of_the_file_takes_the_place_of_its_folders_and_parts_without_a_folder_have_a_null(

@@ -9,7 +9,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DataError, StoreError
+from pipegraph.errors import StoreError
 from pipegraph.storage import build_manifest
 from pipegraph.storage.stores import StoreClient
 
@@ -80,16 +80,3 @@ def test_an_object_that_is_replaced_in_the_middle_of_an_epoch_is_an_error(
         except StoreError as error:
             assert "was replaced while it was in use" in str(error)  # noqa: PT017
     assert versions(found) == {1}
-
-
-def test_a_file_that_is_replaced_under_its_graph_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "a.npy"
-    np.save(path, array(1))
-    graph = pg.Graph("replaced")
-    graph.add(ops.ShardSelect(path), name="select").then(ops.Load(), name="load")
-    with graph.loader() as loader:
-        assert versions(loader) == {1}
-    np.save(path, array(2))
-    os.utime(path, ns=(1, 1))
-    with graph.loader() as loader, pytest.raises(DataError, match="was written again since it was looked up"):
-        list(loader)

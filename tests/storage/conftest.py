@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import io
 import os
 import random
@@ -31,16 +29,6 @@ def make_tar(tmp_path: Path) -> MakeTar:
         return path
 
     return make
-
-
-@pytest.fixture(params=[errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-def no_file_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file system is one without ``flock``, and says so in one of the ways there are."""
-
-    def flock(fd: int, operation: int) -> None:
-        raise OSError(request.param, os.strerror(request.param))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
 
 
 @pytest.fixture

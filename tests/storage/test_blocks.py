@@ -94,14 +94,6 @@ def test_blocks_are_the_same_from_place_memory_and_cache(
         )
 
 
-def test_where_the_cache_has_no_room_blocks_are_read_into_memory(
-    manifest: Manifest, remote: Part, tmp_path: Path
-) -> None:
-    with StoreClient() as store, NodeCache(tmp_path / "cache", 5000) as cache:
-        assert len(samples(remote, manifest, store=store, cache=cache)) == 200
-        assert cache.usage() == 0
-
-
 @pytest.mark.parametrize("cached", [True, False])
 def test_bytes_that_never_match_are_an_error(
     manifest: Manifest, remote: Part, tmp_path: Path, cached: bool

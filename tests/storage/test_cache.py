@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import os
-import pickle
 import signal
 import threading
 from collections.abc import Iterator
@@ -267,13 +266,6 @@ def test_what_a_killed_process_was_downloading_is_removed_at_the_next_start(
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert NodeCache(cache.folder, 10_000).usage() == 0
-
-
-def test_a_pickled_cache_is_the_same_folder_and_limit(cache: NodeCache) -> None:
-    read(cache, 1)
-    copy = pickle.loads(pickle.dumps(cache))
-    assert (copy.folder, copy.limit) == (cache.folder, cache.limit)
-    assert entry(1) in copy
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:

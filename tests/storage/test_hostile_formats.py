@@ -68,20 +68,6 @@ def test_numpy_headers_that_lie_are_refused(header: bytes, message: str) -> None
         list(format_of("a.npy").samples(file))
 
 
-def bomb_gz(path: Path, piece: bytes, nbytes: int) -> None:
-    with gzip.open(path, "wb", compresslevel=1) as out:
-        for _ in range(nbytes // len(piece)):
-            out.write(piece)
-
-
-def test_a_gz_bomb_of_one_endless_line_is_refused_in_bounded_memory(tmp_path: Path) -> None:
-    path = tmp_path / "bomb.jsonl.gz"
-    bomb_gz(path, b"0" * (1 << 20), 80 << 20)
-    assert path.stat().st_size < 1 << 20
-    with memory_bounded(300 << 20), pytest.raises(ShardError, match="longer than 67108864 bytes"):
-        samples(path)
-
-
 @pytest.mark.parametrize("kind", ["gz", "zst"])
 def test_a_packed_stream_cut_short_is_refused(tmp_path: Path, kind: str) -> None:
     lines = b"".join(b'{"n": %d}\n' % (i * 7919 % 10007) for i in range(20_000))

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipegraph.errors import DataError, StoreError
+from pipegraph.errors import DataError
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.indexing import build_manifest
-from pipegraph.storage.manifest import Manifest
 from pipegraph.storage.node_cache import Cacheable, NodeCache
 from pipegraph.storage.object_file import RemoteFile, open_part
 from pipegraph.storage.parts import Part
@@ -124,20 +123,3 @@ def test_with_a_fifth_of_all_requests_spoiled_every_byte_arrives_right(
         flipped = sum(f == "flip" for _, _, f in proxy.seen)
         assert cache.stats.corrupt == flipped > 0
     assert {f for _, _, f in proxy.seen} == {"", "stall", *faults}
-
-
-def test_a_manifest_may_lie_beside_remote_shards(
-    shard: tuple[Path, Part], s3_port: int, connect: Connect
-) -> None:
-    path, part = shard
-    store = connect(s3_port)
-    manifest = build_manifest([part], store=store, block_nbytes=50_000)
-    url = part.uri.replace("a.tar", "index.json")
-    manifest.save(url, store)
-    again = Manifest.load(url, store)
-    assert again == manifest
-    assert again.parts == (part,)
-    with pytest.raises(DataError, match="cannot name the local part"):
-        build_manifest([path]).save(url, store)
-    with pytest.raises(StoreError, match="not found"):
-        Manifest.load(url + "x", store)

@@ -54,13 +54,6 @@ def test_a_list_keeps_its_order_and_may_mix_patterns_paths_and_parts(folder: Pat
     assert names(parts) == ["part-00003.tar", "part-00001.tar", "part-00002.tar", "x.tar"]
 
 
-def test_urls_with_braces_name_remote_parts_without_asking_a_store() -> None:
-    parts = expand_parts("s3://bucket/train-{00001..16000}.tar")
-    assert len(parts) == 16_000
-    assert Part("s3://bucket/train-16000.tar", None) == parts[-1]
-    assert not parts[0].is_local
-
-
 def test_a_file_url_is_a_local_path(folder: Path) -> None:
     assert [p.size for p in expand_parts(f"file://{folder}/part-00005.tar")] == [5]
 

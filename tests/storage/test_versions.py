@@ -42,25 +42,6 @@ def test_an_object_that_was_replaced_does_not_come_from_the_cache_as_it_was(
     assert len(os.listdir(Path(cache.folder) / "objects")) == 1
 
 
-def test_a_cached_object_is_asked_for_its_version_only(
-    proxy: Any, connect: Connect, url: str, cache: NodeCache
-) -> None:
-    read(Part(url), store=connect(proxy.port), cache=cache)
-    proxy.seen.clear()
-    store = connect(proxy.port)
-    for _ in range(3):
-        assert read(Part(url), store=store, cache=cache) == OLD
-    assert [method for method, _, _ in proxy.seen] == ["HEAD"]
-    (listed,) = connect(s3_port_of(proxy)).list(url[: -len("object.bin")])
-    read(listed, store=connect(proxy.port), cache=cache)
-    assert len(proxy.seen) == 1
-
-
-def s3_port_of(proxy: Any) -> int:
-    port: int = proxy._upstream
-    return port
-
-
 def test_an_object_replaced_while_its_ranges_are_fetched_is_an_error(
     proxy: Any, s3_port: int, connect: Connect, url: str
 ) -> None:
@@ -96,31 +77,6 @@ def test_a_local_file_that_was_overwritten_does_not_come_from_the_cache_as_it_wa
     path.write_bytes(NEW)
     os.utime(path, ns=(1, 1))  # whatever the clock says
     assert read(Part(str(path)), cache=cache) == NEW
-
-
-def test_a_local_part_written_over_in_place_with_its_old_time_is_fetched_again(
-    tmp_path: Path, cache: NodeCache
-) -> None:
-    path = tmp_path / "a.bin"
-    path.write_bytes(OLD)
-    before = os.stat(path)
-    assert read(Part(str(path)), cache=cache) == OLD
-    write_in_place(path, NEW, before)
-    assert read(Part(str(path)), cache=cache) == NEW
-
-
-def write_in_place(path: Path, data: bytes, before: os.stat_result) -> None:
-    """As ``rsync --inplace --times`` does. The change time alone shows it, at the next tick of the file system's clock."""
-    while os.stat(path).st_ctime_ns == before.st_ctime_ns:
-        with open(path, "r+b") as file:
-            file.write(data)
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    after = os.stat(path)
-    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (
-        before.st_ino,
-        before.st_size,
-        before.st_mtime_ns,
-    )
 
 
 def test_a_local_part_that_is_written_again_is_refused(tmp_path: Path, cache: NodeCache) -> None:
