@@ -349,6 +349,7 @@ def test_a_writer_resumes_behind_its_last_whole_shard(tmp_path: Path) -> None:
                 if begun + number == stop:
                     raise KeyboardInterrupt
                 writer.write(row)
+        assert writer.written == 100
         return begun
 
     write("whole", None)
