@@ -85,8 +85,8 @@ def test_a_group_leaves_when_the_next_sample_does_not_fit():
     assert [[len(x) for x in batch] for batch in found] == [[9], [3, 2, 3, 1], [3], [9]]
 
 
-@settings(max_examples=15)
-@given(st.lists(st.integers(0, 12), max_size=40), st.integers(12, 40))
+@settings(max_examples=6)
+@given(st.lists(st.integers(0, 12), max_size=20), st.integers(12, 40))
 def test_every_batch_is_of_one_bucket_within_the_budget_and_resumes_exactly(lengths, limit):
     make = bucketed(lengths, limit)
     with make().loader() as loader:

@@ -74,8 +74,7 @@ def test_a_repeated_stream_gives_each_item_so_often_and_resumes_exactly(kind):
         assert found == Counter(x for number in range(3) for x in numbers(number))
     else:
         assert found == Counter(3 * items_of(repeated(kind, 1)()))
-    assert_resumes_exactly(repeated(kind))
-    assert_resumes_exactly(repeated(kind, 3, ops.Batch(4, collate=list)))
+    assert_resumes_exactly(repeated(kind, 2, ops.Batch(2, collate=list)))
 
 
 def test_each_round_has_its_own_order_and_the_first_is_the_epochs():
@@ -90,7 +89,7 @@ def test_each_round_has_its_own_order_and_the_first_is_the_epochs():
 def test_unordered_stages_below_resume_sample_by_sample():
     def make():
         graph = pg.Graph("g", seed=4)
-        graph.add(ops.FromSequence(range(9), shuffle=True)).then(ops.Repeat(3)).then(
+        graph.add(ops.FromSequence(range(5), shuffle=True)).then(ops.Repeat(2)).then(
             lambda x, rng: (x, int(rng.integers(99))), workers=3, ordered=False
         )
         return graph
@@ -155,7 +154,7 @@ def test_take_ends_an_epoch_also_of_an_endless_stream():
         assert len(loader) == 2 and list(loader) == [[0, 1, 2], [3, 4, 5]]
 
 
-@pytest.mark.parametrize("count", [0, 1, 4, 20])
+@pytest.mark.parametrize("count", [0, 4])
 def test_take_resumes_exactly(count):
     assert_resumes_exactly(taken(count))
     assert_resumes_exactly(taken(count, True, ops.Shuffle(3)))
