@@ -180,6 +180,50 @@ def test_a_block_that_outgrows_the_budget_is_an_error_that_says_what_helps(make_
     assert reader._table.nbytes == 0
 
 
+def test_no_more_is_loaded_at_once_than_there_is_room_for(make_reader: Any) -> None:
+    source = Blocks(budget=20, gated=True)
+    reader = make_reader(source, ahead=False)
+    threads = [
+        threading.Thread(target=lambda n=n: reader.release(reader.acquire(n, 0, None))) for n in range(3)
+    ]  # type: ignore[misc]
+    for thread in threads:
+        thread.start()
+    with source.changed:
+        assert source.changed.wait_for(lambda: len(source.opened) == 2, 20)
+        waiting = ({0, 1, 2} - set(source.opened)).pop()
+    with reader._lock:
+        assert [entry.state for entry in reader._table].count("loading") == 2
+        assert reader._table.nbytes == 20
+    for number in {0, 1, 2} - {waiting}:
+        source.allow(number)
+    source.wait_until_opened(waiting)
+    source.allow(waiting)
+    for thread in threads:
+        thread.join(20)
+    # A load that is alone may begin while the others' blocks are still being read: one always continues.
+    assert reader._table.nbytes <= 30
+
+
+def test_where_blocks_do_not_fit_the_one_used_farthest_ahead_goes(make_reader: Any) -> None:
+    """Seven blocks in turn with room for five: of each round only what does not fit is loaded anew."""
+    source = Blocks(budget=50)
+    reader = make_reader(source, ahead=False)
+    steps, planned = list(range(7)) * 30, threading.Event()
+    merge = reader._steps.merge
+
+    def merged(*found: Any) -> None:
+        merge(*found)
+        planned.set()
+
+    reader._steps.merge = merged  # type: ignore[method-assign]
+    reader.dealt(deal(steps))
+    assert planned.wait(20)  # all steps are one draw; what the plan does not know yet goes first
+    for step, number in enumerate(steps):
+        reader.release(reader.acquire(number, 0, step))
+    # The least recently used one would be the wrong one each time: 210 loads. Belady's rule needs about a third.
+    assert len(source.opened) == 74
+
+
 def test_what_is_held_stays_within_the_budget_and_blocks_in_use_stay(make_reader: Any) -> None:
     source = Blocks(budget=30)
     reader = make_reader(source, ahead=False)
