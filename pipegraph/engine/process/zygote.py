@@ -27,6 +27,7 @@ import sys
 import traceback
 import warnings
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
@@ -254,17 +255,26 @@ def keep_for(owner: object) -> None:
         weakref.finalize(owner, release, borrow())
 
 
-def renew() -> None:
+@contextlib.contextmanager
+def renewed() -> Iterator[None]:
     """If only idle owners keep the zygote, and the trainer may be forked, have the next loader fork it as it is then.
-    Workers see what the script has changed in modules since, as those of torch's loader do, which are forked too."""
+    Workers see what the script has changed in modules since, as those of torch's loader do, which are forked too.
+
+    The old one ends when the next loader has begun within this: its workers do not wait for that.
+    """
     global _shared, _users
     with _lock:
         old = _shared
         if old is None or not old.forked or _users > len(_keepers) or not may_fork():
-            return
-        _shared, _users = None, 0
-        _keepers.clear()  # what these release later is no longer shared
-    old.close()
+            old = None
+        else:
+            _shared, _users = None, 0
+            _keepers.clear()  # what these release later is no longer shared
+    try:
+        yield
+    finally:
+        if old is not None:
+            old.close()
 
 
 def release(zygote: Zygote) -> None:
