@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, final
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ import torch
 from pipegraph.batches import select_rows
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator, Source, Traits
+from pipegraph.device.backend import normalised
 from pipegraph.errors import DataError, GraphError, note, shown
 from pipegraph.integers import integer
 from pipegraph.operators.batch_slabs import StageSlabs
@@ -27,6 +29,9 @@ from pipegraph.operators.images.normalize_tables import bits_of, row_filler
 from pipegraph.operators.load import Load, no_path
 from pipegraph.operators.normalize import Normalize
 from pipegraph.storage.read_file import read_file
+
+if TYPE_CHECKING:
+    from pipegraph.operators.images.on_device import DeviceDecoder
 
 _pixels = Scratch()
 
@@ -65,6 +70,9 @@ class DecodeImage(RowOperator):
             the output. Boxes are clipped to the output; those outside remain, with no area.
         region: name of a field to add: a dict of the crop ``top, left, height, width`` in pixels of the image, with
             ``flip``, ``image_height`` and ``image_width``.
+        device: where to decode JPEGs, of batches: ``"cuda"`` or another name of ``CopyToDevice``'s. nvImageCodec
+            decodes them there; ``backend`` decodes other images, on the host. All tensors of a batch are delivered on
+            the device. ``interpolation`` is then as in Pillow. See ``docs/images.md``.
 
     Raises:
         GraphError: an argument is out of range, a choice is unknown, or a field is named for two things.
@@ -91,6 +99,7 @@ class DecodeImage(RowOperator):
         boxes: str | Sequence[str] = (),
         keypoints: str | Sequence[str] = (),
         region: str | None = None,
+        device: torch.device | str | int | None = None,
     ) -> None:
         rule = "must be an int or (height, width) >= {}"
         given = tuple(size) if isinstance(size, tuple | list) else (size, size)
@@ -124,12 +133,16 @@ class DecodeImage(RowOperator):
         self.backend = backend
         self.interpolation: Interpolation = interpolation
         self.mode = mode
+        place = None if device is None else normalised(device)
+        self.device = None if place is None or place.type == "cpu" else place
+        self.needs = "any" if self.device is None else "batch"
         self.random = (crop is not None and crop.random) or flip > 0
         self.depends_on = "item|random" if self.random else "item"
         self._channels = 3 if mode == "RGB" else 1
         self._context = Context("")
         self._decoder: Any = None
-        self._slabs: StageSlabs
+        self._slabs: Any  # StageSlabs, or the DeviceDecoder
+        self._device: DeviceDecoder | None = None
         self._normalize: Normalize | None = None
         self._load: str | None = None
         self._fill: Any = None
@@ -145,11 +158,19 @@ class DecodeImage(RowOperator):
             "flip": self.flip,
             "interpolation": self.interpolation,
             "mode": self.mode,
-            "pixels": family_of(self.backend),
+            "pixels": family_of(self.backend) if self.device is None else "device",
         }
 
     @property
     def traits(self) -> Traits:
+        if self.device is not None:
+            return Traits(
+                in_trainer=True,
+                one_worker=True,
+                moves="made",
+                notes=lambda: [f"decodes JPEGs on {self.device} with nvImageCodec, other images on the host"],
+                take_in=self._taking_in,
+            )
         return Traits(
             slabs=True,
             most_threads=MOST_THREADS,
@@ -185,10 +206,21 @@ class DecodeImage(RowOperator):
     def open(self, context: Context) -> None:
         self._context = context
         self._decoder = open_backend(self.backend, self.crop is None)
-        self._slabs = StageSlabs(context)
+        if self.device is None:
+            self._slabs = StageSlabs(context)
+        else:
+            from pipegraph.operators.images.on_device import DeviceDecoder
+
+            self._slabs = self._device = DeviceDecoder(
+                self.device, context, self.size, self._channels, self.interpolation, self._normalize
+            )
         if self._normalize is not None:
             ours = self._normalize
             self._fill = row_filler(ours.mean, ours.std, ours.dtype, ours.layout)
+
+    def close(self) -> None:
+        if self._device is not None:
+            self._device.close()
 
     def _output(self) -> tuple[torch.dtype, Any, tuple[int, ...]]:
         """Dtype, the dtype as which NumPy writes it, and shape of one image."""
@@ -243,7 +275,11 @@ class DecodeImage(RowOperator):
         dtype, written, shape = self._output()
         nbytes = count * math.prod(shape) * dtype.itemsize
         slab = self._slabs.take(nbytes, chunk.data)
-        rows = slab.numpy()[:nbytes].view(written).reshape(count, *shape)
+        rows: Any
+        if self._device is None:
+            rows = slab.numpy()[:nbytes].view(written).reshape(count, *shape)
+        else:
+            rows = slab[:nbytes].view(dtype).view(count, *shape)
         # All at once, before decoding drives this code and its data from the processor's caches.
         numbers = self._draw(chunk)
         if paths is not None:
@@ -252,7 +288,8 @@ class DecodeImage(RowOperator):
         if field is not None:  # then each row's bytes are released one by one
             chunk.keys = chunk.own_keys
             chunk.data = {name: value for name, value in chunk.data.items() if name != field}
-        return ImageBatch(chunk, field, list(encoded), None, numbers, parts, slab, rows)
+        left = list(encoded) if self._device is None else self._device.decode(encoded, parts, rows)
+        return ImageBatch(chunk, field, left, None, numbers, parts, slab, rows)
 
     def _paths(self, chunk: Chunk) -> Sequence[Any] | None:
         """What the rows are to read; None once they are read, because another field is to be decoded."""
@@ -283,7 +320,13 @@ class DecodeImage(RowOperator):
             data = batch.chunk.data
             row = {name: data[name][index] for name in self._columns(batch)}
             batch.beside[index] = self._beside(row, batch.field, part)
-        self._decode(encoded, part, batch.rows[index])
+        if self._device is None:
+            self._decode(encoded, part, batch.rows[index])
+        elif encoded is not None:  # the device has not decoded it
+            _, written, shape = self._output()
+            image = np.empty(shape, written)
+            self._decode(encoded, part, image)
+            self._device.put(image, batch.rows[index])
         batch.encoded[index] = None
 
     def _columns(self, batch: ImageBatch) -> list[str]:
@@ -301,17 +344,18 @@ class DecodeImage(RowOperator):
         chunk, rows, count = batch.chunk, batch.rows, len(batch.chunk.row_lineages)
         data = chunk.data
         if len(kept) < count:
-            for place, index in enumerate(kept):
-                rows[place] = rows[index]
+            with nullcontext() if self._device is None else self._device.writing():
+                for place, index in enumerate(kept):
+                    rows[place] = rows[index]
             data = select_rows(data, kept, count, chunk.layout)
             chunk = chunk.select(kept, data)
         else:
             chunk.keys = chunk.own_keys
         dtype, _, shape = self._output()
-        images, lease = self._slabs.deliver(batch.slab, dtype, (len(kept), *shape))
+        images, lent = self._slabs.deliver(batch.slab, dtype, (len(kept), *shape))
         beside = self._columns_beside(batch, kept) if self.companions else {}
         chunk.data = with_pixels(data, batch.field, self.output, images, beside)
-        self._slabs.pack(chunk, lease, images)
+        self._slabs.pack(chunk, lent, images)
         return chunk
 
     def _columns_beside(self, batch: ImageBatch, kept: Sequence[int]) -> dict[str, Any]:

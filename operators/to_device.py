@@ -90,7 +90,7 @@ class Pin(Operator):
         return chunk
 
 
-class _Landings:
+class Landings:
     """One worker's streams, where its batches land, and where fields are gathered that lie apart."""
 
     def __init__(self, places: Sequence[Slot], context: Context) -> None:
@@ -188,10 +188,19 @@ class _Landings:
             end = start + packed.nbytes
         return [known[id(tensor)] for tensor in tensors], spans, end, source
 
-    def computed(self, place: int) -> Event:
-        """The event after which the loop may read what stages below make of a tree, on this thread's stream."""
-        backend = self._landings[place].backend
-        return Computed(backend, backend.current_stream())
+    def landing(self, place: int) -> Landing:
+        """The slabs and the stream of a place."""
+        return self._landings[place]
+
+    def hand_on(self, chunk: Chunk, events: Sequence[Event], wait: bool) -> None:
+        """Note the events after which a chunk may be read; ``wait`` for them where ordinary stages read it."""
+        if wait and events:
+            for event in events:
+                event.wait()  # on an accelerator this thread's stream is the one that stages below use
+                event.synchronize()
+            backend = self._landings[0].backend
+            events = [Computed(backend, backend.current_stream())]  # what stages below make of it comes after
+        chunk.ready = (*chunk.ready, *events)
 
     def close(self) -> None:
         for landing in self._landings:
@@ -204,7 +213,7 @@ class _ToDevices(Operator):
     """What `CopyToDevice` and `Scatter` share: landings, which live from ``open`` to ``close``."""
 
     depends_on = "item"
-    _landings: _Landings
+    _landings: Landings
 
     def config(self) -> dict[str, Any]:
         return {}  # where data lies, and on how many devices, does not change what is delivered
@@ -264,19 +273,14 @@ class CopyToDevice(_ToDevices):
         return self.device if _gains_from_pinned(self.device) else None
 
     def open(self, context: Context) -> None:
-        self._landings = _Landings(slots_on([self.device]), context)
+        self._landings = Landings(slots_on([self.device]), context)
         self._wait = context.read_by_stages
 
     def process(self, chunk: Chunk) -> Chunk:
         chunk.keys = chunk.own_keys
         packed, chunk.packed = chunk.packed, None
         chunk.data, event = self._landings.send(0, chunk.data, packed, self._pinned)
-        if event is not None:
-            if self._wait:
-                event.wait()  # on an accelerator this thread's stream is the one that stages below use
-                event.synchronize()
-                event = self._landings.computed(0)
-            chunk.ready = (*chunk.ready, event)
+        self._landings.hand_on(chunk, [] if event is None else [event], self._wait)
         return chunk
 
     def _pinned(self, tensor: torch.Tensor) -> bool:
@@ -322,7 +326,7 @@ class Scatter(_ToDevices):
         return self.devices[0] if all(map(_gains_from_pinned, self.devices)) else None
 
     def open(self, context: Context) -> None:
-        self._landings = _Landings(slots_on(self.devices), context)
+        self._landings = Landings(slots_on(self.devices), context)
 
     def process(self, chunk: Chunk) -> Chunk:
         chunk.keys = chunk.own_keys

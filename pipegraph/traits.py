@@ -43,7 +43,8 @@ class Traits:
         stacks: its batches hold exactly the given samples, each field a column.
         slabs: it writes batches into slabs, in the kind of memory named by ``Context.memory``.
         moves: where it moves its chunks, if it does nothing else: to ``"pinned"`` memory, a ``"device"``, or
-            ``"slices"`` to several, from any kind of memory, with its own waits for ``chunk.ready``.
+            ``"slices"`` to several, from any kind of memory, with its own waits for ``chunk.ready``; or ``"made"``: it
+            makes them on a device.
         pinned_for: the device for which it gains from input in pinned memory.
         holds: an operator whose waits count as storage waits: of the loader's memory limit, the bytes that it may hold.
         bind: the operator to run below these: this one, or a variant. Raises GraphError if
@@ -99,7 +100,7 @@ class Traits:
     out_of_step: bool = False
     stacks: bool = False
     slabs: bool = False
-    moves: Literal["", "pinned", "device", "slices"] = ""
+    moves: Literal["", "pinned", "device", "slices", "made"] = ""
     pinned_for: Callable[[], Any] = lambda: None
     holds: Callable[[int], int] | None = None
     bind: Callable[[Sequence[Operator | Source]], Operator] | None = None

@@ -31,7 +31,7 @@ _NOTICE = re.compile(
 _loading = lock_free_after_fork()
 
 
-def _load() -> Any:
+def load(purpose: str = "backend='nvimgcodec'") -> Any:
     """Import nvImageCodec without its notices about missing GPU libraries."""
     with _loading:
         if "nvidia.nvimgcodec" in sys.modules:
@@ -40,12 +40,10 @@ def _load() -> Any:
             with _without_notices():
                 from nvidia import nvimgcodec
 
-                _decoder(nvimgcodec)
+                cpu_decoder(nvimgcodec)
         except ImportError as error:
             package = "nvidia-nvimgcodec-cu13"
-            raise MissingExtraError.of(
-                error, "nvidia.nvimgcodec", "nvimgcodec", "backend='nvimgcodec'", package
-            ) from error
+            raise MissingExtraError.of(error, "nvidia.nvimgcodec", "nvimgcodec", purpose, package) from error
         return nvimgcodec
 
 
@@ -70,12 +68,24 @@ def _without_notices() -> Iterator[None]:
                     os.write(2, line)
 
 
-def _decoder(nvimgcodec: Any) -> Any:
+def cpu_decoder(nvimgcodec: Any) -> Any:
+    """A decoder that decodes on the calling thread."""
     return nvimgcodec.Decoder(
         device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
         backends=[nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)],
-        max_num_cpu_threads=1,  # decodes on the calling thread
+        max_num_cpu_threads=1,
     )
+
+
+def parameters(nvimgcodec: Any) -> dict[int, Any]:
+    """How to decode 8 bits as stored, by the number of channels."""
+    kinds = ((1, nvimgcodec.ColorSpec.GRAY), (3, nvimgcodec.ColorSpec.SRGB))
+    return {
+        channels: nvimgcodec.DecodeParams(
+            color_spec=kind, apply_exif_orientation=False, allow_any_depth=False
+        )
+        for channels, kind in kinds
+    }
 
 
 class _PerThread(concurrency.local):
@@ -89,11 +99,8 @@ class NvimgcodecRegions:
     name = "nvimgcodec"
 
     def __init__(self) -> None:
-        self._nv = nv = _load()
-        self._parameters = {
-            channels: nv.DecodeParams(color_spec=kind, apply_exif_orientation=False, allow_any_depth=False)
-            for channels, kind in ((1, nv.ColorSpec.GRAY), (3, nv.ColorSpec.SRGB))
-        }
+        self._nv = load()
+        self._parameters = parameters(self._nv)
         self._mine = _PerThread()
 
     def decode(
@@ -103,7 +110,7 @@ class NvimgcodecRegions:
             return None
         nv, mine = self._nv, self._mine
         if mine.decoder is None:
-            mine.decoder = _decoder(nv)
+            mine.decoder = cpu_decoder(nv)
         top, left, height, width = region
         source = data if isinstance(data, bytes) else np.frombuffer(data, np.uint8)
         stream = nv.CodeStream(source).get_sub_code_stream(

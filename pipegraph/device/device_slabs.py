@@ -12,7 +12,7 @@ from pipegraph.device.backend import Backend, Event, Stream
 from pipegraph.device.copy import Arrival
 from pipegraph.device.own_moves import tensors_within
 from pipegraph.device.packed_copy import FieldPlace
-from pipegraph.device.slabs import SlabRing
+from pipegraph.device.slabs import Lease, SlabRing
 
 COPIES_IN_FLIGHT = 3
 """Copies whose sources are kept while the device may still read them; one more waits for the oldest."""
@@ -38,6 +38,16 @@ class Landing:
         # The new memory may be a block that earlier work of this thread's current stream still uses.
         self.stream.wait_event(self.backend.current_stream().record_event())
         return slab
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """A slab that the stream may write to."""
+        return self._ring.take(nbytes, self.stream)
+
+    def lend(self, slab: torch.Tensor) -> tuple[Lease, Arrival]:
+        """Start a delivery of a slab that the stream has been given all writes of; and the event after which it may be
+        read."""
+        lease = self._ring.lend(slab)
+        return lease, Arrival(self.stream.record_event(), self.backend, lease.readers, [slab])
 
     def land(
         self,
