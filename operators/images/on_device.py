@@ -67,9 +67,10 @@ class _Axis(NamedTuple):
 
 
 class _Decoded(NamedTuple):
-    """The region of one image, and which part of it fills its row of the batch."""
+    """The region of one image, which part of it fills its row of the batch, and what the device may still read."""
 
     row: int
+    source: tuple[Any, ...]
     pixels: torch.Tensor
     swapped: bool
     axes: tuple[_Axis, _Axis]
@@ -142,12 +143,12 @@ class DeviceDecoder:
             )
         queue = getattr(getattr(self._landing.stream, "raw", None), "cuda_stream", 0)
         images = self._decoder.decode(streams, params=self._parameters, cuda_stream=queue) if streams else []
-        for (row, part), image in zip(wanted, images, strict=True):
+        for (row, part), stream, image in zip(wanted, streams, images, strict=True):
             if image is not None:
                 on_device = image.buffer_kind == self._nv.ImageBufferKind.STRIDED_DEVICE
                 pixels = from_dlpack(image) if on_device else torch.from_numpy(np.asarray(image))
                 swapped, axes = _placed(part)
-                yield _Decoded(row, pixels, swapped, axes)
+                yield _Decoded(row, (encoded[row], stream), pixels, swapped, axes)
 
     def _resize(self, group: Sequence[_Decoded], rows: torch.Tensor) -> None:
         device = self._device
