@@ -28,7 +28,7 @@ def decoded(
     files: list[bytes], *below: Any, device: str | None, policy: Any = "raise", **options: Any
 ) -> pg.Node:
     samples = [{"key": f"{n}", "jpg": data, "label": n} for n, data in enumerate(files)]
-    node = pg.Graph("images", seed=5).add(ops.FromSequence(samples)).then(ops.Batch(8))
+    node = pg.Graph("images", seed=5).add(ops.FromSequence(samples)).then(ops.Batch(options.pop("rows", 8)))
     decode = ops.DecodeImage(options.pop("size", SIZE), device=device, **options)
     node = node.then(decode, name="decode", on_error=policy)
     for each in below:
@@ -73,18 +73,20 @@ def scenes(make_scene: Any, encode: Any) -> list[bytes]:
         (96, 96),
         (233, 77),
     ]
-    return [encode(make_scene(*size, seed), "JPEG", quality=95) for seed, size in enumerate(sizes * 3)]
+    return [encode(make_scene(*size, seed), "JPEG", quality=95) for seed, size in enumerate(sizes * 2)]
 
 
-@pytest.mark.parametrize("crop", [CROP, ops.CenterCrop(64), None], ids=["random", "centre", "whole"])
-@pytest.mark.parametrize(("interpolation", "most"), [("linear", 1), ("antialias", 1), ("cubic", 6)])
+@pytest.mark.parametrize(
+    ("crop", "interpolation", "most"),
+    [(CROP, "linear", 1), (None, "linear", 1), (ops.CenterCrop(64), "antialias", 1), (CROP, "cubic", 6)],
+)
 def test_windows_are_those_of_the_cpu_and_pixels_near_pillows(
     scenes: list[bytes], crop: Any, interpolation: Any, most: int
 ) -> None:
     options: dict[str, Any] = {"crop": crop, "flip": 0.5, "interpolation": interpolation, "region": "cut"}
     there = batches(decoded(scenes, device=here(), **options))
     ours = batches(decoded(scenes, device=None, backend="pillow", **options))
-    assert [len(batch["image"]) for batch in there] == [8, 8, 8, 3]
+    assert [len(batch["image"]) for batch in there] == [8, 8, 2]
     for a, b in zip(there, ours, strict=True):
         assert all(
             value.device == torch.device(here()) for value in (a["image"], a["label"], *a["cut"].values())
@@ -111,8 +113,8 @@ def test_unusual_images_and_orientations_are_those_of_the_cpu(
 
 def test_photographs_are_within_a_grey_level_of_antialias_on_the_cpu(photographs: list[bytes]) -> None:
     options: dict[str, Any] = {"crop": CROP, "flip": 0.5, "size": 96}
-    there = images(decoded(photographs[:40], device=here(), **options))
-    ours = images(decoded(photographs[:40], device=None, interpolation="antialias", **options))
+    there = images(decoded(photographs[:16], device=here(), **options))
+    ours = images(decoded(photographs[:16], device=None, interpolation="antialias", **options))
     assert near(there, ours), distance(there, ours)
 
 
@@ -130,11 +132,11 @@ def test_normalize_behind_it_works_in_the_same_stage(
 
 def test_a_loop_and_a_stage_below_that_never_wait_see_whole_batches(scenes: list[bytes]) -> None:
     """On a stream of the loop's own, with every batch let go at once, so that slabs come back while they are read."""
-    one = images(decoded(scenes[6:7] * 96, device=here()))[:1].to(here()).float()
+    one = images(decoded(scenes[:1] * 64, device=here()))[:1].to(here()).float()
     for below in ([], [lambda batch: {"image": batch["image"] * 1}]):
         wrong = torch.zeros((), dtype=torch.int64, device=here())
         torch.accelerator.synchronize()
-        with decoded(scenes[6:7] * 96, *below, device=here()).graph.loader() as loader, new_stream(here()):
+        with decoded(scenes[:1] * 64, *below, device=here()).graph.loader() as loader, new_stream(here()):
             for batch in loader:
                 delay()
                 wrong += (batch["image"].float() != one).any()
@@ -153,7 +155,9 @@ def test_a_resumed_pass_has_the_same_crops(scenes: list[bytes]) -> None:
             name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in batch.items()
         }
 
-    assert_resumes_exactly(lambda: decoded(scenes, whole, device=here(), crop=CROP, flip=0.5).graph)
+    assert_resumes_exactly(
+        lambda: decoded(scenes[:10], whole, device=here(), crop=CROP, flip=0.5, size=16, rows=4).graph
+    )
 
 
 def test_broken_images_are_skipped_one_by_one_and_nothing_is_lost_or_twice(scenes: list[bytes]) -> None:
