@@ -23,7 +23,8 @@ if TYPE_CHECKING:
         CenterCrop as CenterCrop,
         RandomResizedCrop as RandomResizedCrop,
     )
-    from pipegraph.operators.load import ListFiles as ListFiles, Load as Load
+    from pipegraph.operators.list_files import ListFiles as ListFiles
+    from pipegraph.operators.load import Load as Load
     from pipegraph.operators.media import DecodeAudio as DecodeAudio, DecodeVideo as DecodeVideo
     from pipegraph.operators.merging import (
         Concat as Concat,
@@ -60,7 +61,8 @@ _MODULES = {
     "decode": "DecodeImage",
     "functions": "Filter FlatMap Map",
     "images.crop": "CenterCrop RandomResizedCrop",
-    "load": "ListFiles Load",
+    "list_files": "ListFiles",
+    "load": "Load",
     "media": "DecodeAudio DecodeVideo",
     "merging": "Concat Merge Mix Route Take Zip",
     "normalize": "Normalize",

@@ -56,7 +56,7 @@ class FromTable(OrderedSource):
         shuffle: whether the default order shuffles; by default rows come as they lie.
 
     Raises:
-        GraphError: not a table, no such column or one of a type of which Arrow cannot pick rows, nulls without a
+        GraphError: not a table, no such column, nulls without a
             filling, or one of another type than its column.
     """
 
@@ -153,26 +153,9 @@ def _takable(table: Any) -> Any:
     """The table, with columns of views as columns of large texts and bytes: Arrow takes no rows out of views."""
     arrow = importlib.import_module("pyarrow")
     for place, field in enumerate(table.schema):
-        column, views = table.column(place), str(field.type)
-        if views in ("string_view", "binary_view"):
+        if (views := str(field.type)) in ("string_view", "binary_view"):
             large = arrow.large_string() if views == "string_view" else arrow.large_binary()
-            try:
-                table = table.set_column(place, field.with_type(large), column.cast(large))
-            except arrow.ArrowNotImplementedError as error:
-                raise GraphError(
-                    f"FromTable: column {field.name!r} ({field.type}): this pyarrow turns no views to what it can pick "
-                    'rows of: pip install "pyarrow>=18", or leave it out with columns='
-                ) from error
-            continue
-        row = column.slice(0, 1)
-        try:
-            for chunk in row.chunks:
-                chunk.take(arrow.array([0] * len(chunk), arrow.int64()))
-        except arrow.ArrowNotImplementedError as error:
-            raise GraphError(
-                f"FromTable: column {field.name!r} ({field.type}) is of a type of which Arrow cannot pick rows: cast "
-                "it, as texts to pa.large_string(), or leave it out with columns="
-            ) from error
+            table = table.set_column(place, field.with_type(large), table.column(place).cast(large))
     return table
 
 

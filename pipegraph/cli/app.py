@@ -119,8 +119,7 @@ def plan(
     ] = None,
 ) -> None:
     """Check a graph and print what would run: operators, workers, queues, rewrites, decoders. Runs no stage."""
-    from pipegraph.cli.graph_commands import run_plan
-    from pipegraph.cli.target import load_graph
+    from pipegraph.cli.graph_commands import load_graph, run_plan
 
     run_plan(load_graph(graph), output, svg)
 
@@ -134,8 +133,7 @@ def profile(
     step_ms: StepMs = 0.0,
 ) -> None:
     """Run a graph without training and print the throughput of every stage and the bottleneck."""
-    from pipegraph.cli.graph_commands import run_profile
-    from pipegraph.cli.target import load_graph
+    from pipegraph.cli.graph_commands import load_graph, run_profile
 
     run_profile(load_graph(graph), seconds, output, json, step_ms / 1000)
 
@@ -148,8 +146,7 @@ def tune(
     step_ms: StepMs = 0.0,
 ) -> None:
     """Find workers and queue lengths, and print them as code to paste behind the graph."""
-    from pipegraph.cli.graph_commands import run_tune
-    from pipegraph.cli.target import load_graph
+    from pipegraph.cli.graph_commands import load_graph, run_tune
 
     run_tune(load_graph(graph), seconds, output, step_ms / 1000)
 

@@ -1,15 +1,19 @@
-"""``pipegraph plan | profile | tune``: what a graph would run, and how fast it runs."""
+"""``pipegraph plan | profile | tune`` of a graph that a Python file makes: what it would run, and how fast it runs."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import threading
+import traceback
 from pathlib import Path
 from time import perf_counter
+from types import FunctionType, ModuleType
+from typing import Any
 
 from pipegraph.cli.progress_bars import ProgressLine
-from pipegraph.errors import DataError, LoaderClosedError
-from pipegraph.graph import Graph
+from pipegraph.errors import DataError, GraphError, LoaderClosedError, described
+from pipegraph.graph import Graph, Node
 from pipegraph.loader.loader import Loader
 from pipegraph.paths import write_text
 from pipegraph.planning.drawing import plan_svg
@@ -76,3 +80,107 @@ def _run_for(loader: Loader, seconds: float, step_s: float, progress: ProgressLi
         clock.cancel()
         if clock.is_alive():
             clock.join()
+
+
+def load_graph(target: str) -> Graph:
+    """The graph that ``train.py:graph`` names, or the only one in ``train.py``; a function without arguments is called
+    for it."""
+    if target.endswith(".py"):
+        return _only_graph(target)
+    found = load_object(target, Graph)
+    if isinstance(found, Node):
+        raise GraphError(f"{target} is a node of graph {found.graph.name!r}: name the graph, not the node")
+    if not isinstance(found, Graph):
+        raise GraphError(
+            f"{target} is of type {type(found).__name__}, no graph and no function that returns one"
+        )
+    return found
+
+
+def _only_graph(file: str) -> Graph:
+    module = _run(Path(file))
+    found = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, Graph)}
+    if len(found) == 1:
+        return next(iter(found.values()))[1]
+    if found:
+        names = [name for name, _ in found.values()]
+        raise GraphError(f"{file} has {len(names)} graphs: {', '.join(names)}; say which: {file}:{names[0]}")
+    functions = _names(module, FunctionType)
+    raise GraphError(
+        f"{file} has no graph: no name at its top level is a pipegraph.Graph. If a function returns it, name the "
+        f"function: {file}:FUNCTION (functions in it: {functions})"
+    )
+
+
+def load_object(target: str, kind: type | None = None) -> Any:
+    """What ``FILE:NAME`` names; a function without arguments is called for it.
+
+    Args:
+        kind: what is looked for: something of it is never called, and others of it are named in the error.
+
+    Raises:
+        GraphError: the file cannot be found or run, or has no such name, or the function fails.
+    """
+    file, colon, name = target.rpartition(":")
+    if not colon or not file or not name:
+        raise GraphError(f"expected a Python file and a name in it, such as train.py:graph, got {target!r}")
+    module = _run(Path(file))
+    if not hasattr(module, name):
+        there = "" if kind is None else f"graphs in it: {_names(module, kind)}; "
+        raise GraphError(f"{file} has no {name!r}; {there}functions in it: {_names(module, FunctionType)}")
+    found: Any = getattr(module, name)
+    if callable(found) and not (kind is not None and isinstance(found, kind)):
+        try:
+            found = found()
+        except Exception as error:
+            raise GraphError(f"{target}() failed: {_where(error, file)}") from error
+    return found
+
+
+def _names(module: ModuleType, kind: type) -> str:
+    """What the file itself has of a kind: functions that it imports are none of its own."""
+    found = [name for name, value in vars(module).items() if isinstance(value, kind)]
+    if kind is FunctionType:
+        found = [name for name in found if vars(module)[name].__module__ == module.__name__]
+    return ", ".join(found) or "none"
+
+
+def _run(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise GraphError(f"there is no file {str(path)!r}")
+    # Under its own name, as if imported from its folder, so that what it imports beside it is found; in a package under
+    # the package's name too, as with ``python -m``.
+    folder, name = path.resolve().parent, path.stem
+    folders = [folder]
+    while (folder / "__init__.py").is_file():
+        folder, name = folder.parent, f"{folder.name}.{name}"
+        folders.append(folder)
+    sys.path[:0] = [
+        str(each) for each in dict.fromkeys((folders[0], folders[-1])) if str(each) not in sys.path
+    ]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise GraphError(f"{str(path)!r} is not a Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
+        raise GraphError(f"{path} could not be run: {_where(error, str(path))}") from error
+    return module
+
+
+def _where(error: BaseException, file: str) -> str:
+    text = described(error)
+    wanted = str(Path(file).resolve())
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename and str(Path(frame.filename).resolve()) == wanted
+    ]
+    return f"{text} (line {lines[-1]})" if lines else text

@@ -99,7 +99,7 @@ def _source(text: str) -> Any:
     file, colon, _ = text.rpartition(":")
     if not colon or not file.endswith(".py"):
         return text
-    from pipegraph.cli.target import load_object  # imports torch, which files are packed without
+    from pipegraph.cli.graph_commands import load_object  # imports torch, which files are packed without
     from pipegraph.graph import Graph
 
     found = load_object(text)

@@ -53,22 +53,13 @@ def put_back(data: Any) -> Any:
 
 
 def moved_by_itself(thing: Any, device: torch.device) -> Any:
-    """A copy of an object on a device, by its type's ``register_scatter`` or its own ``to``; None if it has neither.
-
-    Raises:
-        TypeError: it has neither, and tensors in its attributes.
-    """
+    """A copy of an object on a device, by its type's ``register_scatter`` or its own ``to``; None if it has neither."""
     rule = rule_for(thing)
     if rule is not None:
         return rule.move(thing, device)
     if callable(getattr(thing, "to", None)) and not isinstance(thing, type):
         move = copy.copy(thing).to  # some move themselves, and others may hold this one
         return move(device, non_blocking=True) if _takes_non_blocking(move) else move(device)
-    if entries(thing) is None and (names := list(_with_tensors(thing))):
-        raise TypeError(
-            f"a {type(thing).__qualname__} has tensors in {', '.join(names)}, which would stay in host memory: give "
-            "the class a method `to(device)` that returns the object there, or use a dict or a dataclass"
-        )
     return None
 
 
@@ -90,14 +81,6 @@ def _takes_non_blocking(function: Callable[..., Any]) -> bool:
     except ValueError:  # of native code
         return False
     return "non_blocking" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-
-
-def _with_tensors(thing: Any) -> Iterator[str]:
-    """Where in an object, and in the objects in it, there are tensors in host memory."""
-    own = [("its entries", list(thing))] if isinstance(thing, set | frozenset | deque) else []
-    for where, value in [*own, *((f".{name}", value) for name, value in attributes_of(thing).items())]:
-        if any(tensor.device.type == "cpu" for tensor in _tensors(value)):
-            yield where
 
 
 def _tensors(thing: Any) -> Iterator[torch.Tensor]:

@@ -68,7 +68,6 @@ class Live:
         self._last = loader.profile()
         self._begun = 0.0
         self._epoch = 0
-        self._frame: tuple[RenderableType, int] | None = None  # as it was drawn last, and for what width
 
     def __enter__(self) -> Self:
         self._begun = perf_counter()
@@ -135,21 +134,7 @@ class Live:
         self._console.print(text, markup=False, soft_wrap=True, emoji=False)
 
     def _show(self, whole: bool = False) -> None:
-        """Draw anew in place of the last frame."""
-        from rich.control import Control
-        from rich.segment import ControlType
-
-        frame, width = self._draw(whole), self._console.width
-        if self._frame is not None and width < self._frame[1]:
-            # The terminal has wrapped the last frame's lines, and rich goes up by as many as it has drawn.
-            last, before = self._frame
-            lines = self._console.render_lines(last, self._console.options.update(width=before), pad=False)
-            more = sum((max(1, sum(part.cell_length for part in each)) - 1) // width for each in lines)
-            self._console.control(
-                *[Control((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))] * more
-            )
-        self._view.update(frame, refresh=True)
-        self._frame = frame, width
+        self._view.update(self._draw(whole), refresh=True)
 
     def _done(self, now: Profile) -> tuple[int, int | None]:
         """Chunks of the running epoch that were delivered, and how many it has."""

@@ -89,12 +89,7 @@ class Calls:
 
         def call(replica: int) -> Any:
             args, kwargs = self._fetched(feed, replica)
-            try:
-                return modules[replica](*args, **kwargs)
-            except (TypeError, AttributeError) as failure:
-                if len(args) == 1 and not kwargs:
-                    _note_whole(failure, args[0])
-                raise
+            return modules[replica](*args, **kwargs)
 
         return self._forward(call, feed)[0]
 
@@ -126,8 +121,6 @@ class Calls:
             except Exception as failure:  # on distinct devices torch says only that they differ
                 if replica > 0 and (name := self._replicas.firsts_parameter(failure)) is not None:
                     note_once(failure, uses_the_first(replica, name))
-                if forward is as_it_is and isinstance(failure, TypeError | AttributeError):
-                    _note_whole(failure, part)
                 raise
 
         made, serial = self._forward(call, feed)
@@ -184,18 +177,6 @@ def _callables(
             stacklevel=4,
         )
     return [module, *(wrap(each) for each in modules[1:])]
-
-
-def _note_whole(failure: Exception, part: Any) -> None:
-    """Note that the module got all fields of a part, and how it gets one of them."""
-    if not part or not isinstance(part, Mapping | tuple | list):
-        return
-    field = repr(next(iter(part))) if isinstance(part, Mapping) else "0"
-    note_once(
-        failure,
-        f"the model was called with the whole part, a {type(part).__name__}: step(batch, loss, forward=lambda module, "
-        f"part: module(part[{field}])) gives it one field; executor(...) calls it with what it is given",
-    )
 
 
 def _detached(leaf: Any) -> Any:

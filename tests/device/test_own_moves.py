@@ -29,18 +29,6 @@ class OfOneArgument(Mesh):
         return super().to(device)
 
 
-class Plain:
-    def __init__(self) -> None:
-        self.edges = [{"x": torch.ones(2)}]
-
-
-class Slotted:
-    __slots__ = ("x",)
-
-    def __init__(self) -> None:
-        self.x = torch.ones(2)
-
-
 class Named:
     """Has no tensors."""
 
@@ -83,19 +71,6 @@ def test_an_object_moves_itself_and_the_given_one_stays(
     assert given.moves == [] and moved.x.tolist() == given.x.tolist() and moved.x is not given.x
     if nested:
         assert found["a"].tolist() == [1, 1, 1] and found["a"] is not data["a"] and found["deep"][0][1] == 1
-
-
-@pytest.mark.parametrize("thing", [Plain(), Slotted()], ids=["plain", "slotted"])
-@pytest.mark.parametrize("mover", MOVERS, ids=["copy", "scatter"])
-def test_an_object_with_tensors_that_cannot_move_is_refused(
-    thing: Any, mover: Any, target: torch.device
-) -> None:
-    name = "edges" if isinstance(thing, Plain) else "x"
-    batch = {"x": torch.ones(1, 2), "thing": thing}
-    with pytest.raises(
-        TypeError, match=rf"a {type(thing).__name__} has tensors in \.{name}, which would stay in"
-    ):
-        through(batch, mover(target))
 
 
 def test_an_object_without_tensors_is_passed_on(target: torch.device) -> None:
