@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import rich  # noqa: F401  a missing one is reported before any command starts
 import typer
 
 from pipegraph.cli.progress_bars import keeping_interrupts
