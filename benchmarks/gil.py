@@ -1,12 +1,12 @@
 """How long an image holds the interpreter's lock: by step of the recipe, and in the pipeline's threads.
 
-Claim: of the CPU time of an image the lock is held for so many microseconds, in so many pieces. Times on the wall are
-of use on a quiet machine alone.
+Claim: of the CPU time of an image the lock is held for so many microseconds, in so many pieces.
 
 A small library, compiled at the start and preloaded, stands before ``pthread_cond_signal``, which CPython calls once
-when a thread takes the lock and once when it gives it up. Between the two it counts the thread's CPU time, which other
-programs do not change, and the pieces. The reading thread and the training loop are not counted. The steps are run one
-by one, each over all photographs in one thread; in a pipeline they find colder caches and take longer.
+when a thread takes the lock and once when it gives it up. Between the two it counts the thread's CPU time and the
+pieces. On a busy machine the time is up to twice as long. The reading thread and the training loop are not counted. The
+steps are run one by one, each over all photographs in one thread; in a pipeline they find colder caches and take
+longer.
 
     python benchmarks/gil.py --images FOLDER --rounds 3
     python benchmarks/gil.py --images FOLDER --only "14 thread"
