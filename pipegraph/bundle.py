@@ -20,6 +20,9 @@ from typing import Any
 from pipegraph.chunk import Chunk, Cursor, Lineage, Lineages
 from pipegraph.tree import copy_containers
 
+Pack = Callable[[list[Any]], Any]
+"""Packs rows as a ``Batch`` needs them; None where they cannot be packed. See ``StagePlan.packing``."""
+
 
 class _Unnamed:
     """Sentinel for a key that is not fixed yet. A singleton in every process."""
@@ -88,7 +91,7 @@ class Bundle(Chunk):
         places = [(chunk.before, chunk.after) for chunk in chunks]
         return Bundle([chunk.data for chunk in chunks], rows, first.epoch, first.before, names, places)
 
-    def pack(self, pack: Callable[[list[Any]], Any], spans: list[tuple[int, int]]) -> None:
+    def pack(self, pack: Pack, spans: list[tuple[int, int]]) -> None:
         """Pack the samples with ``pack``, those of each span by themselves, unless it returns None."""
         data = self.data
         parts = [pack(data if len(spans) == 1 else data[start:stop]) for start, stop in spans]

@@ -9,6 +9,21 @@ A chunk carries two kinds of identity:
   pass them on unchanged.
 
 Two tokens travel beside chunks: :class:`EndOfEpoch` and :class:`Failure` (in place of the failed item).
+
+The engine's words, one for each idea:
+
+* A **plan** says what will run. A **run** is its wiring for consecutive epochs: of each **stage** its **workers**, each
+  with its copy of the **operator**, and the **channels** between stages. A **pass** is one loop of the user over the
+  run's output.
+* A **block** is what a worker takes at once: a chunk, or a bundle of **rows** (``bundle``). An **item** is a block or a
+  token.
+* A **ticket** is the number with which a worker took its item. Results leave in this order, or as they finish.
+* ``do(block, at)`` does a block's rows from one on; its **outcome** is what was made, and the error of the next row.
+  The **policy** answers the error: the row is tried again, left out, or becomes a failure.
+* A **host** is what a worker has in place of its operator where that runs in a process or an actor (a **child**).
+* A **step** is the number of an item in a rank's share of an epoch, a **position** the number of a sample in the epoch
+  of all ranks, an **ordinal** the number of an item of a stage, which budgets count. A **snapshot** is a state of an
+  operator or iterator from which a **restart** continues.
 """
 
 from __future__ import annotations

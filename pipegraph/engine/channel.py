@@ -287,7 +287,7 @@ class Channel:
             ready, may = self._contents.ready, self.may_take
             if self._cancelled or not ready or not isinstance(ready[0], Chunk):
                 return None
-            if pump is None and self._contents.ahead()[0] < self.readers * (rows or 1):
+            if pump is None and self._contents.waiting()[0] < self.readers * (rows or 1):
                 return None
             return self._pop(rows) if may is None or may(self._tickets) else None
 
@@ -310,10 +310,10 @@ class Channel:
         """Blocks until there is an item, and does not take it."""
         self.take(other_work=lambda: bool(self._contents.ready))
 
-    def ahead(self) -> tuple[int, Token | None]:
+    def waiting(self) -> tuple[int, Token | None]:
         """How many chunks can be taken without waiting, and the token after them, if there is one."""
         with self._lock:
-            return self._contents.ahead()
+            return self._contents.waiting()
 
     def nudge(self) -> None:
         """Wake one waiting getter, to check again."""

@@ -122,7 +122,7 @@ class Contents:
         self.nbytes -= item.nbytes
         return item
 
-    def ahead(self) -> tuple[int, Token | None]:
+    def waiting(self) -> tuple[int, Token | None]:
         """How many chunks can be taken without waiting, and the token after them, if there is one."""
         chunks = -self.offset
         for item in self.ready:

@@ -41,7 +41,7 @@ from pipegraph.engine.operators import Operators
 from pipegraph.engine.pass_totals import PassTotals
 from pipegraph.engine.run import Run
 from pipegraph.engine.stage.restore import Resume
-from pipegraph.engine.stage_worker import Worker
+from pipegraph.engine.stage_worker import HALFWAY, Worker
 from pipegraph.engine.threads import Threads, stack_of
 from pipegraph.errors import Naming, PipegraphWarning, StuckWorker, note
 from pipegraph.global_generators import enter_worker
@@ -328,8 +328,8 @@ class Crew(LoaderContext):
         try:
             loop = stage.kind.loop(run.stages[stage.name], worker)
             with suppress(Leaving):
-                for halfway in loop:
-                    if worker.leaves and not halfway:
+                for pause in loop:
+                    if worker.leaves and pause is not HALFWAY:
                         return
         except Cancelled:
             raise

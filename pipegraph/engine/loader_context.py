@@ -65,7 +65,7 @@ class LoaderContext:
         self.counters: dict[str, dict[str, int]] = {}
         self._counting = concurrency.RLock()
         self._sharing = concurrency.RLock()
-        self._shared: dict[tuple[str, str], Any] = {}
+        self._shared: dict[tuple[str, str], object] = {}
         # The trainer's own accelerator, asked in its thread: those of stages have none of their own.
         self._device = None
         if any(stage.memory == "delivered" for stage in plan.running):
@@ -102,7 +102,7 @@ class LoaderContext:
             with self._counting:
                 counters[name] = counters.get(name, 0) + n
 
-        def share(name: str, make: Callable[[], Any]) -> Any:
+        def share(name: str, make: Callable[[], object]) -> Any:
             with self._sharing:
                 if (stage, name) not in self._shared:
                     self._shared[stage, name] = make()

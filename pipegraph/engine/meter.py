@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pipegraph import concurrency
 from pipegraph.durations import BATCH, Stopwatch
@@ -31,7 +31,7 @@ class Meter:
     if TYPE_CHECKING:  # an attribute for each of ``COUNTERS``
 
         def __getattr__(self, name: str) -> int: ...
-        def __setattr__(self, name: str, value: Any) -> None: ...
+        def __setattr__(self, name: str, value: object) -> None: ...
 
     def __init__(self) -> None:
         self._clock: int | None = None  # the thread's CPU clock, read only on request: items pay nothing
@@ -43,7 +43,7 @@ class Meter:
         for name in COUNTERS:
             setattr(self, name, 0)
 
-    def timed(self, call: Callable[..., T], *args: Any) -> T:
+    def timed(self, call: Callable[..., T], *args: object) -> T:
         """Call and count a piece of work: the one place in which a worker's clock starts."""
         began_ns = self.began_ns = perf_counter_ns()
         made = call(*args)

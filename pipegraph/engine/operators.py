@@ -24,10 +24,10 @@ class Operators:
         self._loader = loader
         self._fail = fail
         self._pools: dict[StageBackend, Pool] = {}
-        self._opened: list[tuple[str, Any]] = []  # not by workers' threads
+        self._opened: list[tuple[str, object]] = []  # not by workers' threads
         self._errors: list[str] = []
 
-    def make_all(self) -> dict[str, list[Any]]:
+    def make_all(self) -> dict[str, list[object]]:
         """Those of the first workers of each stage; opens the sources' readers."""
         loader = self._loader
         plan, readers = loader.plan, loader.readers

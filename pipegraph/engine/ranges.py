@@ -47,7 +47,7 @@ def show_ranges(operator: object, stage: str, loader: LoaderContext) -> None:
         finally:
             inside = False
 
-    def working(method: Callable[..., Any]) -> Callable[..., Any]:
+    def working(method: Callable[..., object]) -> Callable[..., object]:
         @wraps(method)
         def work(*args: object, **kwargs: object) -> Any:
             with shown():
@@ -55,7 +55,7 @@ def show_ranges(operator: object, stage: str, loader: LoaderContext) -> None:
 
         return work
 
-    def reading(method: Callable[..., Any]) -> Callable[..., Any]:
+    def reading(method: Callable[..., Any]) -> Callable[..., object]:
         @wraps(method)
         def read(*args: object, **kwargs: object) -> Any:
             items = method(*args, **kwargs)
@@ -63,7 +63,7 @@ def show_ranges(operator: object, stage: str, loader: LoaderContext) -> None:
 
         return read
 
-    def each(items: Iterator[Any]) -> Iterator[Any]:
+    def each(items: Iterator[Any]) -> Iterator[object]:
         try:
             while True:
                 with shown():

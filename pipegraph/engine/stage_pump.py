@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from collections.abc import Callable, Generator
 
 from pipegraph import concurrency, global_generators, torch_modes
 from pipegraph.engine.activity import Cancelled, Leaving
+from pipegraph.engine.stage_worker import MORE, Loop
 from pipegraph.errors import note
-
-MORE = object()
-"""Yielded by a loop if its next step will not block."""
 
 
 class StagePump:
@@ -27,7 +24,7 @@ class StagePump:
     """
 
     def __init__(
-        self, loop: Iterator[Any], left: Callable[[], None], stage: str, fail: Callable[[BaseException], None]
+        self, loop: Loop, left: Callable[[], None], stage: str, fail: Callable[[BaseException], None]
     ) -> None:
         self._loop = loop
         self._left = left
@@ -53,8 +50,8 @@ class StagePump:
         try:
             # Outside of steps the consumer's thread keeps its own generators and modes.
             with global_generators.included(), inference, autocast, device:
-                for more in self._loop:
-                    self.more = more is MORE
+                for pause in self._loop:
+                    self.more = pause is MORE
                     return
         except (Cancelled, Leaving):
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,15 @@ from pipegraph.engine.meter import Meter
 
 if TYPE_CHECKING:
     from pipegraph.engine.run import Run
+
+Loop = Iterator[Any]
+"""The loop of a worker in a run. It yields where a unit of work has ended: None, or one of the two below."""
+
+HALFWAY = object()
+"""The worker cannot leave here: it is in the middle of an item, or has taken the next one ahead."""
+
+MORE = object()
+"""The next step of the loop will not block."""
 
 
 @dataclass(eq=False, repr=False)

@@ -39,7 +39,7 @@ class Threads:
                 waiting.release()
         self._waiting.clear()
 
-    def wait_until(self, condition: Callable[[], Any], timeout: float = math.inf) -> Any:
+    def wait_until(self, condition: Callable[[], object], timeout: float = math.inf) -> Any:
         """Blocks until ``condition()`` is true, at most ``timeout`` seconds; returns its last value.
 
         It is called under the lock, which the caller does not hold. Not a ``Condition``: Ctrl-C can leave its

@@ -164,7 +164,7 @@ class Pass:
 
     def _ahead(self) -> tuple[int, Any]:
         """As the last queue's ``ahead``, with the rows already taken from it."""
-        chunks, token = self._run.terminal.ahead()
+        chunks, token = self._run.terminal.waiting()
         return chunks + len(self._rest), token
 
     def end(self, why: str) -> None:

@@ -70,10 +70,9 @@ class StageKind:
     sends_in_turn = False
 
     def loop(self, stage: Any, worker: Any) -> Iterator[Any]:
-        """The loop of one worker (a ``StageRun`` and its ``Worker``): a generator in which each ``yield`` ends a unit.
+        """The loop of one worker (a ``StageRun`` and its ``Worker``): a generator; see ``engine.stage_worker.Loop``.
 
-        It takes an item; for a chunk, or each row of a bundle, it reserves memory, processes, counts and sends; a token
-        is passed on in its place.
+        Two loops serve most kinds: ``engine.stage.parallel`` and ``engine.stage.serial``.
         """
         raise NotImplementedError
 

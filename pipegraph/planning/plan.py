@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
 from pipegraph.backends import StageBackend
+from pipegraph.bundle import Pack
 from pipegraph.contracts import FanOut, History, Operator, Source, Traits
 from pipegraph.planning.kind import StageKind
 from pipegraph.stage_spec import Edge, StageSpec
@@ -119,7 +120,7 @@ class StagePlan:
         operator: Any = self.operator
         return operator.group_size(world_size) if self.kind.collects and self.traits.blocks else None
 
-    def packing(self) -> Callable[[list[Any]], Any] | None:
+    def packing(self) -> Pack | None:
         """For a regrouping operator that takes blocks: a function that packs rows for it in the thread that makes them.
 
         The function is thread-safe. It returns an object with ``part(start, stop)``, ``rows()`` and ``buffers()``, or

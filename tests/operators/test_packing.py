@@ -45,17 +45,6 @@ def test_documents_are_laid_end_to_end_and_cut():
     assert rows[0]["tokens"].dtype == torch.int64
 
 
-def test_an_unfilled_last_row_can_be_left_out_and_padding_chosen():
-    items = [{"ids": [1, 2, 3], "labels": [4, 5, 6], "text": "abc", "key": "a"}]
-    (row,) = rows_of(items, 4, pad={"labels": -100})
-    assert row["ids"].tolist() == [1, 2, 3, 0] and row["labels"].tolist() == [4, 5, 6, -100]
-    assert set(row) == {"ids", "labels", "segment_ids", "position_ids"}
-    assert rows_of(items, 4, drop_last=True) == []
-    with pytest.raises(DataError, match="pad names 'label', which is not packed: ids, labels"):
-        rows_of(items, 4, pad={"label": -100})
-    assert len(rows_of([*items, *items], 3, drop_last=True)) == 2
-
-
 def test_whole_documents_are_put_where_they_fit_best():
     rows = rows_of(documents([5, 4, 3, 2, 8]), 8, "fit", window=5)
     assert [row["tokens"].tolist() for row in rows] == [

@@ -10,6 +10,7 @@ import traceback
 import torch
 
 from pipegraph import concurrency
+from pipegraph.bundle import Pack
 from pipegraph.contracts import Context
 from pipegraph.engine.actors.parcel import Parcel, Received
 from pipegraph.engine.remote.child import opened_worker
@@ -81,7 +82,7 @@ class StageActor:
         self._worker: ProcessWorker | None = None
         self._thread = 0
 
-    def start(self, sealed: Received, context: Context, pack: object) -> Parcel:
+    def start(self, sealed: Received, context: Context, pack: Pack | None) -> Parcel:
         """Open the operator; returns the exception, if one is raised."""
         torch.set_num_threads(1)
         if "cv2" in sys.modules:

@@ -101,7 +101,7 @@ class ActorLink(Link):
 
     gone = (*_LOST, _SilentError)
 
-    def __init__(self, options: dict[str, Any], noting: bool, connection: Connection, wake: int) -> None:
+    def __init__(self, options: dict[str, object], noting: bool, connection: Connection, wake: int) -> None:
         self._key = uuid.uuid4().bytes  # of its records
         self.actor = ray.remote(**options)(StageActor).remote(self._key)
         self._noting = noting
@@ -132,7 +132,7 @@ class ActorLink(Link):
         if len(self._due) == 1:
             answer.add_done_callback(self._notify)
 
-    def _notify(self, answer: Future[Any]) -> None:
+    def _notify(self, answer: object) -> None:
         self._first.set()
 
     def receive(self) -> Any:
@@ -203,7 +203,7 @@ class ActorHost(Host):
 
     def __init__(
         self,
-        options: dict[str, Any],
+        options: dict[str, object],
         context: Context,
         opening: object,
         timeout_s: float | None,

@@ -65,7 +65,7 @@ class Cluster(Pool):
         except Exception as error:
             raise cannot_be_sent(operator, stage, error) from error
 
-    def _host(self, stage: StagePlan, context: Context, sealed: object, opening: tuple[Any, ...]) -> Host:
+    def _host(self, stage: StagePlan, context: Context, sealed: object, opening: tuple[object, ...]) -> Host:
         from pipegraph.engine.actors.actor_host import ActorHost
 
         spec, asked = stage.spec, stage.backend
@@ -80,8 +80,8 @@ class Cluster(Pool):
 
 
 def actor_options(
-    resources: Mapping[str, float], runtime_env: Mapping[str, Any] | None, looked_at: bool
-) -> dict[str, Any]:
+    resources: Mapping[str, float], runtime_env: Mapping[str, object] | None, looked_at: bool
+) -> dict[str, object]:
     """Ray's options for one actor.
 
     >>> actor_options({"num_cpus": 2, "decoder": 1}, None, False)["resources"]

@@ -35,7 +35,7 @@ class Parcel:
         self._stream: Any = file.getbuffer()
         self.nbytes = self._stream.nbytes + sum([buffer.nbytes for buffer in self._buffers])
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         stream = self._stream if self._stream.nbytes >= APART else bytes(self._stream)
         given = stream if isinstance(stream, bytes) else pickle.PickleBuffer(stream)
         return _received, (given, self._refs, *map(pickle.PickleBuffer, self._buffers))
@@ -46,7 +46,7 @@ class _Pickler(TreePickler):
 
     def __init__(self, file: Any, take: Any, back: bool) -> None:
         super().__init__(file, take, back)
-        self.refs: list[Any] = []
+        self.refs: list[object] = []
 
     def reducer_override(self, value: object) -> Any:
         if isinstance(value, ray.ObjectRef | ActorHandle):
@@ -58,7 +58,7 @@ class _Pickler(TreePickler):
 class _Opening(concurrency.local):
     """The references beside the pickle that the current thread reads."""
 
-    refs: Sequence[Any] = ()
+    refs: Sequence[object] = ()
 
 
 _opening = _Opening()
@@ -76,7 +76,7 @@ class Received:
 
     __slots__ = ("_buffers", "_refs", "_stream")
 
-    def __init__(self, stream: Any, refs: Sequence[Any], buffers: tuple[Any, ...]) -> None:
+    def __init__(self, stream: Any, refs: Sequence[object], buffers: tuple[Any, ...]) -> None:
         self._stream = stream
         self._refs = refs
         self._buffers = buffers
@@ -127,7 +127,7 @@ def _own_tensor(buffer: Any, *rest: Any) -> Any:
     return _tensor(bytearray(buffer), *rest)
 
 
-def _received(stream: Any, refs: Sequence[Any], *buffers: object) -> Received:
+def _received(stream: object, refs: Sequence[object], *buffers: object) -> Received:
     return Received(stream, refs, buffers)
 
 

@@ -22,16 +22,11 @@ from pipegraph.engine.stage.failure_policy import Failures, Outcome
 from pipegraph.engine.stage.hand_over import hand_over
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
-from pipegraph.engine.stage_worker import Worker
+from pipegraph.engine.stage_worker import HALFWAY, Loop, Worker
 from pipegraph.errors import GraphError
 from pipegraph.parameters import chunks_of
 from pipegraph.planning.kind import Reached, Restart, StageKind
 from pipegraph.planning.plan import StagePlan
-
-Loop = Iterator[Any]
-
-HALFWAY = True
-"""Yielded by a loop in the middle of a unit of work, where its worker cannot leave."""
 
 CHILDREN = 64
 """Maximum number of children sent together, and fewer if they take longer than ``BUNDLE_NS``."""
@@ -80,13 +75,13 @@ class _Family:
         self._begin = begin
         self._stage = stage
         self._children: Iterator[Any] | None = None
-        self._before: Any = None
-        self._lineages: Any = None
+        self._before: object = None
+        self._lineages: object = None
 
     def one(self, index: int) -> Chunk:
         return self.parent
 
-    def do(self, block: Any, at: int) -> Outcome:
+    def do(self, block: object, at: int) -> Outcome:
         """Make the next children: one at a time where they may be waited for."""
         made: list[Any] = []
         try:
@@ -110,7 +105,7 @@ class _Family:
             self.count = at + len(made)
         return made, None
 
-    def _check(self, child: Any) -> None:
+    def _check(self, child: object) -> None:
         """Raise an error for what a resume could not tell apart from the child before it."""
         stage = self._stage.name
         if not isinstance(child, Chunk):

@@ -6,26 +6,20 @@ A cursor is the operator's own. It holds the cursors of the inputs, and all that
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from itertools import chain
 from typing import Any
 
 from pipegraph.bundle import DROPPED
-from pipegraph.chunk import Chunk, Cursor, EndOfEpoch
-from pipegraph.contracts import FanIn
-from pipegraph.engine.memory import Account
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Item
 from pipegraph.engine.stage.cursors import detached, freeze
-from pipegraph.engine.stage.hand_over import hand_over
 from pipegraph.engine.stage.parallel import ByChunk
 from pipegraph.engine.stage.restore import ways_in
 from pipegraph.engine.stage.row_intake import RowIntake
+from pipegraph.engine.stage.serial import Serial, serial
 from pipegraph.engine.stage.stage_run import StageRun
-from pipegraph.engine.stage_worker import Worker
+from pipegraph.engine.stage_worker import Loop, Worker
 from pipegraph.errors import GraphError, shown
 from pipegraph.planning.kind import Reached, Restart, StageKind
 from pipegraph.planning.plan import StagePlan
-
-Loop = Iterator[None]
 
 
 class FanInKind(StageKind):
@@ -59,7 +53,7 @@ class FanInKind(StageKind):
         return None if operator.traits.separate else "it depends on what comes beside each item"
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:
-        return merge_loop(stage, worker)
+        return serial(_FanningIn(stage, worker))
 
 
 def input_cursors(stage: StagePlan, cursor: Cursor) -> list[Cursor]:
@@ -70,79 +64,82 @@ def input_cursors(stage: StagePlan, cursor: Cursor) -> list[Cursor]:
     return list(fresh.cursors(cursor, inputs))
 
 
-def merge_loop(stage: StageRun, worker: Worker) -> Loop:
-    """Read several inputs in the order that the operator's state decides."""
-    operator: FanIn = worker.operator
-    trusted = stage.plan.traits.trusted
-    account, put = stage.run.account, partial(stage.sender.send, 0)
-    inboxes = [RowIntake(channel, account) for channel in stage.inboxes]
-    count = len(inboxes)
-    plan = stage.run.plan
-    tracked = plan.stages[plan.output.stage].unordered_above  # samples are identified by lineage and path
-    ways = ways_in(plan, stage.plan)
-    epoch = stage.run.first_epoch
-    do = ByChunk(stage, operator.process).do
+class _FanningIn(Serial):
+    """Takes the items of several inputs in the order that the operator's state decides."""
 
-    def cursor_at(positions: list[Any]) -> Any:
-        return operator.cursor(positions) if trusted else freeze(operator.cursor(positions))
+    def __init__(self, stage: StageRun, worker: Worker) -> None:
+        super().__init__(stage, worker)
+        self._inboxes = [RowIntake(channel, self.account) for channel in stage.inboxes]
+        plan = stage.run.plan
+        self._ways = ways_in(plan, stage.plan)
+        self._tracked = plan.stages[
+            plan.output.stage
+        ].unordered_above  # samples are identified by lineage and path
+        self._trusted = stage.plan.traits.trusted
+        self._do = ByChunk(stage, self.operator.process).do
+        self._left: Sequence[int] = ()  # inputs of which the rest of the epoch before is still to be dropped
+        self.get = self._pick
 
-    while True:
-        operator.begin(count, epoch)
-        positions: list[Any] = [None] * count
-        resumed = epoch == stage.run.first_epoch and stage.restart.cursor is not None
-        if resumed:
-            positions = list(operator.cursors(stage.restart.cursor, count))
-        last = cursor_at(positions)
-        unended = set(range(count))
-        held: list[Any] = []
-        index = operator.next_input()
-        while index is not None:
-            if index not in unended:
-                raise _no_input(stage.name, index, unended)
-            item, out = inboxes[index].get(), None
-            if item.__class__ is Chunk:
-                if tracked:
-                    item.paths = tuple(
-                        (*path, ways[index]) for path in item.paths or ((),) * len(item.lineages)
-                    )
-                positions[index] = item.after
-                if item.buffers:
-                    held.append(item.buffers)
-                (out,) = stage.failures.done(worker, item, do)
-                if out is DROPPED:
-                    out = None
-                elif out.__class__ is Chunk:
-                    after = cursor_at(positions)
-                    out.before, out.after, last = last, after, after
-            elif isinstance(item, EndOfEpoch):
-                unended.discard(index)
-                operator.end_input(index)
-            else:
-                put(item)
-            index = operator.next_input()
-            if out is not None:
-                hand_over(stage, worker, 0, out, tuple(chain.from_iterable(held)))
-                held.clear()
-            out = None  # a failure's traceback may come to refer to the loader
-            yield
-        for buffers in held:
-            account.release(buffers)
-        left = sorted(unended)
+    def begin(self, epoch: int, cursor: Cursor) -> None:
+        # Not earlier: an input may wait for an item that comes long after its epoch's end, or never.
+        self._drop(self._left)
+        inputs = len(self._inboxes)
+        self._epoch, self._unended = epoch, set(range(inputs))
+        self.operator.begin(inputs, epoch)
+        self._positions: list[Cursor] = [None] * inputs
+        if cursor is not None:
+            self._positions = list(self.operator.cursors(cursor, inputs))
+        self._last = self._cursor()
+
+    def _cursor(self) -> Cursor:
+        made = self.operator.cursor(self._positions)
+        return made if self._trusted else freeze(made)
+
+    def _pick(self) -> Item:
+        while (index := self.operator.next_input()) is not None:
+            if index not in self._unended:
+                raise _no_input(self.stage.name, index, self._unended)
+            item: Item = self._inboxes[index].get()
+            if isinstance(item, EndOfEpoch):
+                self._unended.discard(index)
+                self.operator.end_input(index)
+                continue
+            if isinstance(item, Chunk):
+                self._positions[index] = item.after
+                if self._tracked:
+                    paths = item.paths or ((),) * len(item.lineages)
+                    item.paths = tuple((*path, self._ways[index]) for path in paths)
+            return item
+        return EndOfEpoch(self._epoch)
+
+    def take(self, item: Chunk) -> Iterable[None]:
+        self.held.add(item)
+        (out,) = self.stage.failures.done(self.worker, item, self._do)
+        if out.__class__ is Chunk:
+            after = self._cursor()
+            out.before, out.after, self._last = self._last, after, after
+        if out is not DROPPED:
+            self.send(out)
+        return ()
+
+    def end(self, end: EndOfEpoch) -> Iterable[None]:
+        stage, left = self.stage, sorted(self._unended)
         own = _own(stage, left)
         at_once = [
             index for index in left if any(each in own and _draws(each) for each in _sources(stage, index))
         ]
         for index in left:
-            stage.discard_input(index, epoch)
-            inboxes[index].drop()
+            stage.discard_input(index, end.epoch)
+            self._inboxes[index].drop()
         # A sampler's generator has to come to where the next epoch begins, which may be another run.
-        _to_the_end(inboxes, at_once, account)
-        left = [index for index in left if index not in at_once]
-        put(EndOfEpoch(epoch))
-        epoch += 1
-        yield
-        # Not earlier: an input may wait for an item that comes long after this epoch's end, or never.
-        _to_the_end(inboxes, left, account)
+        self._drop(at_once)
+        self._left = [index for index in left if index not in at_once]
+        return ()
+
+    def _drop(self, left: Iterable[int]) -> None:
+        for index in left:
+            while not isinstance(item := self._inboxes[index].get(), EndOfEpoch):
+                self.account.release(item.buffers)
 
 
 def _no_input(stage: str, index: Any, unended: Iterable[int]) -> GraphError:
@@ -151,12 +148,6 @@ def _no_input(stage: str, index: Any, unended: Iterable[int]) -> GraphError:
         f"stage {stage!r}: next_input() must return the number of an input that has not ended (now one of "
         f"{sorted(unended)}), or None for the end of the epoch, got {shown(index)}"
     )
-
-
-def _to_the_end(inboxes: Sequence[RowIntake], left: Iterable[int], account: Account) -> None:
-    for index in left:
-        while not isinstance(item := inboxes[index].get(), EndOfEpoch):
-            account.release(item.buffers)
 
 
 def _own(stage: StageRun, left: Sequence[int]) -> list[StageRun]:

@@ -6,12 +6,12 @@ all others get each row as a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pipegraph.engine.stage.parallel import ByBundle, parallel
 from pipegraph.engine.stage.stage_run import StageRun
-from pipegraph.engine.stage_worker import Worker
+from pipegraph.engine.stage_worker import Loop, Worker
 from pipegraph.planning.kind import Reached, StageKind
 from pipegraph.planning.plan import StagePlan
 
@@ -34,7 +34,7 @@ class MapKind(StageKind):
     ) -> Sequence[Reached] | None:
         return super().reached(stage, at, draw, drops or not stage.work.one_to_one)
 
-    def loop(self, stage: StageRun, worker: Worker) -> Iterator[Any]:
+    def loop(self, stage: StageRun, worker: Worker) -> Loop:
         operator = worker.operator
         do = operator.do if stage.plan.remote else ByBundle(stage, worker, operator.process).do
         return parallel(stage, worker, do, stage.pace.rows, stage.plan.traits.blocks)

@@ -26,12 +26,10 @@ from pipegraph.engine.kinds.source import (
 )
 from pipegraph.engine.stage.parallel import ByBundle, parallel
 from pipegraph.engine.stage.stage_run import StageRun
-from pipegraph.engine.stage_pump import MORE, StagePump
-from pipegraph.engine.stage_worker import Worker
+from pipegraph.engine.stage_pump import StagePump
+from pipegraph.engine.stage_worker import MORE, Loop, Worker
 from pipegraph.global_generators import Draws
 from pipegraph.planning.plan import Plan, StagePlan
-
-Loop = Iterator[Any]
 
 MAX_UNNEEDED = 1 << 20
 """Positions of an epoch cut short that are drawn nevertheless."""
@@ -42,14 +40,14 @@ AT_ONCE = 1 << 12
 class RandomAccessKind(SourceKind):
     """See the module docstring."""
 
-    def fixed(self, operator: Any) -> None:
+    def fixed(self, operator: object) -> None:
         return None
 
     def hands_over_rows(self, stage: StagePlan) -> bool:
         return True
 
     def bundle_sizes(
-        self, stage: StagePlan, plan: Plan, reader: Any, world_size: int
+        self, stage: StagePlan, plan: Plan, reader: object, world_size: int
     ) -> tuple[int, int, int, int]:
         rows, _, size, batches = super().bundle_sizes(stage, plan, reader, world_size)
         if stage.bundle is None and stage.traits.sampled:
@@ -57,7 +55,7 @@ class RandomAccessKind(SourceKind):
         group = stage.traits.group if stage.cached_in is None else 1
         return max(rows, group), group, size, batches
 
-    def feed(self, stage: StageRun, reader: Any, activity: Activity) -> tuple[Channel, StagePump]:
+    def feed(self, stage: StageRun, reader: object, activity: Activity) -> tuple[Channel, StagePump]:
         inner = Channel(max(64, 2 * stage.plan.workers, stage.pace.max_rows), None, activity)
         loop = positions_loop(stage, reader, inner)
         inner.pump = StagePump(loop, inner.nudge, stage.name, stage.run.fail)

@@ -13,21 +13,18 @@ from itertools import chain
 from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage
 from pipegraph.contracts import Regroup
 from pipegraph.engine.memory import Buffers
-from pipegraph.engine.stage.hand_over import settle
-from pipegraph.engine.stage.row_intake import RowIntake
+from pipegraph.engine.stage.serial import Held, Serial, serial
 from pipegraph.engine.stage.stage_run import StageRun
-from pipegraph.engine.stage_worker import Worker
+from pipegraph.engine.stage_worker import Loop, Worker
 from pipegraph.errors import MemoryLimitError
 from pipegraph.parameters import chunks_of
 from pipegraph.planning.kind import Reached, Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 from pipegraph.tree import buffers
 from pipegraph.units import format_bytes
-
-Loop = Iterator[None]
 
 
 class RegroupKind(StageKind):
@@ -60,7 +57,7 @@ class RegroupKind(StageKind):
         return "it holds items of its own choice" if resumes_itself(operator) and not tells else None
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:
-        return regroup_loop(stage, worker)
+        return serial(_Regrouping(stage, worker))
 
 
 def resumes_itself(operator: Any) -> bool:
@@ -68,80 +65,69 @@ def resumes_itself(operator: Any) -> bool:
     return type(operator).resume is not Regroup.resume
 
 
-def regroup_loop(stage: StageRun, worker: Worker) -> Loop:
-    """See the module docstring. An operator with ``bundles`` takes the rows of a bundle in one call."""
-    operator: Any = worker.operator
-    operator.begin()
-    if stage.restart.cursor is not None:
-        operator.resume(stage.restart.cursor)
-    in_order = stage.plan.traits.trusted or operator.spent is not None
-    held = HeldInOrder(stage) if in_order else Held(stage)
-    together = stage.plan.bundle_rows
-    inbox, sender = stage.inboxes[0], stage.sender
-    get = inbox.get if stage.collects else RowIntake(inbox, stage.run.account).get
-    process = stage.failures.seeded(operator.process)
+class _Regrouping(Serial):
+    """An operator with ``bundles`` takes the rows of a bundle in one call."""
 
-    def outputs(made: Sequence[Any]) -> Iterator[Any]:
-        for out in made if together == 1 else in_bundles(made, together, stage.pace.nbytes):
-            if isinstance(out, Chunk):
-                rows = len(out.lineages)
-                worker.meter.items += rows if out.__class__ is Bundle else 1
-                worker.meter.samples += rows
-                settle(stage, worker, (), out)
-                if operator.spent is None:
-                    held.release(out.lineages)
-            yield out
+    def __init__(self, stage: StageRun, worker: Worker) -> None:
+        super().__init__(stage, worker)
+        spends = self.operator.spent is not None
+        in_order = _HeldInOrder if stage.plan.traits.trusted else _HeldBySample
+        self.held = _HeldUntilSpent(stage) if spends else in_order(stage)
+        self._together = stage.plan.bundle_rows
+        if stage.collects:
+            self.get = stage.inboxes[0].get
+        self._process = stage.failures.seeded(self.operator.process)
+        self._begun = False
 
-    def made_of(item: Chunk) -> Sequence[Any]:
-        several = item.__class__ is Bundle
-        call: Callable[[Any], Any] = operator.take_bundle if several else process
-        made = regrouped(stage, worker, item, partial(call, item), held)
-        if several:
-            worker.meter.calls += len(item.lineages) - 1
-        if operator.spent:
-            held.release(operator.spent)
-            operator.spent.clear()
-        return made
+    def begin(self, epoch: int, cursor: Cursor) -> None:
+        if not self._begun:  # ``flush`` leaves it empty
+            self._begun = True
+            self.operator.begin()
+        if cursor is not None:
+            self.operator.resume(cursor)
 
-    while True:
-        item = get()
-        if isinstance(item, Chunk):
-            stage.number(worker, item)
-            held.add(item)
-            # One group at a time, so that a group that fails does not affect another. Groups of a packed bundle
-            # only have to be sliced: the next stage is woken once for all of them.
-            start, count = 0, item.count
-            while start < count:
-                stop = min(count, start + (1 if count == 1 else operator.missing()))
-                part: Chunk = item
-                if stop - start < count:
-                    assert isinstance(item, Bundle)
-                    part = item.part(start, stop)
-                more = stop < count and item.packed is not None
-                for out in outputs(made_of(part)):
-                    sender.send(0, out, more=more)
-                    yield
-                if start and stop == count:
-                    sender.wake()
-                start = stop
-            del part
-        elif isinstance(item, EndOfEpoch):
-            flush = stage.failures.flushing(operator.flush, item.epoch)
-            for out in outputs(regrouped(stage, worker, item, flush, held)):
-                sender.send(0, out)
+    def take(self, item: Chunk) -> Iterator[None]:
+        self.held.add(item)
+        # One group at a time, so that a group that fails does not affect another. Groups of a packed bundle
+        # only have to be sliced: the next stage is woken once for all of them.
+        start, count, part = 0, item.count, item
+        while start < count:
+            stop = min(count, start + (1 if count == 1 else self.operator.missing()))
+            if stop - start < count:
+                assert isinstance(item, Bundle)
+                part = item.part(start, stop)
+            call = self._process
+            if part.__class__ is Bundle:
+                call = self.operator.take_bundle
+                self.worker.meter.calls += part.count - 1
+            for out in self._results(part, partial(call, part)):
+                self.send(out, more=stop < count and item.packed is not None)
                 yield
-            held.release_all()
-            sender.token(0, item)
-        else:
-            sender.send(0, item)
-        yield
+            start = stop
+        if part is not item:
+            self.stage.sender.wake()
+
+    def end(self, end: EndOfEpoch) -> Iterator[None]:
+        for out in self._results(end, self.stage.failures.flushing(self.operator.flush, end.epoch)):
+            self.send(out)
+            yield
+
+    def _results(
+        self, item: Chunk | EndOfEpoch, call: Callable[[], Iterable[Chunk]]
+    ) -> Iterable[Chunk | Failure]:
+        made = self.made(item, lambda: list(chunks_of(call())))
+        if spent := self.operator.spent:
+            self.account.release(self.held.drop(spent))
+            spent.clear()
+        together = self._together
+        return made if together == 1 else in_bundles(made, together, self.stage.pace.nbytes)
 
 
-def in_bundles(made: Sequence[Any], rows: int, nbytes: int) -> Iterator[Any]:
+def in_bundles(made: Sequence[Chunk | Failure], rows: int, nbytes: int) -> Iterator[Chunk | Failure]:
     """The results of a call, with rows in bundles of up to ``rows`` rows and about ``nbytes`` bytes."""
     waiting: list[Chunk] = []
     for out in made:
-        if out.__class__ is not Chunk or not Bundle.takes(out):
+        if not isinstance(out, Chunk) or isinstance(out, Bundle) or not Bundle.takes(out):
             if waiting:
                 yield Bundle.of(waiting)
             waiting = []
@@ -157,49 +143,25 @@ def in_bundles(made: Sequence[Any], rows: int, nbytes: int) -> Iterator[Any]:
         yield Bundle.of(waiting)
 
 
-def regrouped(
-    stage: StageRun, worker: Worker, item: Chunk | EndOfEpoch, call: Callable[..., Any], held: Held
-) -> Sequence[Any]:
-    """Call a regrouping operator; returns its chunks, or what the policy puts in place of failed samples.
-
-    Args:
-        item: what the operator is given; the end of an epoch for ``flush``.
-    """
-    operator: Regroup = worker.operator
-    operator.failing = ()
-
-    def answer(error: BaseException) -> Failure | None:
-        chunks = list(operator.failing) or ([item] if isinstance(item, Chunk) else [])
-        if not chunks:
-            return stage.failures.at_flush(error, item.epoch)
-        lost = Chunk.group(chunks, None)
-        held.release(lost.lineages)
-        return stage.failures.handle(worker, lost, error)
-
-    return stage.failures.once(worker, lambda: list(chunks_of(call())), answer)
-
-
-class Held:
-    """The buffers of chunks that a regrouping operator holds, by sample, until the sample leaves."""
+class _HeldBySample(Held):
+    """Until the sample that an item is leaves."""
 
     def __init__(self, stage: StageRun) -> None:
         self._stage = stage
-        self._account = stage.run.account
-        self._rows: dict[Any, list[Any]] = {}
+        self._rows: dict[Lineage, list[Buffers]] = {}
 
-    def add(self, chunk: Chunk) -> None:
-        """Record a chunk that the operator is given."""
-        if chunk.buffers:
+    def add(self, item: Chunk) -> None:
+        if item.buffers:
             # A sample that reaches a window through two branches is in it twice.
-            self._rows.setdefault(chunk.lineages[0], []).append(chunk.buffers)
+            self._rows.setdefault(item.lineages[0], []).append(item.buffers)
         self._check()
 
     def _check(self) -> None:
         """Raise MemoryLimitError if what is held exceeds the memory limit."""
-        account = self._account
+        account = self._stage.run.account
         if account.used <= account.limit:
             return
-        nbytes = sum({each: nbytes for buffers in self._buffers() for each, nbytes in buffers}.values())
+        nbytes = sum(dict(chain.from_iterable(self._buffers())).values())
         if nbytes > account.limit:
             raise MemoryLimitError(
                 f"stage {self._stage.name!r}: its open batch or window of {format_bytes(nbytes)} is larger than "
@@ -209,50 +171,60 @@ class Held:
     def _buffers(self) -> Iterable[Buffers]:
         return chain.from_iterable(self._rows.values())
 
-    def release(self, rows: Sequence[Any]) -> None:
-        """Release the buffers of samples that have left."""
-        if self._rows:
-            gone: list[Any] = []
-            for row in rows:
-                waiting = self._rows.get(row)
-                if waiting:
-                    gone += waiting.pop()
-                    if not waiting:
-                        del self._rows[row]
-            self._account.release(tuple(gone))
+    def leave(self, rows: Sequence[Lineage]) -> Buffers:
+        found: list[tuple[int, int]] = []
+        for row in rows if self._rows else ():
+            if waiting := self._rows.get(row):
+                found += waiting.pop()
+                if not waiting:
+                    del self._rows[row]
+        return tuple(found)
 
-    def release_all(self) -> None:
-        """Release all buffers."""
-        for waiting in self._rows.values():
-            for each in waiting:
-                self._account.release(each)
+    def leave_all(self) -> Buffers:
+        found = tuple(chain.from_iterable(self._buffers()))
+        self._clear()
+        return found
+
+    def _clear(self) -> None:
         self._rows.clear()
 
 
-class HeldInOrder(Held):
-    """As :class:`Held`, for operators whose samples leave in the order in which they came."""
+class _HeldInOrder(_HeldBySample):
+    """For operators whose samples leave in the order in which they came."""
 
     def __init__(self, stage: StageRun) -> None:
         super().__init__(stage)
-        self._inside: deque[list[Any]] = deque()  # [samples still held, buffers]
+        self._inside: deque[tuple[int, Buffers]] = deque()
+        self._gone = 0  # samples of the oldest item that have left
 
-    def add(self, chunk: Chunk) -> None:
-        self._inside.append([len(chunk.lineages), chunk.buffers])
+    def add(self, item: Chunk) -> None:
+        self._inside.append((len(item.lineages), item.buffers))
         self._check()
 
     def _buffers(self) -> Iterable[Buffers]:
         return (buffers for _, buffers in self._inside)
 
-    def release(self, rows: Sequence[Any]) -> None:
-        left = len(rows)
-        while left and self._inside:
-            oldest = self._inside[0]
-            gone = min(left, oldest[0])
-            left -= gone
-            oldest[0] -= gone
-            if not oldest[0]:
-                self._account.release(self._inside.popleft()[1])
+    def leave(self, rows: Sequence[Lineage]) -> Buffers:
+        found: list[tuple[int, int]] = []
+        self._gone += len(rows)
+        while self._inside and self._gone >= self._inside[0][0]:
+            samples, buffers = self._inside.popleft()
+            self._gone -= samples
+            found += buffers
+        if not self._inside:
+            self._gone = 0
+        return tuple(found)
 
-    def release_all(self) -> None:
-        while self._inside:
-            self._account.release(self._inside.popleft()[1])
+    def _clear(self) -> None:
+        self._inside.clear()
+        self._gone = 0
+
+
+class _HeldUntilSpent(_HeldInOrder):
+    """For operators that say which samples they no longer hold: their results leave with none."""
+
+    def leave(self, rows: Sequence[Lineage]) -> Buffers:
+        return ()
+
+    def drop(self, rows: Sequence[Lineage]) -> Buffers:
+        return super().leave(rows)

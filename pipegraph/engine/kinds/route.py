@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterable
 from operator import index as as_int
 from typing import Any
 
 import numpy as np
 
 from pipegraph.bundle import DROPPED
-from pipegraph.chunk import Chunk, EndOfEpoch
-from pipegraph.contracts import FanOut
+from pipegraph.chunk import Chunk
 from pipegraph.engine.stage.failure_policy import Outcome, outcome_of
-from pipegraph.engine.stage.row_intake import RowIntake
+from pipegraph.engine.stage.serial import Serial, serial, to_all
 from pipegraph.engine.stage.stage_run import StageRun
-from pipegraph.engine.stage_worker import Worker
+from pipegraph.engine.stage_worker import Loop, Worker
 from pipegraph.errors import shown
 from pipegraph.planning.kind import StageKind
 from pipegraph.planning.plan import StagePlan
-
-Loop = Iterator[None]
 
 
 class RouteKind(StageKind):
@@ -37,54 +33,42 @@ class RouteKind(StageKind):
     def elastic(self, stage: StagePlan) -> bool:
         return False
 
-    def why_unknown(self, operator: Any) -> str | None:
+    def why_unknown(self, operator: object) -> str | None:
         return "it depends on what comes beside each item"
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:
-        return route_loop(stage, worker)
+        return serial(_Routing(stage, worker))
 
 
-def route_loop(stage: StageRun, worker: Worker) -> Loop:
-    """Send each chunk to one output, and all else to all."""
-    operator: FanOut = worker.operator
-    get = RowIntake(stage.inboxes[0], stage.run.account).get
-    puts = [partial(sender.send, 0) for sender in stage.senders]
-    tokens = [partial(sender.token, 0) for sender in stage.senders]
-    choose = stage.failures.seeded(operator.choose)
+class _Routing(Serial):
+    """Sends each chunk to one output, and its failure to all."""
 
-    def chosen(chunk: Chunk) -> int:
-        output = _number(choose(chunk))
-        if not 0 <= output < len(puts):
-            raise IndexError(f"choose returned output {output}, there are {len(puts)}")
-        return output
+    def __init__(self, stage: StageRun, worker: Worker) -> None:
+        super().__init__(stage, worker)
+        self._choose = stage.failures.seeded(self.operator.choose)
 
-    def do(chunk: Chunk, at: int) -> Outcome:
-        return outcome_of(chosen, chunk)
-
-    meter = worker.meter
-    while True:
-        item = get()
-        if item.__class__ is Chunk:
-            stage.number(worker, item)
-            (output,) = stage.failures.done(worker, item, do)
-            if output.__class__ is int:
-                meter.items += 1
-                meter.samples += len(item.lineages)
-                if not puts[output](item):
-                    meter.dropped += 1
-            else:
-                stage.run.account.release(item.buffers)
-                if output is not DROPPED:
-                    for put in puts:  # to all, because any of them may be read first
-                        put(output)
-                output = None  # a failure's traceback may come to refer to the loader
-        elif isinstance(item, EndOfEpoch):
-            for token in tokens:
-                token(item)
+    def take(self, item: Chunk) -> Iterable[None]:
+        stage, meter = self.stage, self.worker.meter
+        (output,) = stage.failures.done(self.worker, item, self._do)
+        if output.__class__ is int:
+            meter.items += 1
+            meter.samples += len(item.lineages)
+            if not stage.senders[output].send(0, item):
+                meter.dropped += 1
         else:
-            for put in puts:
-                put(item)
-        yield
+            self.account.release(item.buffers)
+            if output is not DROPPED:
+                to_all(stage, output)
+        return ()
+
+    def _do(self, chunk: Chunk, at: int) -> Outcome:
+        return outcome_of(self._chosen, chunk)
+
+    def _chosen(self, chunk: Chunk) -> int:
+        output, outputs = _number(self._choose(chunk)), len(self.stage.senders)
+        if not 0 <= output < outputs:
+            raise IndexError(f"choose returned output {output}, there are {outputs}")
+        return output
 
 
 def _number(output: Any) -> int:

@@ -8,11 +8,10 @@ actor one worker does all rows of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk
+from pipegraph.chunk import Chunk, Failure
 from pipegraph.contracts import RowOperator
 from pipegraph.engine.kinds.map import MapKind
 from pipegraph.engine.stage.failure_policy import Do, Outcome, outcome_of
@@ -20,7 +19,7 @@ from pipegraph.engine.stage.hand_over import hand_over
 from pipegraph.engine.stage.parallel import ByChunk, do_one
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
-from pipegraph.engine.stage_worker import Worker
+from pipegraph.engine.stage_worker import Loop, Worker
 from pipegraph.global_generators import Draws
 
 
@@ -30,7 +29,7 @@ class RowKind(MapKind):
     judges_rows = True
     stateless = "its workers do the rows of a batch in parallel"
 
-    def loop(self, stage: StageRun, worker: Worker) -> Iterator[Any]:
+    def loop(self, stage: StageRun, worker: Worker) -> Loop:
         return rows_loop(stage, worker)
 
 
@@ -39,7 +38,7 @@ class _Opened:
 
     __slots__ = ("batch", "chunk", "failed", "left", "rows", "taken", "ticket")
 
-    def __init__(self, ticket: int, chunk: Chunk, batch: Any) -> None:
+    def __init__(self, ticket: int, chunk: Chunk, batch: object) -> None:
         self.ticket = ticket
         self.chunk = chunk
         self.batch = batch
@@ -64,7 +63,7 @@ class _Rows:
         return self.of.chunk.row(self.first + index, None)
 
 
-def rows_loop(stage: StageRun, worker: Worker) -> Iterator[None]:
+def rows_loop(stage: StageRun, worker: Worker) -> Loop:
     """See the module docstring."""
     inbox, remote = stage.inboxes[0], stage.plan.remote
     operator: Any = worker.operator
@@ -160,7 +159,7 @@ def _end(stage: StageRun, worker: Worker, opened: _Opened) -> None:
     del out
 
 
-def _leave(stage: StageRun, worker: Worker, ticket: int, chunk: Chunk, out: Any) -> None:
+def _leave(stage: StageRun, worker: Worker, ticket: int, chunk: Chunk, out: Chunk | Failure | None) -> None:
     worker.meter.calls += 1
     worker.meter.dropped += out is None
     hand_over(stage, worker, ticket, out, chunk.buffers)

@@ -20,13 +20,11 @@ from pipegraph.engine.stage.bundle_size import LONG_NS
 from pipegraph.engine.stage.failure_policy import Outcome, ends_run
 from pipegraph.engine.stage.hand_over import hand_over
 from pipegraph.engine.stage.stage_run import StageRun
-from pipegraph.engine.stage_worker import Worker
+from pipegraph.engine.stage_worker import Loop, Worker
 from pipegraph.errors import GraphError, as_raised, note, shown
 from pipegraph.global_generators import Draws
 from pipegraph.planning.kind import Restart, StageKind
 from pipegraph.planning.plan import Plan, StagePlan
-
-Loop = Iterator[Any]
 
 SNAPSHOT_EVERY = 64
 """Items between two snapshots of an iterator."""
@@ -86,7 +84,7 @@ class SourceKind(StageKind):
         return None if operator.resizable else "it cannot resume at another world size"
 
     def bundle_sizes(
-        self, stage: StagePlan, plan: Plan, reader: Any, world_size: int
+        self, stage: StagePlan, plan: Plan, reader: object, world_size: int
     ) -> tuple[int, int, int, int]:
         rows, size, batches = stage.bundle_rows, sys.maxsize, 1
         if stage.bundle is not None:
@@ -127,7 +125,7 @@ class _Epoch:
 
     def __init__(self, stage: StageRun, source: Any, epoch: int) -> None:
         self._stage, self._source, self._epoch = stage, source, epoch
-        self._items: Iterator[Any] | None = None
+        self._items: Iterator[object] | None = None
         self.ended = self.of_steps = self.never_waits = False
         # Whether the iterator has snapshots; not known before it has begun.
         self.has_snapshots: bool | None = None if stage.plan.traits.resumable else False
@@ -156,7 +154,7 @@ class _Epoch:
             return made, error
         return made, None
 
-    def _begun(self, step: int) -> Iterator[Any]:
+    def _begun(self, step: int) -> Iterator[object]:
         stage, source, epoch, run = self._stage, self._source, self._epoch, self._stage.run
         traits = stage.plan.traits
         place = (run.rank, run.world_size)
@@ -218,10 +216,10 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
         yield
 
 
-def not_a_place(stage: str, yielded: Sequence[Any]) -> GraphError:
+def not_a_place(stage: str, yielded: Sequence[object]) -> GraphError:
     """The error for a source that yields something else than positions and their items."""
 
-    def is_pair(each: Any) -> bool:
+    def is_pair(each: object) -> bool:
         return isinstance(each, tuple | list) and len(each) == 2 and hasattr(type(each[0]), "__index__")
 
     odd = next((each for each in yielded if not is_pair(each)), yielded[0])
@@ -243,7 +241,7 @@ def whole_numbers(stage: str, positions: Sequence[Any]) -> list[int]:
     )
 
 
-def snapshot_of(stage: StageRun, take: Callable[[], Any], epoch: int, step: int) -> Failure | None:
+def snapshot_of(stage: StageRun, take: Callable[[], object], epoch: int, step: int) -> Failure | None:
     """Keep a snapshot of the source's iterator before ``step``, if it has any; returns the failure, if it fails."""
     try:
         snapshot = take()

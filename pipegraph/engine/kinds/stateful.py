@@ -19,12 +19,11 @@ from pipegraph.bundle import DROPPED
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage
 from pipegraph.engine.stage.failure_notes import checked, where
 from pipegraph.engine.stage.failure_policy import ends_run
-from pipegraph.engine.stage.hand_over import settle
 from pipegraph.engine.stage.kept import decode, encode_state
-from pipegraph.engine.stage.row_intake import RowIntake
+from pipegraph.engine.stage.serial import Serial, serial
 from pipegraph.engine.stage.snapshots import snapshot_bytes
 from pipegraph.engine.stage.stage_run import StageRun
-from pipegraph.engine.stage_worker import Worker
+from pipegraph.engine.stage_worker import Loop, Worker
 from pipegraph.errors import note
 from pipegraph.planning.kind import Restart, StageKind
 from pipegraph.planning.plan import StagePlan
@@ -65,129 +64,105 @@ class StatefulKind(StageKind):
             cursor = (*cursor[:3], 0)  # samples say what was delivered
         return Restart(cursor=cursor), [cursor[1]]
 
-    def why_unknown(self, operator: Any) -> str | None:
+    def why_unknown(self, operator: object) -> str | None:
         return "it keeps a state"
 
-    def loop(self, stage: StageRun, worker: Worker) -> Iterator[None]:
-        return stateful_loop(stage, worker, self.of)
+    def loop(self, stage: StageRun, worker: Worker) -> Loop:
+        return serial(_Keeping(stage, worker, self.of))
 
 
-def stateful_loop(stage: StageRun, worker: Worker, kind: StageKind) -> Iterator[None]:
-    """See the module docstring."""
-    account, put = stage.run.account, partial(stage.sender.send, 0)
-    get = RowIntake(stage.inboxes[0], account).get
-    operator, meter = worker.operator, worker.meter
-    process = stage.failures.seeded(operator.process)
-    regroups = kind.gathers
-    if regroups:
-        operator.begin()
-    initial = encode_state(operator.state_dict(), stage.name) if worker.initial is None else worker.initial
-    worker.initial = initial
-    operator.load_state_dict(decode(initial))
-    if regroups:
-        operator.begin()
-    inside: Counter[Lineage] | None = Counter() if regroups and stage.plan.unordered_above else None
-    number, base, drop = 0, None, 0
-    snapshot: dict[str, Any] | None = None
-    if stage.restart.cursor is not None:
-        number, base, snapshot, drop = stage.restart.cursor
-        if snapshot is not None:
-            operator.load_state_dict(decode(snapshot["state"]))
-        number -= drop
-    done, inputs, every = 0, 0, SNAPSHOT_EVERY
-    kept = [0, 0]
-    held: list[Any] = []
+class _Keeping(Serial):
+    """Keeps a state, besides what its kind does without one."""
 
-    def cursors() -> tuple[Any, Any] | None:
-        """The cursors of the next output; None if it left before the restart."""
-        nonlocal number, done
-        number += 1
-        done += 1
-        if done <= drop:
-            return None
-        return (number - 1, base, snapshot, done - 1), (number, base, snapshot, done)
+    def __init__(self, stage: StageRun, worker: Worker, kind: StageKind) -> None:
+        super().__init__(stage, worker)
+        self._kind = kind
+        self._process = stage.failures.seeded(self.operator.process)
+        self._waits = kind.gathers and stage.plan.unordered_above
+        self._inside: Counter[Lineage] = (
+            Counter()
+        )  # samples that it holds, if a snapshot waits until it holds none
+        self._kept = [0, 0]  # bytes of the last two snapshots
+        self._base: Cursor = None
+        self._snapshot: dict[str, object] | None = None
+        self._number = self._drop = self._done = 0
 
-    def send(made: Sequence[Any]) -> Iterator[None]:
-        nonlocal inside
-        for out in made:
-            if isinstance(out, Chunk):
-                if inside is not None:
-                    inside -= Counter(out.lineages)
-                places = cursors()
-                if places is None:
-                    continue
-                out.before, out.after = places
-                meter.items += 1
-                meter.samples += len(out.lineages)
-                settle(stage, worker, (), out)
-            put(out)
-            yield
+    def begin(self, epoch: int, cursor: Cursor) -> None:
+        operator, worker = self.operator, self.worker
+        begins = self.gathers and epoch == self.stage.run.first_epoch
+        if begins:
+            operator.begin()
+        if worker.initial is None:
+            worker.initial = encode_state(operator.state_dict(), self.stage.name)
+        operator.load_state_dict(decode(worker.initial))
+        if begins:
+            operator.begin()
+        number, self._base, self._snapshot, self._drop = cursor or (0, None, None, 0)
+        if self._snapshot is not None:
+            operator.load_state_dict(decode(self._snapshot["state"]))
+        self._number = number - self._drop
+        self._done, self._inputs, self._every = 0, 0, SNAPSHOT_EVERY
 
-    def work(item: Chunk | EndOfEpoch, call: Callable[[], Any]) -> Sequence[Any]:
-        def answer(error: BaseException) -> Failure | None:
-            if isinstance(item, Chunk):
-                return stage.failures.handle(worker, item, error)
-            return stage.failures.at_flush(error, item.epoch)
+    def take(self, item: Chunk) -> Iterator[None]:
+        after = item.after
+        self.held.add(item)
+        if self._waits:
+            self._inside.update(item.lineages)
+        made = self.made(item, partial(self._results, partial(self._process, item)))
+        yield from self._send_all(made)
+        self._inputs += 1
+        if made or not self.gathers:
+            self.account.release(self.held.leave_all())
+        if self._inputs >= self._every and not self._inside:
+            self._inputs = 0
+            yield from self._take_snapshot(item, after)
 
-        return stage.failures.once(worker, partial(result_of, call), answer)
+    def end(self, end: EndOfEpoch) -> Iterator[None]:
+        if self.gathers:
+            flush = self.stage.failures.flushing(self.operator.flush, end.epoch)
+            yield from self._send_all(self.made(end, partial(self._results, flush)))
+        self._inside.clear()
+        self.account.keep(-sum(self._kept))
+        self._kept = [0, 0]
 
-    def result_of(call: Callable[[], Any]) -> list[Any]:
+    def _results(self, call: Callable[[], Any]) -> list[Chunk]:
         made = call()
-        if kind.in_place:
-            made = checked(made, stage.plan.operator, stage.name)
+        if self._kind.in_place:
+            made = checked(made, self.stage.plan.operator, self.stage.name)
         return [made] if isinstance(made, Chunk) else [] if made is DROPPED else list(made)
 
-    def release() -> None:
-        for buffers in held:
-            account.release(buffers)
-        held.clear()
-
-    while True:
-        item = get()
-        if isinstance(item, Chunk):
-            stage.number(worker, item)
-            after = item.after
-            if item.buffers:
-                held.append(item.buffers)
-            if inside is not None:
-                inside.update(item.lineages)
-            made = work(item, partial(process, item))
-            yield from send(made)
-            inputs += 1
-            if not regroups or made:
-                release()
-            if inputs >= every and not inside:
-                inputs = 0
-                try:
-                    state = encode_state(operator.state_dict(), stage.name)
-                except BaseException as error:
-                    if ends_run(stage, error):
-                        raise
-                    note(error, f"pipegraph: stage {stage.name!r}, in its state_dict() at {where(item)}")
-                    put(Failure(error, item.epoch))
-                    yield
+    def _send_all(self, made: Sequence[Chunk | Failure]) -> Iterator[None]:
+        """Send results, with their cursors, but for those that left before the restart."""
+        for out in made:
+            if isinstance(out, Chunk):
+                if self._waits:
+                    self._inside -= Counter(out.lineages)
+                number, done = self._number, self._done
+                self._number, self._done = number + 1, done + 1
+                if done < self._drop:
                     continue
-                base, snapshot = after, {"state": state}
-                every = max(SNAPSHOT_EVERY, _entries(state) // ENTRIES_PER_INPUT)
-                # The previous snapshot is still referenced by chunks that are not delivered yet.
-                kept.append(snapshot_bytes(snapshot))
-                account.keep(kept[-1] - kept.pop(0))
-                drop, done = max(0, drop - done), 0
-        elif isinstance(item, EndOfEpoch):
-            if regroups:
-                yield from send(work(item, stage.failures.flushing(operator.flush, item.epoch)))
-            release()
-            stage.sender.token(0, item)
-            operator.load_state_dict(decode(initial))
-            if inside is not None:
-                inside.clear()
-            number, base, snapshot, drop, done, inputs = 0, None, None, 0, 0, 0
-            every = SNAPSHOT_EVERY
-            account.keep(-sum(kept))
-            kept = [0, 0]
-        else:
-            put(item)
-        yield
+                out.before = number, self._base, self._snapshot, done
+                out.after = number + 1, self._base, self._snapshot, done + 1
+            self.send(out)
+            yield
+
+    def _take_snapshot(self, item: Chunk, after: Cursor) -> Iterator[None]:
+        stage = self.stage
+        try:
+            state = encode_state(self.operator.state_dict(), stage.name)
+        except BaseException as error:
+            if ends_run(stage, error):
+                raise
+            note(error, f"pipegraph: stage {stage.name!r}, in its state_dict() at {where(item)}")
+            self.send(Failure(error, item.epoch))
+            yield
+            return
+        self._base, self._snapshot = after, {"state": state}
+        self._every = max(SNAPSHOT_EVERY, _entries(state) // ENTRIES_PER_INPUT)
+        # The previous snapshot is still referenced by chunks that are not delivered yet.
+        self._kept.append(snapshot_bytes(self._snapshot))
+        self.account.keep(self._kept[-1] - self._kept.pop(0))
+        self._drop, self._done = max(0, self._drop - self._done), 0
 
 
 def _entries(state: Any) -> int:

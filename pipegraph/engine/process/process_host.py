@@ -125,7 +125,7 @@ class ProcessHost(Host):
         parent: zygote.Zygote,
         sealed: Sealed,
         context: Context,
-        opening: Sequence[Any],
+        opening: Sequence[object],
         timeout_s: float | None,
     ) -> None:
         super().__init__(context, (sealed.spans, *opening), timeout_s)

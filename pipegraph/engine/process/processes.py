@@ -44,7 +44,7 @@ class Processes(Pool):
     def _seal(self, operator: Any, stage: str) -> Sealed:
         return Sealed(operator, stage, copies=not operator.traits.inherits)
 
-    def _host(self, stage: StagePlan, context: Context, sealed: Any, opening: tuple[Any, ...]) -> Host:
+    def _host(self, stage: StagePlan, context: Context, sealed: Any, opening: tuple[object, ...]) -> Host:
         return ProcessHost(self.parent, sealed, context, opening, stage.spec.timeout)
 
     def close(self) -> None:

@@ -227,7 +227,7 @@ def _culprit(value: object, error: Exception) -> str:
     return f"{path} (a {type(value).__name__}): {error}"
 
 
-def _inside(value: Any) -> list[tuple[str, Any]]:
+def _inside(value: Any) -> list[tuple[str, object]]:
     if isinstance(value, dict):
         return [(f"[{key!r}]", inner) for key, inner in value.items()]
     if isinstance(value, list | tuple):

@@ -54,7 +54,7 @@ _NAMES = {value: name for name, value in _DTYPES.items()}  # pickling a name tak
 
 
 def _tensor(
-    buffer: Any, name: str, shape: tuple[int, ...], grad: bool, strides: tuple[int, ...] | None = None
+    buffer: object, name: str, shape: tuple[int, ...], grad: bool, strides: tuple[int, ...] | None = None
 ) -> torch.Tensor:
     """A tensor over received bytes, which lie in the order of its strides; None: row by row."""
     dtype, count = _DTYPES[name], math.prod(shape)
@@ -114,10 +114,10 @@ def set_apart() -> tuple[Callable[[pickle.PickleBuffer], bool], list[memoryview]
 class TreePickler(ByValuePickler):
     """A pickler that writes plain CPU tensors as their bytes."""
 
-    def __init__(self, file: Any, take: Callable[[pickle.PickleBuffer], bool], back: bool = False) -> None:
+    def __init__(self, file: object, take: Callable[[pickle.PickleBuffer], bool], back: bool = False) -> None:
         super().__init__(file, back, buffer_callback=take)
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         if value.__class__ is torch.Tensor and _plain(value):
             shape = tuple(value.shape)
             block, strides = _in_memory(value, shape)
@@ -135,19 +135,19 @@ class _SlabPickler(TreePickler):
     """A pickler that sends tensors of shared slabs as segment and offset. Separate, because it checks every object."""
 
     def __init__(
-        self, file: Any, take: Callable[[pickle.PickleBuffer], bool], back: bool, slabs: _Slabs
+        self, file: object, take: Callable[[pickle.PickleBuffer], bool], back: bool, slabs: _Slabs
     ) -> None:
         super().__init__(file, take, back)
         self._slabs = slabs
 
-    def persistent_id(self, value: Any) -> Any:
+    def persistent_id(self, value: object) -> Any:
         return self._slabs.place_of(value) if value.__class__ is torch.Tensor else None
 
 
 class _Unpickler(pickle.Unpickler):
     """An unpickler that maps the tensors of shared slabs."""
 
-    def __init__(self, file: Any, buffers: Sequence[Any], slabs: Sequence[Any]) -> None:
+    def __init__(self, file: Any, buffers: Sequence[object], slabs: Sequence[object]) -> None:
         super().__init__(file, buffers=buffers)
         self._slabs = slabs
 
@@ -212,7 +212,7 @@ class Port:
         self._leases: Loans[int] = Loans()
         self._known: set[int] = set()  # our segments that the other end has mapped
         self._mapped: dict[int, Segment] = {}  # the other end's
-        self._out: dict[int, Any] = {}  # by lease: what the other end still reads
+        self._out: dict[int, object] = {}  # by lease: what the other end still reads
         self._forgotten: list[int] = []
         self._lease = 0
         self._slab_number = -1
@@ -227,7 +227,7 @@ class Port:
 
     # -- sending -------------------------------------------------------------------------------
 
-    def send(self, message: Any, wait: bool = True) -> int:
+    def send(self, message: object, wait: bool = True) -> int:
         """Send a message; returns the bytes written to shared memory.
 
         Args:
@@ -273,7 +273,7 @@ class Port:
             segment.close()  # its descriptor was sent
         return written
 
-    def _lend(self, segment: Segment, new: list[Segment], tensors: Any) -> tuple[int, int, int]:
+    def _lend(self, segment: Segment, new: list[Segment], tensors: object) -> tuple[int, int, int]:
         """``(lease, segment number, size if the other end has not mapped it yet, else 0)``."""
         self._lease += 1
         self._out[self._lease] = segment if tensors is None else tensors
@@ -343,7 +343,7 @@ class Port:
         finally:
             for fd in fds:  # of an incomplete message
                 os.close(fd)
-        buffers: list[Any] = []
+        buffers: list[object] = []
         if spans:
             memory = views.pop(0)
             light = light_below([nbytes for _, nbytes in spans])

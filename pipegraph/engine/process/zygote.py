@@ -216,7 +216,7 @@ class Zygote:
 
 
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)
-_keepers: weakref.WeakSet[Any] = weakref.WeakSet()
+_keepers: weakref.WeakSet[object] = weakref.WeakSet()
 
 
 # Reentrant: the garbage collector may free an owner, and so call release, in the middle of borrow. Users are counted

@@ -42,7 +42,7 @@ class Remote:
     ``timeout_s`` are for messages.
     """
 
-    _snapshot: Any = None  # that came with the last items of ``_pulled``
+    _snapshot: object = None  # that came with the last items of ``_pulled``
 
     def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
         self._host = host
@@ -106,7 +106,7 @@ class Remote:
         except Overdue as late:
             raise self._late(late) from None
 
-    def _call(self, name: str, *args: Any) -> Any:
+    def _call(self, name: str, *args: object) -> object:
         """A call that is repeated in a new process after a death."""
         deaths = Deaths()
         while True:

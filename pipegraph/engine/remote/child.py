@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import faulthandler
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from pipegraph import torch_modes
+from pipegraph.bundle import Pack
 from pipegraph.contracts import Context
 from pipegraph.engine.remote.contract import Unreadable
 from pipegraph.engine.remote.exceptions import Carried
@@ -17,18 +18,18 @@ from pipegraph.errors import note
 from pipegraph.global_generators import enter_worker, own_process
 
 
-def _share(shared: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
+def _share(shared: dict[str, object], name: str, make: Callable[[], object]) -> Any:
     """As ``Context.share``."""
     return shared[name] if name in shared else shared.setdefault(name, make())
 
 
 def opened_worker(
     page: Any,
-    unsealed: Callable[[], Any],
+    unsealed: Callable[[], object],
     context: Context,
-    pack: Any,
+    pack: Pack | None,
     counts: OperatorCounts,
-    allocate: Callable[[int], Any] | None = None,
+    allocate: Callable[[int], object] | None = None,
 ) -> ProcessWorker:
     """The worker of a stage, opened; see ``ProcessWorker``.
 
@@ -55,7 +56,7 @@ def write_stacks(fd: int) -> None:
 def serve(
     port: Any,
     page: Page,
-    worker: Any,
+    worker: ProcessWorker,
     counts: OperatorCounts,
 ) -> None:
     """Serve the trainer's calls of ``worker``'s methods, until ``close``."""
@@ -69,7 +70,7 @@ def serve(
             answer(port, Carried(bad.error), {})
             continue
         page.begin(0)
-        call: Callable[..., Any] = getattr(worker, name)
+        call: Callable[..., object] = getattr(worker, name)
         try:
             result = call(*args)
         except BaseException as error:
@@ -81,8 +82,8 @@ def serve(
 
 def answer(
     port: Any,
-    result: Any,
-    counts: dict[Any, int],
+    result: object,
+    counts: Mapping[str, int],
 ) -> None:
     """Answer a message, or say why the result cannot be sent."""
     try:

@@ -33,10 +33,10 @@ class Call:
 
     __slots__ = ("args", "name", "outcome", "sent")
 
-    def __init__(self, name: str, *args: Any) -> None:
+    def __init__(self, name: str, *args: object) -> None:
         self.name, self.args = name, args
         self.sent = False
-        self.outcome: tuple[Any, BaseException | None] | None = None
+        self.outcome: tuple[object, BaseException | None] | None = None
 
 
 @dataclass(eq=False)
@@ -106,7 +106,7 @@ class Link(ABC):
     holds = False
 
     @abstractmethod
-    def send(self, message: Any, wait: bool = True) -> object:
+    def send(self, message: object, wait: bool = True) -> object:
         """Send a message; without ``wait`` its rest may be sent by ``receive``."""
 
     @abstractmethod

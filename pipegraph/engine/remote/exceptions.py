@@ -102,7 +102,7 @@ def _repr_of(value: object) -> str:
 
 
 def _dumped(error: BaseException, within: tuple[BaseException, ...]) -> bytes:
-    def sent(value: object, otherwise: Callable[[Any], Any]) -> Any:
+    def sent(value: object, otherwise: Callable[[object], object]) -> object:
         if _can(value):
             return value
         if isinstance(value, BaseException) and not any(value is each for each in within):
@@ -115,7 +115,7 @@ def _dumped(error: BaseException, within: tuple[BaseException, ...]) -> bytes:
     attributes = {name: sent(value, lambda _: left) for name, value in attributes.items()}
     kept = {name: value for name, value in attributes.items() if value is not left}
     if isinstance(error, BaseExceptionGroup):
-        args: tuple[Any, ...] = (error.message, [Carried(each, within) for each in error.exceptions])
+        args: tuple[object, ...] = (error.message, [Carried(each, within) for each in error.exceptions])
     else:
         args = tuple([sent(each, _repr_of) for each in error.args])
     try:
@@ -124,7 +124,7 @@ def _dumped(error: BaseException, within: tuple[BaseException, ...]) -> bytes:
         return b""
 
 
-def _slots(error: BaseException) -> dict[str, Any]:
+def _slots(error: BaseException) -> dict[str, object]:
     """Fields in slots: those of built-in exceptions, which only ``__init__`` sets, and of ``__slots__``."""
     found = {}
     for kind in type(error).__mro__:

@@ -66,7 +66,7 @@ class Host(ABC):
     place: str
     gave_up: str
 
-    def __init__(self, context: Context, opening: Any, timeout_s: float | None) -> None:
+    def __init__(self, context: Context, opening: object, timeout_s: float | None) -> None:
         self._context = context
         self._opening = opening
         self._timeout_s = timeout_s
@@ -144,7 +144,7 @@ class Host(ABC):
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def call(self, name: str, *args: Any) -> Any:
+    def call(self, name: str, *args: object) -> object:
         """Call a method of the ``ProcessWorker``; see :meth:`answer`."""
         return self.answer(Call(name, *args))
 
@@ -187,7 +187,7 @@ class Host(ABC):
             call.outcome = None  # the error's traceback refers to this frame
             del error
 
-    def _send(self, call: Call, message: Any) -> None:
+    def _send(self, call: Call, message: object) -> None:
         try:
             self._link.send(message, wait=not self._due)
         except self._link.gone as why:
@@ -340,7 +340,7 @@ class Host(ABC):
     def _close_operator(self, grace_s: float) -> BaseException | None:
         self._selector.unregister(self._wake.fileno())
         deadline = concurrency.monotonic() + grace_s
-        result: Any = None
+        result: object = None
         try:
             closing = False
             while self._due or not closing:

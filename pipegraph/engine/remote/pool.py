@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
+from pipegraph.bundle import Pack
 from pipegraph.contracts import Context
 from pipegraph.engine.remote.host import Host
 from pipegraph.engine.remote.proxies import remote
@@ -48,10 +48,10 @@ class Pool(ABC):
         """
 
     @abstractmethod
-    def _host(self, stage: StagePlan, context: Context, sealed: object, opening: tuple[Any, ...]) -> Host:
+    def _host(self, stage: StagePlan, context: Context, sealed: object, opening: tuple[object, ...]) -> Host:
         """The host of one worker's operator; ``opening`` is what ``child.opened_worker`` needs besides it."""
 
-    def _packing(self, stage: StagePlan) -> Callable[[list[Any]], Any] | None:
+    def _packing(self, stage: StagePlan) -> Pack | None:
         """The function with which the ``Batch`` right after a stage packs rows; None if there is none."""
         below = [self._plan.stages[name] for name, _, _ in self._plan.consumers(stage.name)]
         if stage.bundle is None or stage.bundle != below[0].name:

@@ -149,7 +149,7 @@ class RemoteRows(RemoteMap):
     def begin_batch(self, chunk: Chunk) -> None:
         """The process begins a batch with its first row."""
 
-    def _prepared(self, block: Any) -> _InWork:
+    def _prepared(self, block: object) -> _InWork:
         return super()._prepared(block) if isinstance(block, Chunk) else _RowsInWork(block)
 
     def _call_for(self, now: Any, at: int, stop: int) -> Call:
@@ -186,7 +186,7 @@ class RemoteSource(RemoteMap):
     def __init__(self, host: Host, operator: Any, stage: str, timeout_s: float | None) -> None:
         super().__init__(host, operator, stage, timeout_s)
         self.index_of, self._blocks = operator.index_of, operator.traits.blocks
-        self._restored: Any = None
+        self._restored: tuple[int, object] | None = None
         self._run: tuple[int, tuple[tuple[int, int], ...]] = 0, ()
         self._notified = 0  # children that had ended when one was notified of the run
 
@@ -235,7 +235,7 @@ class RemoteSource(RemoteMap):
         found: Iterable[int] = self._operator.positions_of(steps, epoch, rank, world_size)
         return found
 
-    def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[object]:
         """``(position, item)`` from step ``start`` on; after a death the new process continues at the next step."""
         restored, self._restored = self._restored, None
 
@@ -245,11 +245,11 @@ class RemoteSource(RemoteMap):
 
         return self._pulled(begin, start)
 
-    def snapshot(self) -> Any:
+    def snapshot(self) -> object:
         """The snapshot sent with the last items; at multiples of ``PULL`` it is the current one."""
         return self._snapshot
 
-    def restore(self, step: int, snapshot: Any) -> None:
+    def restore(self, step: int, snapshot: object) -> None:
         self._restored = (step, snapshot)
 
 
@@ -259,13 +259,13 @@ class RemoteHolder(Remote):
     failing: Sequence[Chunk] = ()
     spent = None  # operators with ``spent`` are not portable
 
-    def _regroup(self, name: str, *args: Any) -> Any:
+    def _regroup(self, name: str, *args: object) -> object:
         made, error, self.failing = self._keep(name, *args, by="regroup")
         if error is not None:
             raise error.error()
         return made
 
-    def _keep(self, name: str, *args: Any, by: str = "invoke") -> Any:
+    def _keep(self, name: str, *args: object, by: str = "invoke") -> Any:
         try:
             return self._once(Call(by, name, *args), None)
         except (WorkerDiedError, StageTimeoutError) as error:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pipegraph.bundle import UNNAMED, Bundle
+from pipegraph.bundle import UNNAMED, Bundle, Pack
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Drawn, Regroup
 from pipegraph.engine.remote.contract import NOTHING as NOTHING
@@ -63,13 +63,13 @@ class Made(list[Any]):
         self._page = page
         self._next = start
 
-    def append(self, item: Any) -> None:
+    def append(self, item: object) -> None:
         list.append(self, item)
         self._next += 1
         self._page.begin(self._next)
 
 
-def _needs_grad(leaf: Any) -> bool:
+def _needs_grad(leaf: object) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.requires_grad
 
 
@@ -91,6 +91,10 @@ Worked = tuple[Any, Carried | None, list[Any] | None]
 """Results, the error that ended them, and the keys from the first row on, where the trainer does not know them."""
 
 
+Pulled = tuple[list[object], bool, Carried | None, object]
+"""Items, whether these were the last, the error that ended them, and a source's snapshot."""
+
+
 class Regrouped(NamedTuple):
     """The answer to :meth:`ProcessWorker.regroup`.
 
@@ -105,7 +109,7 @@ class Regrouped(NamedTuple):
     failing: Sequence[Chunk] = ()
 
 
-def unsent(result: Any, error: Exception) -> Any:
+def unsent(result: object, error: Exception) -> Carried | Regrouped:
     """The answer in place of a result that cannot be sent: a group that is lost so was made of other samples too."""
     carried = Carried(error)
     if not isinstance(result, Regrouped):
@@ -127,7 +131,7 @@ class ProcessWorker:
         page: Page,
         operator: Any,
         context: Context,
-        pack: Callable[[list[Any]], Any] | None = None,
+        pack: Pack | None = None,
     ) -> None:
         self._page = page
         self._operator = operator
@@ -137,7 +141,7 @@ class ProcessWorker:
         self._pack = pack
         self._batch: Any = None
         self._broken: BaseException | None = None
-        self._items: Iterator[Any] = iter(())
+        self._items: Iterator[object] = iter(())
         self._alone: bool | None = None  # whether items are sent one by one; see ``bundle_size.Pace``
         operator.open(context)
 
@@ -215,7 +219,7 @@ class ProcessWorker:
                 self._broken = error  # it was done before, in a process that has died
         return [None] * (stop - start), None, None
 
-    def end(self, kept: list[int]) -> Any:
+    def end(self, kept: list[int]) -> object:
         """The finished batch."""
         batch, self._batch = self._batch, None
         if self._broken is not None:
@@ -224,13 +228,13 @@ class ProcessWorker:
 
     # -- one to many, and sources that are read in sequence ------------------------------------
 
-    def expand(self, chunk: Chunk, drop: int) -> Any:
+    def expand(self, chunk: Chunk, drop: int) -> Pulled:
         """Begin an item: its first children, after ``drop`` of them. Returns as :meth:`more`."""
         process = self._operator.process
         made = (process if self._own else drawing(process, self._draws))(chunk)
         return self._begin(islice(chunks_of(made), drop, None), PULL if self._alone is False else 1)
 
-    def iterate(self, epoch: int, rank: int, world_size: int, step: int, snapshot: Any, run: Any) -> Any:
+    def iterate(self, epoch: int, rank: int, world_size: int, step: int, snapshot: Any, run: Any) -> Pulled:
         """Begin an epoch of a source that is read in sequence at a step, from a snapshot taken there if one is given.
 
         Returns as :meth:`more`: the first item alone.
@@ -246,17 +250,17 @@ class ProcessWorker:
         self._page.begin(0)
         return self._begin(items if self._own else self._draws.each(items, epoch, (self._stage,), step), 1)
 
-    def _begin(self, items: Iterator[Any], most: int) -> Any:
+    def _begin(self, items: Iterator[object], most: int) -> Pulled:
         self._items = items
         return self._pull(most, None)
 
-    def more(self, most: int) -> Any:
-        """The next items: ``(items, whether these were the last, the error that ended them, a source's snapshot)``."""
+    def more(self, most: int) -> Pulled:
+        """The next items."""
         return self._pull(most, time.monotonic_ns())
 
-    def _pull(self, most: int, last_ns: int | None) -> Any:
+    def _pull(self, most: int, last_ns: int | None) -> Pulled:
         """As :meth:`more`; ``last_ns``: when the item before was finished, None before the first."""
-        found: list[Any] = []
+        found: list[object] = []
         start = time.monotonic_ns()
         try:
             for item in self._items:
@@ -276,7 +280,7 @@ class ProcessWorker:
 
     # -- operators that hold data --------------------------------------------------------------
 
-    def invoke(self, name: str, *args: Any) -> Any:
+    def invoke(self, name: str, *args: object) -> object:
         """Call any method; a lazy result is returned as a list."""
         if self._own:
             pass
@@ -287,7 +291,7 @@ class ProcessWorker:
         made = getattr(self._operator, name)(*args)
         return list(made) if isinstance(made, Iterator) else made
 
-    def regroup(self, name: str, *args: Any) -> Regrouped:
+    def regroup(self, name: str, *args: object) -> Regrouped:
         """As :meth:`invoke`, of ``process`` or ``flush``."""
         if isinstance(self._operator, Regroup):
             self._operator.failing = ()

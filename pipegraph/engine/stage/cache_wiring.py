@@ -7,14 +7,17 @@ which the stages in between pass on and the cache unwraps. The rest of the engin
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from pipegraph.bundle import filled
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Drawn, Source
+from pipegraph.engine.stage.failure_policy import Outcome
 from pipegraph.errors import GraphError
 from pipegraph.global_generators import drew
 from pipegraph.planning.plan import Plan, lineage_above
+
+T = TypeVar("T")
 
 
 class Hit:
@@ -22,7 +25,7 @@ class Hit:
 
     __slots__ = ("keys", "value")
 
-    def __init__(self, keys: tuple[Any, ...] | None, value: Any) -> None:
+    def __init__(self, keys: tuple[object, ...] | None, value: object) -> None:
         self.keys = keys
         self.value = value
 
@@ -30,7 +33,7 @@ class Hit:
 class _Override:
     """A proxy of a worker's operator with some methods overridden."""
 
-    def __init__(self, operator: Any, **methods: Callable[..., Any]) -> None:
+    def __init__(self, operator: object, **methods: Callable[..., object]) -> None:
         self._operator = operator
         vars(self).update(methods)
 
@@ -48,13 +51,13 @@ class _Wiring:
         self._source = source
         # The first that drew. Set before its sample reaches the cache, so that no such sample is stored.
         self._drew: str | None = None
-        self._indices: dict[tuple[int, int], Any] = {}
+        self._indices: dict[tuple[int, int], object] = {}
 
-    def index_of(self, position: int, epoch: int) -> Any:
+    def index_of(self, position: int, epoch: int) -> object:
         """The index drawn for a position."""
         return self._indices[epoch, position]
 
-    def _made(self, stage: str, call: Callable[..., Any], *args: Any) -> Any:
+    def _made(self, stage: str, call: Callable[..., T], *args: object) -> T:
         """What ``call`` gives, in a stage above the cache."""
         before = drew()  # a sampler, in the thread that has the samples read in processes
         made = call(*args)
@@ -68,13 +71,13 @@ class _Wiring:
         index_of = source.index_of
         assert index_of is not None  # the plan has checked it
 
-        def found(place: Any, epoch: int) -> Hit | None:
+        def found(place: object, epoch: int) -> Hit | None:
             hit = lookup(index_of(place, epoch))
             if hit is None and isinstance(place, Drawn):
                 self._indices[epoch, place.position] = place.index
             return hit
 
-        def read(place: Any, epoch: int) -> Any:
+        def read(place: Any, epoch: int) -> object:
             hit = found(place, epoch)
             return self._made(self._source, source.read, place, epoch) if hit is None else hit
 
@@ -94,7 +97,7 @@ class _Wiring:
     def skipping(self, operator: Any, stage: str) -> _Override:
         """Wrap an operator between the source and the cache to pass hits on."""
 
-        def process(chunk: Chunk) -> Any:
+        def process(chunk: Chunk) -> object:
             if chunk.data.__class__ is Hit:
                 return chunk
             return self._made(stage, operator.process, chunk)
@@ -103,7 +106,7 @@ class _Wiring:
             if chunk.data.__class__ is not Hit:
                 operator.begin(chunk)
 
-        def do(chunk: Chunk, at: int) -> Any:
+        def do(chunk: Chunk, at: int) -> Outcome:
             return (
                 ((chunk,), None) if chunk.data.__class__ is Hit else self._made(stage, operator.do, chunk, at)
             )
@@ -113,7 +116,7 @@ class _Wiring:
     def storing(self, cache: Any) -> _Override:
         """Wrap the cache to raise if a stage has drawn random numbers, and to drop a drawn index afterwards."""
 
-        def process(chunk: Chunk) -> Any:
+        def process(chunk: Chunk) -> object:
             if self._drew is not None:
                 raise self._refused(self._drew)
             out = cache.process(chunk)
@@ -136,7 +139,7 @@ class _Wiring:
     def clearing(self, reader: Any) -> _Override:
         """Wrap the source to drop all indices as a run begins: samples of a cancelled one never arrive."""
 
-        def begin_run(*args: Any) -> None:
+        def begin_run(*args: object) -> None:
             self._indices.clear()
             reader.begin_run(*args)
 

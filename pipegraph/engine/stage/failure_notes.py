@@ -40,7 +40,7 @@ def where(chunk: Chunk) -> str:
     return _where(chunk.keys, [row[1] for row in chunk.lineages], chunk.epoch)
 
 
-def _where(keys: Sequence[Any], positions: Sequence[int], epoch: int) -> str:
+def _where(keys: Sequence[object], positions: Sequence[int], epoch: int) -> str:
     if len(keys) == 1:
         return f"sample {shown(keys[0])} at position {positions[0]}, epoch {epoch}"
     some = ", ".join(map(shown, keys[:4])) + (", ..." if len(keys) > 4 else "")

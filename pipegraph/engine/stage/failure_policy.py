@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pipegraph import concurrency
-from pipegraph.bundle import DROPPED
+from pipegraph.bundle import DROPPED, Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.stage.budgets import exceeded, is_share
 from pipegraph.engine.stage.failure_notes import explain, log_first
-from pipegraph.engine.stage.stage_context import StageContext
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.errors import BudgetError, ShardError, StageTimeoutError, WorkerDiedError, described, note
 from pipegraph.global_generators import Draws, drawing
+
+if TYPE_CHECKING:
+    from pipegraph.engine.stage.stage_run import StageRun
+
+T = TypeVar("T")
 
 Outcome = tuple[Any, BaseException | None]
 """What was made of a block's rows from some row on, and the error of the row after these; None if none failed."""
@@ -39,7 +43,7 @@ Answer = Callable[[BaseException, int], Failure | None]
 """What takes the place of a row, by its number, that failed with an error; None: it is left out."""
 
 
-def ends_run(stage: StageContext, error: BaseException) -> bool:
+def ends_run(stage: StageRun, error: BaseException) -> bool:
     """Whether it is no error of the stage: the run is over, or a Ctrl-C came while an inline stage ran in the main
     thread."""
     return isinstance(error, Cancelled) or (
@@ -49,7 +53,7 @@ def ends_run(stage: StageContext, error: BaseException) -> bool:
     )
 
 
-def outcome_of(call: Callable[..., Any], *args: Any) -> Outcome:
+def outcome_of(call: Callable[..., object], *args: object) -> Outcome:
     """The outcome of a row that a call does."""
     try:
         return (call(*args),), None
@@ -64,7 +68,7 @@ class Failures:
     items have left, so that timing never decides which failure exceeds a budget.
     """
 
-    def __init__(self, stage: StageContext) -> None:
+    def __init__(self, stage: StageRun) -> None:
         self.stage, spec = stage, stage.plan.spec
         self.given, self.again, self.skip = spec.on_error, spec.retry, spec.skip
         self.name = stage.plan.name
@@ -76,10 +80,10 @@ class Failures:
             return call
         return drawing(call, Draws(self.stage.run.seed, self.stage.name))
 
-    def flushing(self, flush: Callable[[], Any], epoch: int) -> Callable[[], Any]:
+    def flushing(self, flush: Callable[[], T], epoch: int) -> Callable[[], T]:
         """Wrap ``flush`` to draw from a generator of its own."""
 
-        def with_numbers() -> Any:
+        def with_numbers() -> T:
             draws = Draws(self.stage.run.seed, self.stage.name)
             draws.one(epoch, ("end",))
             return flush()
@@ -145,29 +149,15 @@ class Failures:
             yield (DROPPED if failure is None else failure,)
             failure = None
 
-    def _answer(self, worker: Worker, block: Any, row: int, error: BaseException, at: int) -> Failure | None:
+    def _answer(
+        self, worker: Worker, block: Block, row: int, error: BaseException, at: int
+    ) -> Failure | None:
         try:
             one = block.one(at)
         except Exception as broken:  # which the stage above has not made: this one was the first to see it
-            above: Failures = self.stage.above[0].failures  # type: ignore[attr-defined]
-            return above.give_up(block.named_one(at, None), broken)
+            assert isinstance(block, Bundle)
+            return self.stage.above[0].failures.give_up(block.named_one(at, None), broken)
         return self.handle(worker, one, error, row + at)
-
-    def once(
-        self, worker: Worker, call: Callable[[], list[Any]], answer: Callable[[BaseException], Failure | None]
-    ) -> list[Any]:
-        """What an operator makes that keeps what it was given, so that no call can be tried again."""
-        made, error = worker.meter.timed(outcome_of, call)
-        worker.meter.calls += 1
-        if error is None:
-            found: list[Any] = made[0]
-            return found
-        try:
-            self.pass_on(error)
-            failure = answer(error)
-            return [] if failure is None else [failure]
-        finally:
-            error = failure = None  # its traceback refers to this frame
 
     def _before_retry(self, worker: Worker, turn: int) -> None:
         worker.meter.retried += 1
@@ -200,7 +190,6 @@ class Failures:
 
     def at_flush(self, error: BaseException, epoch: int) -> Failure:
         """The failure for an error at the end of an epoch, which is no sample's."""
-        self.pass_on(error)
         note(error, f"pipegraph: stage {self.name!r}, at the end of epoch {epoch}")
         return Failure(error, epoch)
 

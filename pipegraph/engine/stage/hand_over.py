@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk
+from pipegraph.chunk import Chunk, Failure
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.bundle_size import LIGHT_ROW_BYTES
 from pipegraph.engine.stage.row_intake import rows_of
@@ -26,7 +26,13 @@ _PLAIN = ATOMS | {str}
 
 
 def hand_over(
-    stage: StageRun, worker: Worker, ticket: int, out: Any, held: Buffers = (), last: bool = True
+    stage: StageRun,
+    worker: Worker,
+    ticket: int,
+    out: Chunk | Failure | None,
+    held: Buffers = (),
+    last: bool = True,
+    more: bool = False,
 ) -> int:
     """Count and send what a worker has made, as its edge takes it; returns its bytes.
 
@@ -34,6 +40,7 @@ def hand_over(
         out: a bundle, a chunk or a failure; None if nothing is left of it.
         held: the buffers that it was made from, released now.
         last: whether it is the ticket's last result.
+        more: as for ``Sender.send``.
     """
     account, sender = stage.run.account, stage.sender
     if not isinstance(out, Chunk):
@@ -52,7 +59,7 @@ def hand_over(
         settle(stage, worker, held, out)
     nbytes: int = out.nbytes
     if not isinstance(out, Bundle) or 1 < rows >= count:
-        sender.send(ticket, out, last)
+        sender.send(ticket, out, last, more)
     elif rows == 1:
         ones = rows_of(out, account)
         for index, one in enumerate(ones, 1):
@@ -130,7 +137,7 @@ def _light(items: Any) -> int | None:
     return None
 
 
-def _all_light(columns: Iterable[Any]) -> int | None:
+def _all_light(columns: Iterable[object]) -> int | None:
     found = 0
     for column in columns:
         nbytes = _light(column)

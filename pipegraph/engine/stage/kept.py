@@ -124,7 +124,7 @@ def encode(value: Any) -> Any:
     raise _NotEncodable(f"a {kind.__module__}.{kind.__qualname__}")
 
 
-def _items(value: dict[Any, Any]) -> list[Any]:
+def _items(value: dict[Any, Any]) -> list[object]:
     return [[encode(key), encode(each)] for key, each in value.items()]
 
 
@@ -132,7 +132,7 @@ def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _encode_chunk(chunk: Chunk) -> dict[str, Any]:
+def _encode_chunk(chunk: Chunk) -> dict[str, object]:
     return {
         TAG: "chunk",
         "data": encode(chunk.data),
@@ -184,7 +184,7 @@ def decode(value: object) -> Any:
     return array if tag == "array" else array[()]
 
 
-def _class(name: tuple[str, str]) -> type[Any]:
+def _class(name: tuple[str, str]) -> type[object]:
     """A class by its name. Never imports its module: a state is data from a file."""
     found: Any = sys.modules.get(name[0])
     for part in name[1].split("."):

@@ -156,7 +156,7 @@ class Ledger:
         with self._lock:
             self._settle(epoch, at)
 
-    def state(self, epoch: int, at: Mapping[str, Cursor]) -> list[Any]:
+    def state(self, epoch: int, at: Mapping[str, Cursor]) -> list[object]:
         """``[number of all, latest entries]`` of the items before ``at[stage]``, where its input would restart."""
         with self._lock:
             ends = self._ends(epoch, at)

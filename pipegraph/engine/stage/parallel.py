@@ -6,12 +6,12 @@ and threads, processes and actors; see ``failure_policy.Outcome``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from pipegraph.bundle import DROPPED, Bundle, PackedParts, named
-from pipegraph.chunk import Chunk, Failure
+from pipegraph.chunk import Chunk, Failure, Lineage
 from pipegraph.columns import Columns
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.ahead import Ahead
@@ -20,13 +20,11 @@ from pipegraph.engine.stage.failure_policy import Do, Outcome
 from pipegraph.engine.stage.hand_over import batches_of, hand_over
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
-from pipegraph.engine.stage_worker import Worker
+from pipegraph.engine.stage_worker import HALFWAY, Loop, Worker
 from pipegraph.errors import GraphError
 
 
-def parallel(
-    stage: StageRun, worker: Worker, do: Do, rows: Callable[[], int] | None, several: bool
-) -> Iterator[bool]:
+def parallel(stage: StageRun, worker: Worker, do: Do, rows: Callable[[], int] | None, several: bool) -> Loop:
     """See the module docstring.
 
     Args:
@@ -56,7 +54,7 @@ def parallel(
                 do_one(stage, worker, do, ticket, one, row, row == len(ones) - 1)
             del ones, one
         del item
-        yield ahead is not None and ahead.holds
+        yield HALFWAY if ahead is not None and ahead.holds else None
 
 
 def do_one(
@@ -137,9 +135,9 @@ def _by_batch(stage: StageRun, bundle: Bundle, made: Any) -> Any:
 class ByChunk:
     """Calls a function with each chunk, which returns a chunk, or None if it may drop some."""
 
-    def __init__(self, stage: StageRun, process: Callable[[Chunk], Any]) -> None:
+    def __init__(self, stage: StageRun, process: Callable[[Chunk], object]) -> None:
         self._stage, self._process = stage.name, stage.failures.seeded(process)
-        self._operator: Any = stage.plan.operator
+        self._operator = stage.plan.operator
         # A function that fails may have changed its containers before.
         self._copies = stage.plan.spec.retry.times > 0
 
@@ -154,7 +152,7 @@ class ByChunk:
 class ByBundle(ByChunk):
     """Does the rows of a bundle in one call of the worker's operator."""
 
-    def __init__(self, stage: StageRun, worker: Worker, process: Callable[[Chunk], Any]) -> None:
+    def __init__(self, stage: StageRun, worker: Worker, process: Callable[[Chunk], object]) -> None:
         super().__init__(stage, process)
         self.worker = worker
         traits = stage.plan.traits
@@ -186,17 +184,17 @@ class ByBundle(ByChunk):
         """The operator's argument for a bundle."""
         return bundle
 
-    def work_into(self, made: list[Any], given: Any, at: int) -> None:
+    def work_into(self, made: list[object], given: object, at: int) -> None:
         """Append the results of the rows from one on; the first failure is raised."""
         self.worker.operator.work_into(made, given, at)
 
-    def columns(self, given: Any) -> Columns | None:
+    def columns(self, given: object) -> Columns | None:
         """The results of all rows, packed; None where they are made one by one."""
         found: Columns | None = self.worker.operator.columns(given)
         return found
 
 
-def _miscounted(stage: str, operator: Any, found: int, asked: int) -> GraphError:
+def _miscounted(stage: str, operator: object, found: int, asked: int) -> GraphError:
     """The error for an operator or order that does not give one result for each of its samples."""
     return GraphError(
         f"stage {stage!r}: {type(operator).__name__} gave {found} results for {asked} samples of a bundle: its "
@@ -221,6 +219,6 @@ def _other_sample(stage: str, out: Chunk, item: Chunk) -> GraphError:
     )
 
 
-def _described(row: Any) -> str:
+def _described(row: Lineage) -> str:
     """A sample's description for messages."""
     return f"the sample of {row[0]!r} at position {', '.join(map(str, row[1:]))}"

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 from pipegraph.batches import select_rows
 from pipegraph.chunk import Chunk, Cursor, Lineage
@@ -47,7 +46,7 @@ class Resume:
     delivered: Mapping[Path, Set[Lineage]] = field(default_factory=dict)
     history: History = ()
     stream: tuple[int, int] | None = None
-    iterators: Mapping[str, tuple[int, Any]] = field(default_factory=dict)
+    iterators: Mapping[str, tuple[int, object]] = field(default_factory=dict)
     begun: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -161,9 +160,9 @@ def why_unknown(plan: Plan, stage: StagePlan) -> str | None:
     return stage.kind.why_unknown(stage.operator)
 
 
-def history_entry(world_size: int, taken: Sequence[Mapping[str, Taken]]) -> tuple[int, Any]:
+def history_entry(world_size: int, taken: Sequence[Mapping[str, Taken]]) -> tuple[int, object]:
     """The history entry, as JSON, for what each rank has consumed, in the shortest form."""
-    counts: dict[str, Any] = {}
+    counts: dict[str, object] = {}
     for source in taken[0]:
         each = [rank[source] for rank in taken]
         alike = len(set(each)) == 1 and not each[0][1]
@@ -229,7 +228,7 @@ def ways_in(plan: Plan, stage: StagePlan) -> tuple[int, ...]:
 
 def was_delivered(
     delivered: Mapping[Path, Set[Lineage]], path: Path, shorten: bool = False
-) -> Callable[[Any], bool]:
+) -> Callable[[object], bool]:
     """A filter for the edge whose path to the output is ``path``: whether all samples of a chunk were delivered.
 
     After a restart samples are batched differently. Where batches fan out, one branch may have delivered a part of

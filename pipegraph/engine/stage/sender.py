@@ -8,16 +8,17 @@ not know its stage's order, nor whether consumers refuse items: both are handled
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Item, Token
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import Channel
-from pipegraph.engine.stage.failure_policy import Failures
-from pipegraph.engine.stage.stage_context import StageContext
 from pipegraph.tree import copy_containers
+
+if TYPE_CHECKING:
+    from pipegraph.engine.stage.stage_run import StageRun
 
 
 class Sender:
@@ -27,12 +28,11 @@ class Sender:
         channels: of the consumers; if there are none, items are dropped.
     """
 
-    def __init__(self, stage: StageContext, failures: Failures, channels: list[Channel]) -> None:
+    def __init__(self, stage: StageRun, channels: list[Channel]) -> None:
         self.stage = stage
-        self.failures = failures
         self.channels = channels
 
-    def send(self, ticket: int, item: Any, last: bool = True, more: bool = False) -> bool:
+    def send(self, ticket: int, item: Item, last: bool = True, more: bool = False) -> bool:
         """Put a result of a ticket; blocks while there is no room. False if no consumer wanted it.
 
         Args:
@@ -59,22 +59,22 @@ class Sender:
         """Finish a ticket without a (further) result."""
         self._done(ticket)
 
-    def token(self, ticket: int, token: object) -> None:
+    def token(self, ticket: int, token: Token) -> None:
         """Pass a token on, in its place."""
-        if token.__class__ is EndOfEpoch and (failure := self.failures.at_end(token.epoch)) is not None:
+        if isinstance(token, EndOfEpoch) and (failure := self.stage.failures.at_end(token.epoch)) is not None:
             self.send(ticket, failure, False)
         self.send(ticket, token)
 
     def wait_turn(self, ticket: int) -> None:
         """Blocks until every earlier item of an ordered stage has left."""
 
-    def _put(self, index: int, ticket: int, item: Any, last: bool) -> bool:
+    def _put(self, index: int, ticket: int, item: Item, last: bool) -> bool:
         return self.channels[index].put(item)
 
     def _done(self, ticket: int) -> None:
         """All results of a ticket have left."""
 
-    def _fan_out(self, ticket: int, item: object, last: bool) -> bool:
+    def _fan_out(self, ticket: int, item: Item, last: bool) -> bool:
         channels = self.channels
         if not isinstance(item, Chunk):
             for index in range(len(channels)):
@@ -107,15 +107,15 @@ class ByTicket(Sender):
             channel.close_seq(ticket)
         self._done(ticket)
 
-    def token(self, ticket: int, token: object) -> None:
-        if token.__class__ is EndOfEpoch and self.failures.judges_epochs:
+    def token(self, ticket: int, token: Token) -> None:
+        if isinstance(token, EndOfEpoch) and self.stage.failures.judges_epochs:
             self.wait_turn(ticket)  # until the policy has been applied to all earlier items
         super().token(ticket, token)
 
     def wait_turn(self, ticket: int) -> None:
         self.channels[0].wait_turn(ticket)
 
-    def _put(self, index: int, ticket: int, item: Any, last: bool) -> bool:
+    def _put(self, index: int, ticket: int, item: Item, last: bool) -> bool:
         return self.channels[index].put_at(ticket, item, last)
 
     def _done(self, ticket: int) -> None:
@@ -160,12 +160,12 @@ class AsFinished(Sender):
     In its channels an epoch is one sequence number, so that chunks of one epoch leave in any order.
     """
 
-    def __init__(self, stage: StageContext, failures: Failures, channels: list[Channel]) -> None:
-        super().__init__(stage, failures, channels)
+    def __init__(self, stage: StageRun, channels: list[Channel]) -> None:
+        super().__init__(stage, channels)
         self._lock = concurrency.Lock()
         self._open: dict[int, tuple[int, int]] = {}  # ticket -> epoch and items taken before it
         self._taken = 0
-        self._ending: dict[int, Any] = {}
+        self._ending: dict[int, EndOfEpoch] = {}
         self._marks: dict[int, list[Watermark]] = {}
         self._window = 0
         self.set_window(stage.plan.workers, stage.plan.capacity)
@@ -202,7 +202,7 @@ class AsFinished(Sender):
                 return self._taken - before < self._window
             return True
 
-    def token(self, ticket: int, token: Any) -> None:
+    def token(self, ticket: int, token: Token) -> None:
         if isinstance(token, EndOfEpoch):
             with self._lock:
                 if any(epoch == token.epoch for epoch, _ in self._open.values()):
@@ -213,14 +213,14 @@ class AsFinished(Sender):
             self.stage.run.fail(token.error)  # without an order a failure ends the run at once
             raise Cancelled
 
-    def _seq(self, item: Any) -> int:
-        return item.epoch - self.stage.run.first_epoch  # type: ignore[no-any-return]
+    def _seq(self, item: Item) -> int:
+        return item.epoch - self.stage.run.first_epoch
 
-    def _put(self, index: int, ticket: int, item: Any, last: bool) -> bool:
+    def _put(self, index: int, ticket: int, item: Item, last: bool) -> bool:
         stamp = self._stamp(index, ticket, item.epoch, last)
         return self.channels[index].put_at(self._seq(item), item, False, stamp)
 
-    def _stamp(self, index: int, ticket: int, epoch: int, last: bool) -> Callable[[Any], None]:
+    def _stamp(self, index: int, ticket: int, epoch: int, last: bool) -> Callable[[object], None]:
         """A function that sets an item's cursors to the watermark at the time of its put, under the channel's lock."""
         mark = self._marks[epoch][index]
 
@@ -249,8 +249,8 @@ class AsFinished(Sender):
         if ending is not None:
             self._end(ending)
 
-    def _end(self, token: Any) -> None:
-        failure = self.failures.at_end(token.epoch)
+    def _end(self, token: EndOfEpoch) -> None:
+        failure = self.stage.failures.at_end(token.epoch)
         if failure is not None:
             self.stage.run.fail(failure.error)
             raise Cancelled

@@ -36,11 +36,11 @@ class Snapshots:
         self._stage = stage
         self._limit = limit
         self._charge = charge
-        self.first: tuple[int, Any] | None = None
+        self.first: tuple[int, object] | None = None
         self.needed: Callable[[], tuple[int, int] | None] = lambda: None  # (epoch, step) of a restart
         self._taken: Entries = ()
 
-    def begin(self, epoch: int, first: tuple[int, Any] | None) -> None:
+    def begin(self, epoch: int, first: tuple[int, object] | None) -> None:
         """The run resumes from ``first`` in ``epoch``."""
         self.first = first
         if first is not None:
@@ -88,7 +88,7 @@ class Snapshots:
         """Whether there is a snapshot."""
         return bool(self._taken)
 
-    def newest(self, epoch: int, step: int) -> tuple[int, Any] | None:
+    def newest(self, epoch: int, step: int) -> tuple[int, object] | None:
         """``(step, snapshot)`` of the latest from which ``step`` of ``epoch`` can be reached; else None."""
         for at, taken, snapshot, _ in reversed(self._taken):
             if at == epoch and taken <= step:

@@ -8,24 +8,34 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency
+from pipegraph.bundle import Pack
 from pipegraph.engine.channel import Channel
+from pipegraph.engine.stage.budgets import Ordinals
 from pipegraph.engine.stage.bundle_size import Pace
 from pipegraph.engine.stage.failure_policy import Failures
 from pipegraph.engine.stage.read_positions import ReadPositions
 from pipegraph.engine.stage.sender import AsFinished, ByTicket, Sender
 from pipegraph.engine.stage.snapshots import Snapshots
-from pipegraph.engine.stage.stage_context import RunContext, StageContext
+from pipegraph.engine.stage_worker import Worker
 from pipegraph.planning.kind import Restart
 from pipegraph.planning.plan import StagePlan
 
+if TYPE_CHECKING:
+    from pipegraph.engine.run import Run
 
-class StageRun(StageContext):
+
+class StageRun:
     """See the module docstring. Attributes are set by the run while it wires itself.
 
     Attributes:
+        in_order: whether outputs leave in the order of their inputs, not as they finish.
+        numbers_taken: whether items are numbered as workers take them: there are several workers, or an error budget.
+        judging: held while a failure is checked against the stage's budget.
+        stop_epoch: the last epoch whose remaining items are not wanted.
+        wait_turn: blocks until every earlier ticket has left.
         collects: whether it takes whole bundles into groups, not single rows.
         pack: packs bundles as the next ``Batch`` needs them.
         unpacked_below: whether the next stage makes the rows of packed bundles, as processes do.
@@ -36,9 +46,21 @@ class StageRun(StageContext):
 
     pace: Pace
     sender: Sender
+    wait_turn: Callable[[int], None]
 
-    def __init__(self, plan: StagePlan, run: RunContext) -> None:
-        super().__init__(plan, run)
+    def __init__(self, plan: StagePlan, run: Run) -> None:
+        self.plan = plan
+        self.name = plan.name
+        self.run = run
+        self.inboxes: list[Channel] = []
+        parallel = plan.kind.parallel
+        self.budgeted = plan.spec.skip is not None
+        self.by_ticket = parallel and (plan.several or self.budgeted)
+        self.in_order = not self.by_ticket or not plan.several or plan.spec.ordered
+        self.numbers_taken = self.by_ticket and self.budgeted
+        self.ordinals = Ordinals(plan)
+        self.judging = concurrency.Lock()
+        self.stop_epoch = -1
         self.above: list[StageRun] = []
         self.outboxes: list[list[Channel]] = [[]]
         self.senders: list[Sender] = []
@@ -46,7 +68,7 @@ class StageRun(StageContext):
         # A regrouping operator takes whole bundles, unless it needs each row by itself.
         collects = plan.kind.collects and plan.traits.blocks
         self.collects = collects and not self.budgeted and not plan.remote
-        self.pack: Callable[[list[Any]], Any] | None = None
+        self.pack: Pack | None = None
         self.unpacked_below = False
         self.snapshots = Snapshots(plan.name, run.account.limit, run.account.keep)
         self.read_positions = ReadPositions()
@@ -58,7 +80,7 @@ class StageRun(StageContext):
     def wire(self) -> None:
         """Make the sender, once all channels are there."""
         kind = Sender if not self.by_ticket else ByTicket if self.in_order else AsFinished
-        self.senders = [kind(self, self.failures, channels) for channels in self.outboxes]
+        self.senders = [kind(self, channels) for channels in self.outboxes]
         self.sender = self.senders[0]
         self.wait_turn = self.sender.wait_turn
         if self.by_ticket:
@@ -75,7 +97,13 @@ class StageRun(StageContext):
         if isinstance(self.sender, AsFinished):
             self.sender.set_window(workers, capacity)
 
-    def _on_take(self, ticket: int, item: Any) -> None:
+    def number(self, worker: Worker, item: object) -> None:
+        """Number an item of a stage with a budget and a single worker that does not use ``take``."""
+        self.ordinals.forget(worker.ticket)
+        worker.ticket += 1
+        self.ordinals.number(worker.ticket, item)
+
+    def _on_take(self, ticket: int, item: object) -> None:
         """Record that a worker takes an item; called in the order of tickets."""
         if self.numbers_taken:
             self.ordinals.number(ticket, item)
