@@ -18,11 +18,10 @@ from pipegraph.operators.shared_reader import ShardFeed, ShardPart, ShardSample,
 from pipegraph.order import LaneOrder, Order, PartOrder
 from pipegraph.order.layout import Int64Array
 from pipegraph.paths import path_of, paths_of
-from pipegraph.reader.manifests import Found, Listed, find_manifest, list_parts
+from pipegraph.reader.manifests import few, find_manifest, list_parts
 from pipegraph.reader.schedule import RankSteps
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part
-from pipegraph.storage.beside import few
 from pipegraph.storage.parts import Missing
 
 DEALT_AT_ONCE = 64
@@ -77,10 +76,9 @@ class ShardSelect(OrderedSource):
         self.whole_parts = isinstance(self.order, PartOrder) and manifest is None
         self.random_access = not self.whole_parts
         self.missing = missing
-        self._find = partial(find_manifest, parts, manifest, self.store, missing)
-        self._list = partial(list_parts, parts, self.store, missing)
+        find = list_parts if self.whole_parts else find_manifest
+        self._find = partial(find, parts, manifest, self.store, missing)
         self._found = Once(self._find)
-        self._listed = Once(self._list)
         self._feed: ShardFeed | None = None
 
     @property
@@ -89,10 +87,7 @@ class ShardSelect(OrderedSource):
 
     def find(self, stopping: Stopping) -> None:
         """List the parts, or find their manifest, unless that was done; ``stopping`` ends the wait for a store."""
-        if self.whole_parts:
-            self._listed.get(stopping, partial(self._list, stopping=stopping))
-        else:
-            self._found.get(stopping, partial(self._find, stopping=stopping))
+        self._found.get(stopping, partial(self._find, stopping=stopping))
 
     # -- facts -----------------------------------------------------------------------------------
 
@@ -102,7 +97,10 @@ class ShardSelect(OrderedSource):
         Raises:
             GraphError: parts are remote and there is no manifest.
         """
-        return self._found.get().manifest
+        manifest = self._found.get().manifest
+        if manifest is None:
+            raise GraphError("ShardSelect: PartOrder() without manifest= reads whole parts, and needs none")
+        return manifest
 
     def known_manifest(self) -> Manifest | None:
         """The manifest if it was read already: looking at a plan must read nothing."""
@@ -112,17 +110,18 @@ class ShardSelect(OrderedSource):
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes in the order of their labels, where the shards were packed from class folders."""
-        return self.manifest().classes
+        manifest = self._found.get().manifest
+        return () if manifest is None else manifest.classes
 
     def part_list(self) -> list[Part]:
         """The parts that are named, in their order."""
-        return self._listed.get().parts
+        return list(self._found.get().parts)
 
     def skipped(self) -> str:
         """What is left out, for the printed plan."""
         if self.missing != "skip":
             return ""
-        known: Listed | Found | None = (self._listed if self.whole_parts else self._found).peek()
+        known = self._found.peek()
         if known is None or not known.skipped:
             return "shards that are missing are skipped"
         return f"{len(known.skipped)} missing shards are skipped: {few(known.skipped)}"

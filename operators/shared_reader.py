@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
@@ -26,6 +26,16 @@ if TYPE_CHECKING:
     from pipegraph.reader.columns_filter import Choice
     from pipegraph.reader.schedule import RankSteps
     from pipegraph.storage import NodeCache, Part
+
+
+COUNTERS: Final = {
+    "requests": "store requests",
+    "retried": "store requests tried again",
+    "stalled": "store requests that stalled",
+    "hits": "cache hits",
+    "misses": "cache misses",
+}
+"""What the store's client and the cache count, as counters of the stage."""
 
 
 class ShardFeed:
@@ -163,13 +173,18 @@ class Reading:
 
     def _make(self, feed: ShardFeed) -> BlockReader:
         from pipegraph.order import PartOrder
-        from pipegraph.reader.block_bytes import Bytes
         from pipegraph.reader.block_reader import BlockReader
         from pipegraph.reader.block_sources import ManifestSource, PartSource
+        from pipegraph.storage import NodeCache
+        from pipegraph.storage.block_bytes import BlockBytes
+        from pipegraph.storage.stores import StoreClient
 
         select, context = feed.select, self._context
         memory = blocks_nbytes(select, memory_of(context))
-        found = Bytes(select.store, select.is_remote(), self._cache, memory, context.count)
+        store = StoreClient(select.store, on_count=self._on_count) if select.is_remote() else None
+        # A handle of its own: closing it ends this reader's waits only.
+        cache = self._cache and NodeCache(self._cache.folder, self._cache.limit, self._on_count)
+        found = BlockBytes(store, cache, memory, context.count)
         parts = select.part_list() if select.whole_parts else select.manifest().parts
         choice = self._choice.of(parts)
         source: ManifestSource | PartSource
@@ -177,8 +192,12 @@ class Reading:
             assert isinstance(select.order, PartOrder)
             source = PartSource(parts, not select.order.shuffle, found, choice)
         else:
-            source = ManifestSource(select.manifest(), select.order, feed.world_size, found, choice)
+            source = ManifestSource(select.manifest(), found, choice)
         return BlockReader(source, self._ahead, context.count)
+
+    def _on_count(self, name: str, more: int) -> None:
+        if name in COUNTERS:
+            self._context.count(COUNTERS[name], more)
 
     def cancel(self, cancelled: bool) -> None:
         """End the waits of workers, or allow them again."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from pipegraph.cli.progress_bars import ProgressLine
 from pipegraph.errors import GraphError, MissingExtraError
+from pipegraph.reader.manifests import manifest_beside
 from pipegraph.storage import build_manifest
-from pipegraph.storage.beside import manifest_beside
 from pipegraph.storage.indexing import IndexProgress
 from pipegraph.storage.parts import expand_parts, is_url
 from pipegraph.storage.side_files import MANIFEST

@@ -3,36 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
-from pipegraph.order._cache import BoundedMemo
 from pipegraph.order.layout import Int64Array
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Fixed:
-    """What all epochs of a layout share.
-
-    Attributes:
-        samples: of each block, in four bytes where they fit: the epoch's gather jumps about in half the memory.
-        first_sample: of each block, int64.
-    """
-
-    samples: npt.NDArray[np.integer]
-    first_sample: Int64Array
-
-    @staticmethod
-    def of(samples: Int64Array) -> _Fixed:
-        first_sample = np.cumsum(samples)
-        first_sample -= samples
-        fits = not len(samples) or int(samples.max()) < 2**31
-        return _Fixed(samples.astype(np.int32) if fits else samples, first_sample)
-
-
-_fixed: BoundedMemo[_Fixed] = BoundedMemo(32 << 20, lambda f: f.samples.nbytes + f.first_sample.nbytes)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,23 +24,14 @@ class BlockPlaces:
     first_sample: Int64Array
 
     @classmethod
-    def of(cls, samples: Int64Array, order: Int64Array, digest: str | None = None) -> BlockPlaces:
-        """The table of blocks with these numbers of samples, in this order.
-
-        Args:
-            digest: of the layout: what no epoch changes is then made once for all of them.
-        """
-        make = partial(_Fixed.of, samples)
-        fixed = make() if digest is None else _fixed.get((digest, len(samples)), make)
-        # In place: with millions of blocks, fresh pages cost as much as the sums.
-        ends = np.take(fixed.samples, order).astype(np.int64, copy=False)
-        np.cumsum(ends, out=ends)
-        return cls(order, ends, fixed.first_sample)
+    def of(cls, samples: Int64Array, order: Int64Array) -> BlockPlaces:
+        """The table of blocks with these numbers of samples, in this order."""
+        return cls(order, np.cumsum(samples[order]), np.cumsum(samples) - samples)
 
     @property
     def nbytes(self) -> int:
-        """Of this epoch's own arrays."""
-        return self.order.nbytes + self.ends.nbytes
+        """Of its arrays."""
+        return self.order.nbytes + self.ends.nbytes + self.first_sample.nbytes
 
     def find(self, places: Int64Array) -> Int64Array:
         """The blocks, as numbers in the stream, that hold these places."""

@@ -5,21 +5,23 @@ from __future__ import annotations
 import abc
 import operator
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias, TypeVar, final
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, final
 
 import numpy as np
 
 from pipegraph.errors import GraphError, StateError, shown
 from pipegraph.integers import flag
-from pipegraph.order._stream import Tail, stream_length, stream_positions
 from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
-from pipegraph.order.left import Deal, check_history, steps_begun
+from pipegraph.order.left import Deal, check_history, left_of, steps_begun
 
 History: TypeAlias = Sequence[tuple[int, Any]]
 """Pairs (world size, samples per rank) already consumed in the epoch, oldest first. Where ranks consumed
 differently, the second is a sequence with an entry for each (see ``left.Taken``)."""
 
 JsonDict: TypeAlias = dict[str, str | int | bool | None]
+
+Tail: TypeAlias = Literal["pad", "drop", "uneven"]
+TAILS: tuple[Tail, ...] = ("pad", "drop", "uneven")
 
 V = TypeVar("V", bound=str)
 
@@ -177,11 +179,18 @@ class Order(abc.ABC):
         """The samples at these positions >= 0 (k >= N as k mod N), int64, a new array; the layout has samples."""
 
     def _positions(self, layout: LayoutLike, deal: Deal, rank: int, start: int, stop: int) -> Int64Array:
-        """Positions of steps start..stop, which lie inside the rank's length."""
-        return stream_positions(deal, rank, start, stop)
+        """Positions of steps start..stop, which lie inside the rank's length: here rank r of W takes numbers r, r+W,
+        r+2W ... of those that are left of one stream, so that a resume at any world size continues it.
+        """
+        return left_of(deal.history).at(np.arange(start, stop, dtype=np.int64) * deal.world_size + rank)
 
     def _length(self, layout: LayoutLike, deal: Deal, rank: int) -> int:
-        return stream_length(self._total(layout), deal, rank, self.tail)
+        left = left_of(deal.history).count(self._total(layout))
+        if self.tail == "pad":
+            return -(-left // deal.world_size)
+        if self.tail == "drop":
+            return left // deal.world_size
+        return max(0, -(-(left - rank) // deal.world_size))
 
     def _longest(self, layout: LayoutLike, deal: Deal) -> int:
         """The steps left to the rank that has most of them."""

@@ -12,8 +12,7 @@ from pipegraph.integers import integer
 from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._libstdcxx import shuffled_by_libstdcxx
 from pipegraph.order._spans import Shares, Spans
-from pipegraph.order._stream import Tail
-from pipegraph.order.base import JsonDict, Order, check_flags
+from pipegraph.order.base import JsonDict, Order, Tail, check_flags
 from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
 from pipegraph.order.left import Deal, Pairs
 from pipegraph.order.permutation import key64, permute_one

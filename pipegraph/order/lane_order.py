@@ -11,8 +11,7 @@ from pipegraph.integers import integer
 from pipegraph.order._blocks import BlockPlaces
 from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._spread import spread
-from pipegraph.order._stream import TAILS, Tail
-from pipegraph.order.base import JsonDict, Order, check_choice, check_flags
+from pipegraph.order.base import TAILS, JsonDict, Order, Tail, check_choice, check_flags
 from pipegraph.order.layout import Int64Array, LayoutLike, block_samples, layout_digest, total_samples
 from pipegraph.order.permutation import derived_keys, key64, permute
 
@@ -75,9 +74,7 @@ class LaneOrder(Order):
     def _epoch(self, layout: LayoutLike, seed: int, epoch: int) -> LanedEpoch:
         lanes = self.lane_count(layout)
         key = (layout_digest(layout), lanes, self.window, seed, epoch)
-        return _epochs.get(
-            key, lambda: LanedEpoch.of(block_samples(layout), lanes, self.window, seed, epoch, key[0])
-        )
+        return _epochs.get(key, lambda: LanedEpoch.of(block_samples(layout), lanes, self.window, seed, epoch))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,11 +98,9 @@ class LanedEpoch:
     key: int
 
     @classmethod
-    def of(
-        cls, samples: Int64Array, lanes: int, window: int, seed: int, epoch: int, digest: str | None = None
-    ) -> LanedEpoch:
-        """The epoch of blocks with these numbers of samples; ``digest`` as for ``BlockPlaces.of``."""
-        table = BlockPlaces.of(samples, spread(samples, lanes, seed, epoch), digest)
+    def of(cls, samples: Int64Array, lanes: int, window: int, seed: int, epoch: int) -> LanedEpoch:
+        """The epoch of blocks with these numbers of samples."""
+        table = BlockPlaces.of(samples, spread(samples, lanes, seed, epoch))
         share, rest = divmod(int(samples.sum()), lanes)
         lane = np.arange(lanes + 1, dtype=np.int64)
         bounds = lane * share + np.minimum(lane, rest)

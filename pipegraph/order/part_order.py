@@ -11,8 +11,16 @@ from pipegraph.errors import GraphError, shown
 from pipegraph.order._blocks import BlockPlaces
 from pipegraph.order._cache import BoundedMemo
 from pipegraph.order._spans import Shares, Spans
-from pipegraph.order._stream import TAILS, Tail
-from pipegraph.order.base import JsonDict, Order, check_choice, check_flags, check_rank, check_seed
+from pipegraph.order.base import (
+    TAILS,
+    JsonDict,
+    Order,
+    Tail,
+    check_choice,
+    check_flags,
+    check_rank,
+    check_seed,
+)
 from pipegraph.order.layout import (
     Int64Array,
     LayoutLike,
@@ -133,13 +141,11 @@ class PartOrder(Order):
         return order
 
     def _table(self, layout: LayoutLike, seed: int, epoch: int) -> BlockPlaces:
-        digest = layout_digest(layout)
-
         def build() -> BlockPlaces:
             samples = part_samples(layout)
-            return BlockPlaces.of(samples, self._order(len(samples), seed, epoch), digest)
+            return BlockPlaces.of(samples, self._order(len(samples), seed, epoch))
 
-        return _tables.get((self.shuffle, digest, seed, epoch), build)
+        return _tables.get((self.shuffle, layout_digest(layout), seed, epoch), build)
 
     def _shares(self, layout: LayoutLike, deal: Deal) -> Shares:
         key = (self.shuffle, layout_digest(layout), deal)

@@ -10,8 +10,7 @@ import numpy as np
 
 from pipegraph.errors import GraphError
 from pipegraph.order._cache import BoundedMemo
-from pipegraph.order._stream import Tail
-from pipegraph.order.base import JsonDict, Order, check_flags
+from pipegraph.order.base import JsonDict, Order, Tail, check_flags
 from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
 
 if TYPE_CHECKING:

@@ -27,10 +27,6 @@ from pipegraph.reader.schedule import FETCHERS, RankSteps, ReadSchedule, Standin
 from pipegraph.storage.formats.shard_format import BlockSamples
 
 
-class _GaveWayError(Exception):
-    """A load made room for one that was begun before it; it begins again later."""
-
-
 class BlockReader:
     """The blocks of one stage, for all of its workers.
 
@@ -51,7 +47,6 @@ class BlockReader:
         self._work = concurrency.Condition(self._lock)  # fetchers wait for orders
         self._planning = concurrency.Condition(self._lock)  # the scheduler waits until more is to be known
         self._table = BlockTable(source)
-        self._growing = 0  # loads that wait for room
         self._queue: deque[BlockEntry] = deque()
         self._cancelled = self._closed = False
         self._threads: list[concurrency.Thread] = []
@@ -154,12 +149,7 @@ class BlockReader:
     def release(self, entry: BlockEntry) -> None:
         """The end of a use."""
         with self._lock:
-            self._unpin(entry)
-
-    def _unpin(self, entry: BlockEntry) -> None:
-        entry.pins -= 1
-        if self._growing:
-            self._arrived.notify_all()
+            entry.pins -= 1
 
     def _use(self, entry: BlockEntry) -> BlockEntry:
         self._table.use(entry)
@@ -171,7 +161,6 @@ class BlockReader:
     def _reached(self, epoch: int, step: Any) -> None:
         """Note how far the epoch has come."""
         if step.__class__ is int and self._steps.reached(epoch, step):
-            self._source.follow(epoch)
             self._replan()
 
     def _wait_for(self, number: int, epoch: int, step: Any) -> BlockEntry:
@@ -215,7 +204,7 @@ class BlockReader:
                     try:
                         self._arrived.wait()
                     finally:
-                        self._unpin(entry)
+                        entry.pins -= 1
             finally:
                 if waits:
                     waited = self._standing.end(self._clock())
@@ -226,8 +215,6 @@ class BlockReader:
     def _await(self, entry: BlockEntry) -> None:
         entry.awaited = True
         entry.first = min(entry.first, self._steps.tick)
-        if self._growing:
-            self._arrived.notify_all()
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -235,22 +222,16 @@ class BlockReader:
         """Load one block. Called with the lock held, which is released meanwhile."""
         self._table.begin(entry, self._steps)
         self._lock.release()
-        gave_way = False
         try:
             self._sweep()  # what made room
             entry.file, entry.value = self._source.open(entry.number, partial(self._grow, entry))
-        except _GaveWayError:
-            gave_way = True
         except LoaderClosedError:
             pass
         except Exception as caught:
             entry.error = caught
         finally:
             self._lock.acquire()
-            if gave_way:
-                self._table.put_back(entry)
-                self._queue.appendleft(entry)
-            elif entry.value is not None or entry.file is not None:
+            if entry.value is not None or entry.file is not None:
                 self._table.loaded(entry, self._steps)
                 self._count("blocks loaded", 1)
                 if self._source.fetched:
@@ -262,26 +243,17 @@ class BlockReader:
             self._replan()
 
     def _grow(self, entry: BlockEntry, nbytes: int) -> None:
-        """Record how many bytes a running load holds now; waits until there is room for them.
+        """Record how many bytes a running load holds now.
 
-        If several need more than there is, the one begun first continues as soon as the blocks being read are released;
-        the others give way. So one of them always finishes, or there is a MemoryLimitError: no room for it even alone.
+        Others go for it. What is beyond the budget while several grow at once is being worked on, as a sample is in a
+        worker; alone no block may be larger.
         """
         with self._lock:
-            while not self._table.grow(entry, nbytes, self._steps):
-                if self._closed:
-                    raise LoaderClosedError("the pipeline was closed while a block was read")
-                # A whole part may stay in use until the one that is waited for has left the stage.
-                others = self._table.used_nbytes() if self._source.whole and entry.awaited else 0
-                if nbytes > self._source.budget() - others:
-                    raise self._source.too_large(entry.number)
-                if self._table.loading[0] is not entry:
-                    raise _GaveWayError
-                self._growing += 1
-                try:
-                    self._arrived.wait()
-                finally:
-                    self._growing -= 1
+            if self._closed:
+                raise LoaderClosedError("the pipeline was closed while a block was read")
+            if nbytes > self._source.budget():
+                raise self._source.too_large(entry.number)
+            self._table.grow(entry, nbytes, self._steps)
 
     def _fetch(self) -> None:
         """Body of a fetch thread."""

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, final
 
 from pipegraph.errors import GraphError, MemoryLimitError, ShardError
-from pipegraph.order import LaneOrder, Order
-from pipegraph.order.lane_plan import largest_lanes
-from pipegraph.reader.block_bytes import Bytes
 from pipegraph.reader.columns_filter import Choice, SameFields
 from pipegraph.reader.schedule import SHARE
 from pipegraph.storage import Manifest, Part, ShardFile
+from pipegraph.storage.block_bytes import BlockBytes
 from pipegraph.storage.formats import Block, BlockSamples, Format, format_of
-
-_log = logging.getLogger("pipegraph")
-
-MANY_REPEATS: Final = 16
-"""Blocks decoded a second time in an epoch from which on that is said, and as many as there are blocks."""
+from pipegraph.storage.object_file import identify
 
 ALL: Final = Choice()
 
@@ -39,14 +32,12 @@ class BlockSource:
         fetched: whether blocks are fetched (from a store, through a cache, decoded into memory), not read in place.
         stride: steps after which to look again at what there is room for; so many first ones of a run are its cold
             start.
-        whole: whether a use of a block lasts until all of its samples have left the stage: its end is not waited for.
     """
 
     fetched: bool
     stride: int
-    whole = False
 
-    def __init__(self, parts: Sequence[Part], found: Bytes, choice: Choice) -> None:
+    def __init__(self, parts: Sequence[Part], found: BlockBytes, choice: Choice) -> None:
         self._parts, self._bytes, self._choice = parts, found, choice
         self._fields = SameFields(parts, choice, found.store)
         self._decoded = any(map(is_decoded, parts))
@@ -123,16 +114,13 @@ class BlockSource:
         """The error for a block that does not fit the budget even alone."""
         return MemoryLimitError(
             f"{self.name(number)} takes more than {self.budget()} bytes of memory once it is decoded, all that blocks "
-            f"may take ({SHARE:.0%} of memory_limit): raise memory_limit, write smaller row groups or parts, or read "
-            "fewer columns with Load(columns=...)"
+            f"may take ({SHARE:.0%} of memory_limit): raise memory_limit, write smaller row groups or parts, read "
+            "fewer columns with Load(columns=...), or give whole parts a manifest= or PartOrder(shuffle=False)"
         )
 
     def name(self, number: int) -> str:
         """A block's name for people."""
         raise NotImplementedError
-
-    def follow(self, epoch: int) -> None:
-        """Training has come to this epoch."""
 
     def interrupt(self) -> None:
         """End every `open` that waits, and those to come."""
@@ -149,13 +137,9 @@ class ManifestSource(BlockSource):
 
     stride = 256
 
-    def __init__(
-        self, manifest: Manifest, order: Order, world_size: int, found: Bytes, choice: Choice = ALL
-    ) -> None:
+    def __init__(self, manifest: Manifest, found: BlockBytes, choice: Choice = ALL) -> None:
         super().__init__(manifest.parts, found, choice)
-        self._manifest, self._order, self._world_size = manifest, order, world_size
-        # What this epoch has decoded so far. Several threads count: a lost one only moves the message.
-        self._epoch, self._loaded, self._repeats, self._has_said = -1, set[int](), 0, False
+        self._manifest = manifest
 
     def _nbytes(self, number: int) -> int:
         return int(self._manifest.block_nbytes[number])
@@ -163,12 +147,6 @@ class ManifestSource(BlockSource):
     def _find(self, number: int) -> tuple[int, Part, Block, int | None]:
         part, block = self._manifest.block(number)
         return part, self._parts[part], block, self._manifest.block_checksum(number)
-
-    def open(self, number: int, room: Room) -> tuple[ShardFile | None, Any]:
-        found = super().open(number, room)
-        if self._decoded:
-            self._note_repeat(number)
-        return found
 
     def _read(self, form: Format, file: ShardFile, block: Block, room: Room) -> Any:
         samples = form.within(room).read(file, block)
@@ -178,33 +156,6 @@ class ManifestSource(BlockSource):
                 f"manifest says {block.samples}: the part has changed or is broken; index the parts again"
             )
         return samples
-
-    def _note_repeat(self, number: int) -> None:
-        """Log, once, that blocks are decoded again and again for want of memory, and what helps."""
-        if number not in self._loaded:
-            self._loaded.add(number)
-            return
-        self._repeats += 1
-        if self._repeats < max(MANY_REPEATS, self._manifest.blocks) or self._has_said:
-            return
-        self._has_said = True
-        remedy, order, memory = "LaneOrder()", self._order, self._bytes.memory
-        if isinstance(order, LaneOrder):
-            largest = max(map(self.held_nbytes, list(self._loaded)))
-            fits = largest_lanes(self._manifest.blocks, self._world_size, largest, memory, order.window)
-            remedy = f"LaneOrder(lanes={fits})" if fits else "smaller row groups or parts"
-        _log.warning(
-            "%s and others are decoded again and again: the blocks that samples are read from in turn take more memory "
-            "than the %d bytes that blocks may take (%.0f%% of memory_limit). Use %s or a larger memory_limit",
-            self.name(number),
-            memory,
-            100 * SHARE,
-            remedy,
-        )
-
-    def follow(self, epoch: int) -> None:
-        if epoch != self._epoch:
-            self._epoch, self._loaded, self._repeats = epoch, set(), 0
 
     def name(self, number: int) -> str:
         part, _ = self._manifest.block(number)
@@ -219,9 +170,8 @@ class PartSource(BlockSource):
     """
 
     stride = 1
-    whole = True
 
-    def __init__(self, parts: Sequence[Part], stream: bool, found: Bytes, choice: Choice = ALL) -> None:
+    def __init__(self, parts: Sequence[Part], stream: bool, found: BlockBytes, choice: Choice = ALL) -> None:
         super().__init__(parts, found, choice)
         self._stream, self._decoded = stream, self._decoded and not stream
         self.fetched = self.fetched and (found.cache is not None or not stream)
@@ -232,7 +182,9 @@ class PartSource(BlockSource):
         return size if size is not None else max(list(self._sizes.values()), default=0)
 
     def _find(self, number: int) -> tuple[int, Part, Block, int | None]:
-        part, budget = self._bytes.identified(self._parts[number]), self._bytes.budget()
+        part, budget = self._parts[number], self._bytes.budget()
+        if part.size is None:
+            part = identify(part, self._bytes.store)
         assert part.size is not None
         if self._bytes.fetched and self._bytes.cache is None and part.size > budget:
             raise GraphError(
@@ -250,7 +202,7 @@ class PartSource(BlockSource):
             _, part, block, _ = self._find(number)
             file = self._bytes.open(part, block)
         else:
-            file = self._bytes.stream(part)
+            file = self._bytes.part(part)
         try:
             self._fields.check(number, file)
         except BaseException:
@@ -260,13 +212,6 @@ class PartSource(BlockSource):
 
     def _read(self, form: Format, file: ShardFile, block: Block, room: Room) -> Any:
         return _WholePart(form, file, room)
-
-    def too_large(self, number: int) -> MemoryLimitError:
-        return MemoryLimitError(
-            f"{self.name(number)} takes, with the parts that other workers read, more than {self.budget()} bytes of "
-            f"memory while it is read out of order, all that parts may take ({SHARE:.0%} of memory_limit): raise "
-            "memory_limit, use fewer workers, PartOrder(shuffle=False), which reads parts as streams, or a manifest="
-        )
 
     def name(self, number: int) -> str:
         return self._parts[number].name

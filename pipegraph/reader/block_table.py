@@ -26,19 +26,6 @@ class BlockState(StrEnum):
     FAILED = "failed"
 
 
-NEXT = {
-    BlockState.WAITING: {BlockState.LOADING},
-    BlockState.LOADING: {
-        BlockState.READY,
-        BlockState.FAILED,
-        BlockState.WAITING,
-    },  # the last: it made room for another
-    BlockState.READY: set(),
-    BlockState.FAILED: set(),
-}
-"""The states that may follow each; from any of them an entry may leave the table."""
-
-
 @dataclass(slots=True, eq=False)
 class BlockEntry:
     """One block of the table. Everything but ``number`` changes under the lock.
@@ -63,10 +50,6 @@ class BlockEntry:
     file: ShardFile | None = None
     error: Exception | None = None
     raised_at: set[tuple[int, Any]] = field(default_factory=set)
-
-    def become(self, state: BlockState) -> None:
-        assert state in NEXT[self.state], (self.state, state)
-        self.state = state
 
 
 class BlockTable:
@@ -123,23 +106,16 @@ class BlockTable:
     def begin(self, entry: BlockEntry, schedule: ReadSchedule) -> None:
         """Its loading begins."""
         self.make_room(entry.nbytes, schedule)
-        entry.become(BlockState.LOADING)
+        entry.state = BlockState.LOADING
         self.loading.append(entry)
         self.nbytes += entry.nbytes
 
-    def grow(self, entry: BlockEntry, nbytes: int, schedule: ReadSchedule) -> bool:
-        """Record how many bytes the entry holds now; returns whether they fit the budget."""
+    def grow(self, entry: BlockEntry, nbytes: int, schedule: ReadSchedule) -> None:
+        """Record how many bytes the entry holds now."""
         if nbytes > entry.nbytes:
             self.nbytes += nbytes - entry.nbytes
             entry.nbytes = nbytes
         self.make_room(0, schedule)
-        return self.nbytes <= self._source.budget()
-
-    def put_back(self, entry: BlockEntry) -> None:
-        """Its loading was interrupted and starts again later."""
-        self.loading.remove(entry)
-        self.nbytes -= entry.nbytes
-        entry.become(BlockState.WAITING)
 
     def loaded(self, entry: BlockEntry, schedule: ReadSchedule) -> None:
         """It is ready; its size may be known only now."""
@@ -148,12 +124,12 @@ class BlockTable:
         self.nbytes += nbytes - entry.nbytes
         entry.nbytes = nbytes
         self.make_room(0, schedule)
-        entry.become(BlockState.READY)
+        entry.state = BlockState.READY
 
     def failed(self, entry: BlockEntry) -> None:
         """It could not be loaded; without an error, its loading was interrupted."""
         self.loading.remove(entry)
-        entry.become(BlockState.FAILED)
+        entry.state = BlockState.FAILED
         self.nbytes -= entry.nbytes
         entry.nbytes = 0
         if entry.error is None:

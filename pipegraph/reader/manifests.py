@@ -1,42 +1,46 @@
-"""The manifest of a ``ShardSelect``: given, found beside the shards, or made once per node for local ones."""
+"""The parts that a ``ShardSelect`` names, and their manifest: given, found beside them, or made for local ones."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import logging
+import errno
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from pipegraph.errors import DataError, GraphError, LoaderClosedError, PipegraphWarning, ShardError
+from pipegraph.errors import DataError, GraphError, PipegraphWarning, StoreError
+from pipegraph.reader.local_index import local_manifest
 from pipegraph.stopping import Stopping
-from pipegraph.storage import Manifest, Part, build_manifest
-from pipegraph.storage.beside import load_beside, missing_error, missing_shards, numbers_in
-from pipegraph.storage.filelock import exclusive
+from pipegraph.storage import Manifest, Part
 from pipegraph.storage.formats import slash_note
-from pipegraph.storage.indexing import IndexProgress
-from pipegraph.storage.parts import Missing, expand_parts, file_version, is_url
+from pipegraph.storage.parts import Missing, PartsLike, expand_braces, expand_parts, has_magic, is_url
+from pipegraph.storage.side_files import MANIFEST
 from pipegraph.storage.stores import StoreClient
+from pipegraph.storage.urls import glob_regex
 
-_log = logging.getLogger("pipegraph.index")
 
-MANY_PARTS: Final = 64
-"""From this number of parts on, indexing reports its progress."""
+class Found(NamedTuple):
+    """The parts that are there, and their manifest, as far as it is known."""
 
-SKIP: Final = "; or read the others with ShardSelect(missing='skip')"
+    parts: Sequence[Part]
+    manifest: Manifest | None = None
+    origin: str = ""
+    """Where the manifest lies, or how it came about."""
+    skipped: tuple[str, ...] = ()
+    """Shards that it lists and that are missing."""
+
+    def __str__(self) -> str:
+        return f"{self.origin}: {self.manifest!r}"
 
 
 @contextlib.contextmanager
-def store_for(
-    parts: Any, options: Mapping[str, Any], stopping: Stopping | None = None
+def _store_for(
+    names: Sequence[Any], options: Mapping[str, Any], stopping: Stopping | None
 ) -> Iterator[StoreClient | None]:
-    """A store client for as long as these parts are listed, if any of them is remote; a stop ends its waits."""
-    names = [parts] if isinstance(parts, str | os.PathLike | Part) else list(parts)
+    """A store client for as long as these are looked up, if any of them is remote; a stop ends its waits."""
     if not any(is_url(name.uri if isinstance(name, Part) else os.fspath(name)) for name in names):
         yield None
         return
@@ -44,148 +48,107 @@ def store_for(
         yield store
 
 
-class Found(NamedTuple):
-    """A manifest, and where it comes from."""
-
-    manifest: Manifest
-    place: str | None
-    """Its path or URL; None where it lies nowhere."""
-    made: str = ""
-    """How it came about where it lies nowhere."""
-    skipped: tuple[str, ...] = ()
-    """Shards that it listed and that are missing."""
-
-    def __str__(self) -> str:
-        facts = (
-            f"{len(self.manifest.parts)} parts, {self.manifest.blocks} blocks, {len(self.manifest)} samples"
-        )
-        return f"{(self.place and repr(self.place)) or self.made}: {facts}"
-
-
-class Listed(NamedTuple):
-    """The parts that are there, and the manifest beside them."""
-
-    parts: list[Part]
-    skipped: tuple[str, ...] = ()
-    """Shards that the manifest lists and that are missing."""
-    place: str | None = None
-    manifest: Manifest | None = None
-
-
 def list_parts(
-    parts: Any, options: Mapping[str, Any], missing: Missing = "error", stopping: Stopping | None = None
-) -> Listed:
-    """The parts that are named, with the manifest that lies beside them and lists some of them."""
-    with store_for(parts, options, stopping) as store:
-        found = expand_parts(parts, store=store, missing=missing)
-        try:
-            beside = load_beside(found, store)
-        except DataError as error:
-            _warn_of_unused(error)
-            beside = None
-    if beside is None:
-        return Listed(found)
-    place, manifest = beside
-    # A shard that was cut keeps its size: that it has another one fails where it is read, for each of its samples.
-    listed = [None if n is None else manifest.parts[n].size for n in numbers_in(manifest.parts, found)]
-    found = [
-        replace(part, size=size) if part.is_local and (part.size or 0) < (size or 0) else part
-        for part, size in zip(found, listed, strict=True)
-    ]
-    return Listed(found, _skipped(manifest.parts, repr(place), found, parts, missing), place, manifest)
-
-
-def _skipped(
-    listed: Sequence[Part], place: str, found: Sequence[Part], named: Any, missing: Missing
-) -> tuple[str, ...]:
-    gone = missing_shards(listed, found, named)
-    if gone and missing != "skip":
-        raise missing_error(place, len(listed), gone, SKIP)
-    return tuple(gone)
-
-
-def find_manifest(
-    parts: Any,
-    given: Any,
+    named: PartsLike,
+    given: Manifest | str | None,
     options: Mapping[str, Any],
     missing: Missing = "error",
     stopping: Stopping | None = None,
 ) -> Found:
-    """The manifest of these parts, in their order, and where it was found: ``given`` (itself, or its path or URL), or
-    the one beside the shards; for local parts one is made.
+    """The parts that are named, with the manifest that was given (itself, or its path or URL), or that lies beside them
+    and lists some of them.
+
+    Raises:
+        DataError: parts are missing.
+    """
+    names = [named] if isinstance(named, str | os.PathLike) else list(named)
+    place = given if isinstance(given, str) else None
+    with _store_for([*names, *([] if place is None else [place])], options, stopping) as store:
+        parts = expand_parts(named, store=store, missing=missing)
+        if isinstance(given, Manifest):
+            manifest: Manifest | None = given
+        elif place is not None:
+            manifest = Manifest.load(place, store)
+        else:
+            place = manifest_beside(parts)
+            manifest = _beside(place, parts, store)
+    if manifest is None:
+        return Found(parts)
+    numbers = _numbers_in(manifest.parts, parts)
+    gone = _missing_shards(manifest.parts, parts, numbers, names)
+    if gone and missing != "skip":
+        raise DataError(
+            f"{len(gone)} of the {len(manifest.parts)} shards that {repr(place) if place else 'the manifest'} lists "
+            f"are missing: {few(gone)}. Copy them again, or run `pipegraph index` if they are not to be read any more; "
+            "or read the others with ShardSelect(missing='skip')"
+        )
+    # A shard that was cut keeps its size: that it has another one fails where it is read, for each of its samples.
+    sizes = [None if number is None else manifest.parts[number].size for number in numbers]
+    parts = [
+        replace(part, size=size) if part.is_local and (part.size or 0) < (size or 0) else part
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+    return Found(parts, manifest, repr(place) if place else "given as an object", tuple(gone))
+
+
+def find_manifest(
+    named: PartsLike,
+    given: Manifest | str | None,
+    options: Mapping[str, Any],
+    missing: Missing = "error",
+    stopping: Stopping | None = None,
+) -> Found:
+    """As `list_parts`, with the manifest's entries for these parts in their order; for local parts one is made.
 
     Raises:
         GraphError: remote parts without a manifest.
         DataError: parts are missing, or not in the manifest.
     """
-    if given is not None:
-        place = None if isinstance(given, Manifest) else os.fspath(given)
-        if place is None:
-            manifest = given
-        else:
-            with store_for(place, options, stopping) as store:
-                manifest = Manifest.load(place, store)
-        with store_for(parts, options, stopping) as store:
-            found = expand_parts(parts, store=store, missing=missing)
-        where = "the manifest" if place is None else repr(place)
-        skipped = _skipped(manifest.parts, where, found, parts, missing)
-        return Found(_chosen(manifest, found), place, "given as an object", skipped)
-    listed = list_parts(parts, options, missing, stopping)
-    found = listed.parts
-    beside = _usable(listed)
-    if beside is not None:
-        return beside
-    remote = next((part for part in found if not part.is_local), None)
+    found = list_parts(named, given, options, missing, stopping)
+    parts, manifest = found.parts, found.manifest
+    if manifest is not None and given is not None:
+        return found._replace(manifest=_chosen(manifest, parts))
+    if manifest is not None:
+        try:
+            _refuse_older(manifest_beside(parts), parts)
+            return found._replace(manifest=_chosen(manifest, parts))
+        except DataError as error:
+            _warn_of_unused(f"{found.origin} is not used: {error}")
+    remote = next((part for part in parts if not part.is_local), None)
     if remote is not None:
         raise GraphError(
             f"ShardSelect: remote parts such as {remote.name!r} need a manifest: run `pipegraph index PARTS` and pass "
             f"manifest=, or use order=pg.order.PartOrder(), which needs none{slash_note(remote)}"
         )
-    made = replace(local_manifest(found, stopping), parts=tuple(found))
-    if not len(made) and any(part.size for part in found):
-        they_hold = "and the others hold" if len(found) > 1 else "holds"
+    made = replace(local_manifest(parts, stopping), parts=tuple(parts))
+    if not len(made) and any(part.size for part in parts):
+        they_hold = "and the others hold" if len(parts) > 1 else "holds"
         warnings.warn(
-            f"ShardSelect: {found[0].name!r} {they_hold} no samples, so that epochs are empty "
+            f"ShardSelect: {parts[0].name!r} {they_hold} no samples, so that epochs are empty "
             "(in a tar, files without an extension belong to no sample)",
             PipegraphWarning,
             stacklevel=2,
         )
-    return Found(made, None, "made from the headers of the shards as they are now", listed.skipped)
+    return Found(parts, made, "made from the headers of the shards as they are now", found.skipped)
 
 
-def _usable(listed: Listed) -> Found | None:
-    """The manifest beside parts, if it lists all of them as they are; a warning where it lists others."""
-    parts, skipped, place, manifest = listed
-    if manifest is None or place is None:
-        return None
-    try:
-        if parts[0].is_local:
-            written = os.stat(place).st_mtime_ns
-            newer = next((part.name for part in parts if _written(part) > written), None)
-            if newer is not None:
-                raise DataError(
-                    f"{newer!r} was written after it; index again, or `touch` it where it is right"
-                )
-        return Found(_chosen(manifest, parts), place, skipped=skipped)
-    except DataError as error:
-        _warn_of_unused(f"{place!r} is not used: {error}")
-        return None
-
-
-def _written(part: Part) -> int:
-    """When, unless it was cut."""
-    status = os.stat(part.uri)
-    return status.st_mtime_ns if status.st_size == part.size else 0
-
-
-def _warn_of_unused(why: object) -> None:
-    warnings.warn(f"ShardSelect: {why}", PipegraphWarning, stacklevel=2)
+def _refuse_older(place: str | None, parts: Sequence[Part]) -> None:
+    """Raises DataError where a local part was written after the manifest; one that was cut fails where it is read."""
+    if place is None or is_url(place):
+        return
+    written = os.stat(place).st_mtime_ns
+    for part in parts:
+        status = os.stat(part.uri)
+        if status.st_mtime_ns > written and status.st_size == part.size:
+            raise DataError(
+                f"{part.name!r} was written after it; index again, or `touch` it where it is right"
+            )
 
 
 def _chosen(manifest: Manifest, parts: Sequence[Part]) -> Manifest:
     """The manifest's entries for these parts, at the places where they lie."""
     numbers, placed = [], []
-    for part, number in zip(parts, numbers_in(manifest.parts, parts), strict=True):
+    for part, number in zip(parts, _numbers_in(manifest.parts, parts), strict=True):
         if number is None:
             raise DataError(
                 f"part {part.name!r} is not in the manifest {manifest!r}: index the parts again{slash_note(part)}"
@@ -197,70 +160,84 @@ def _chosen(manifest: Manifest, parts: Sequence[Part]) -> Manifest:
             )
         numbers.append(number)
         placed.append(replace(part, size=size))
-    if numbers == list(range(len(manifest.parts))):
-        return replace(manifest, parts=tuple(placed))
-    indexes = [replace(manifest.part_index(n), part=part) for n, part in zip(numbers, placed, strict=True)]
-    return Manifest.of(indexes, manifest.classes)
+    return manifest.chosen(numbers, placed)
 
 
-def cache_folder() -> Path:
-    """Where pipegraph keeps what it can make again: ``$PIPEGRAPH_CACHE``, else the user's cache folder."""
-    chosen = os.environ.get("PIPEGRAPH_CACHE")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pipegraph"
+def _warn_of_unused(why: object) -> None:
+    warnings.warn(f"ShardSelect: {why}", PipegraphWarning, stacklevel=2)
 
 
-def local_manifest(parts: Sequence[Part], stopping: Stopping | None = None) -> Manifest:
-    """The manifest of local parts: headers only, in parallel, by one process of the node while others wait.
+def manifest_beside(parts: Sequence[Part]) -> str | None:
+    """Where the manifest of these parts is written and looked for: in their folder, if that is one."""
+    folders = {_folder(part) for part in parts}
+    if len(folders) != 1:
+        return None
+    folder = folders.pop()
+    return os.path.join(folder, MANIFEST) if parts[0].is_local else f"{folder}/{MANIFEST}"
 
-    A part that cannot be indexed to its end is warned of; what is broken in it fails where it is read.
+
+def _beside(path: str | None, parts: Sequence[Part], store: StoreClient | None) -> Manifest | None:
+    """The manifest that lies beside these parts and lists some of them; a warning where it cannot be read."""
+    if path is None:
+        return None
+    try:
+        manifest = Manifest.load(path, store)
+    except FileNotFoundError:
+        return None
+    except (StoreError, DataError) as error:
+        if getattr(error, "errno", None) != errno.ENOENT:  # some stores forbid what is not there
+            _warn_of_unused(f"{path!r} is not used: {error}")
+        return None
+    return manifest if any(number is not None for number in _numbers_in(manifest.parts, parts)) else None
+
+
+def _numbers_in(listed: Sequence[Part], parts: Sequence[Part]) -> list[int | None]:
+    """The numbers of these parts in the list of a manifest: by place, else by name."""
+    by_place = {_place(part): number for number, part in enumerate(listed)}
+    by_name = {part.name: number for number, part in enumerate(listed)}
+    if len(by_name) < len(listed):
+        by_name = {}  # names alone do not distinguish them
+    return [by_place.get(_place(part), by_name.get(part.name)) for part in parts]
+
+
+def _missing_shards(
+    listed: Sequence[Part], found: Sequence[Part], numbers: Sequence[int | None], named: Sequence[Any]
+) -> list[str]:
+    """The listed shards that are neither among those found nor, though not named, there.
+
+    Of a store's objects only those are looked for that a folder or a pattern names.
     """
-    stamp = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        status = os.stat(part.uri)
-        facts = f"{os.path.abspath(part.uri)}\0{part.uri}\0{status.st_size}\0{file_version(status)}\n"
-        stamp.update(facts.encode("utf-8", "surrogateescape"))  # names need not be UTF-8
-    build = partial(
-        build_manifest, list(parts), checksums=False, progress=partial(_progress, stopping), broken=_warn_of
-    )
-    folder = cache_folder() / "manifests"
-    path = folder / f"{stamp.hexdigest()}.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        warnings.warn(
-            f"ShardSelect: the index of the shards cannot be kept in {os.fspath(folder)!r} ({error.strerror}), so each "
-            "process makes it anew: set PIPEGRAPH_CACHE to a folder that can be written to, or run `pipegraph index`",
-            PipegraphWarning,
-            stacklevel=2,
-        )
-        return build()
-    try:
-        alone = exclusive(lock)  # the kernel ends the lock with the process, however that ends
-        with contextlib.suppress(FileNotFoundError, DataError):  # an empty or broken one is made anew
-            return Manifest.load(path)
-        if alone:
-            return build(path)
-        made = build()  # as others may too: what each saves is whole
-        made.save(path)
-        return made
-    finally:
-        os.close(lock)
+    # Shards may lie elsewhere than when they were indexed.
+    moved = {
+        _folder(listed[number]): _folder(part)
+        for part, number in zip(found, numbers, strict=True)
+        if number is not None
+    }
+    patterns = [
+        re.compile(glob_regex(f"{each}*" if each.endswith("/") else each))
+        for text in (os.fspath(name) for name in named if not isinstance(name, Part))
+        if is_url(text)
+        for each in expand_braces(text)
+        if each.endswith("/") or has_magic(each)
+    ]
+    gone, known = [], set(numbers)
+    for part in (part for number, part in enumerate(listed) if number not in known):
+        place = _place(Part(f"{moved.get(_folder(part), _folder(part))}/{part.name}"))
+        if any(each.fullmatch(place) for each in patterns) if is_url(place) else not os.path.exists(place):
+            gone.append(part.name)
+    return gone
 
 
-def _warn_of(part: Part, error: ShardError) -> None:
-    warnings.warn(
-        f"ShardSelect: {part.name!r} is broken: what lies behind its last whole block counts as one sample that fails "
-        f"where it is read, under the stage's on_error: {error}",
-        PipegraphWarning,
-        stacklevel=2,
-    )
+def few(names: Sequence[str]) -> str:
+    """Some of many names, for messages."""
+    shown = ", ".join(map(repr, names[:5]))
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
-def _progress(stopping: Stopping | None, state: IndexProgress) -> None:
-    if stopping is not None and stopping.is_set():
-        raise LoaderClosedError("the pipeline was closed while its shards were indexed")
-    if state.parts >= MANY_PARTS and state.parts_done % max(1, state.parts // 20) == 0:
-        _log.info("indexing shards: %d of %d, %d samples", state.parts_done, state.parts, state.samples)
+def _folder(part: Part) -> str:
+    return part.uri.rpartition("/")[0]
+
+
+def _place(part: Part) -> str:
+    """The same for a file however it is named."""
+    return os.path.abspath(part.uri) if part.is_local else part.uri

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,10 @@ def _hash(facts: list[str | int | None], nbytes: int) -> str:
     return hashlib.blake2b(text, digest_size=nbytes).hexdigest()
 
 
-class Sink(Protocol):
-    """Where a download puts its bytes; thread-safe, in any order; a piece may come again, and replaces itself."""
+Write = Callable[[int, bytes], None]
+"""Takes bytes of a download and where they belong; called in any order."""
 
-    def write_at(self, offset: int, data: bytes) -> None: ...
-
-
-Download = Callable[[Sink], None]
+Download = Callable[[Write], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -179,23 +179,15 @@ def _in_parallel(
     run: Callable[[Part], PartIndex], parts: Sequence[Part], workers: int
 ) -> Iterator[tuple[int, PartIndex]]:
     """Results as they come. After a failure no further part is begun."""
-    pending: dict[Future[PartIndex], int] = {}
-    left = iter(range(len(parts)))
     with ThreadPoolExecutor(workers, thread_name_prefix="pipegraph-index") as pool:
-        failure: Exception | None = None
-        while True:
-            while failure is None and len(pending) < 2 * workers and (number := next(left, None)) is not None:
-                pending[pool.submit(run, parts[number])] = number
-            if not pending:
-                break
-            for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                number = pending.pop(future)
+        numbers = {pool.submit(run, part): number for number, part in enumerate(parts)}
+        try:
+            for future in as_completed(numbers):
+                number = numbers.pop(future)
                 try:
-                    result = future.result()
+                    yield number, future.result()
                 except Exception as error:
                     note(error, f"while indexing {parts[number].uri!r}")
-                    failure = error if failure is None else failure
-                else:
-                    yield number, result
-        if failure is not None:
-            raise failure
+                    raise
+        finally:
+            pool.shutdown(cancel_futures=True)

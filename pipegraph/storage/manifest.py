@@ -142,16 +142,19 @@ class Manifest:
         crc = int(self.block_crc32c[number])
         return None if crc == _UNKNOWN else crc
 
-    def part_index(self, number: int) -> PartIndex:
-        """What the manifest says of one part."""
-        numbers = range(int(self.first_block[number]), int(self.first_block[number + 1]))
-        crcs = tuple(int(c) for c in self.block_crc32c[numbers.start : numbers.stop])
-        crc = int(self.part_crc32c[number])
-        return PartIndex(
-            self.parts[number],
-            tuple(self.block(b)[1] for b in numbers),
-            None if crc == _UNKNOWN else crc,
-            () if _UNKNOWN in crcs else crcs,
+    def chosen(self, numbers: Sequence[int], parts: Sequence[Part]) -> Manifest:
+        """What it says of the parts with these numbers, as these parts."""
+        spans = [np.arange(self.first_block[number], self.first_block[number + 1]) for number in numbers]
+        blocks = np.concatenate([*spans, np.empty(0, np.int64)]).astype(np.int64)
+        return Manifest(
+            tuple(parts),
+            self.part_crc32c[list(numbers)],
+            np.cumsum([0, *map(len, spans)], dtype=np.int64),
+            self.block_offsets[blocks],
+            self.block_nbytes[blocks],
+            self.block_samples[blocks],
+            self.block_crc32c[blocks],
+            classes=self.classes,
         )
 
     @cached_property
@@ -255,13 +258,15 @@ class Manifest:
     @staticmethod
     def _read(file: IO[bytes], folder: str | None, name: str) -> Manifest:
         try:
-            head, records = _parse(file)
+            head = json.load(file)
             version = head["version"]
             if version != VERSION:
                 raise DataError(
                     f"{name}: manifest version {version!r}, this release reads {VERSION}; index again"
                 )
-            manifest = replace(Manifest.from_records(records, folder), classes=tuple(head.get("classes", ())))
+            manifest = replace(
+                Manifest.from_records(head["parts"], folder), classes=tuple(head.get("classes", ()))
+            )
             digest = head["digest"]
         except DataError:
             raise
@@ -332,29 +337,6 @@ def _whole(values: Any) -> Int64Array:
     if found.ndim != 1 or found.dtype != np.int64:
         raise TypeError("block offsets, sizes, samples and checksums are lists of whole numbers")
     return found
-
-
-def _parse(file: IO[bytes]) -> tuple[dict[str, Any], Iterable[dict[str, Any]]]:
-    """Everything but the parts, and the parts: line by line where they lie as `dumps` writes them.
-
-    The numbers of two million blocks as Python objects would take ten times the memory that a rank has for them.
-    """
-    first = file.readline()
-    if not first.rstrip().endswith(b'"parts": ['):
-        record = json.loads(first + file.read())
-        return record, record["parts"]
-    return json.loads(first.rstrip() + b"]}"), _part_lines(file)
-
-
-def _part_lines(file: IO[bytes]) -> Iterator[dict[str, Any]]:
-    for line in file:
-        line = line.strip()
-        if line == b"]}":
-            if file.read().strip():
-                raise ValueError("more after the last part")
-            return
-        yield json.loads(line.removesuffix(b","))
-    raise ValueError("cut short")
 
 
 def write_atomically(path: str, pieces: Iterable[bytes]) -> None:

@@ -16,6 +16,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Final, final
 
 from pipegraph import concurrency
@@ -24,7 +25,6 @@ from pipegraph.errors import ChecksumError, DataError, LoaderClosedError
 from pipegraph.paths import path_of
 from pipegraph.units import format_bytes, parse_bytes
 
-from .arrival import FileArrival
 from .entries import Cacheable, CacheStats, Download
 from .filelock import LOCK_SH, NO_LOCKS, LockWaits, flock, is_at, try_exclusive
 from .manifest import sync_folder
@@ -152,7 +152,7 @@ class NodeCache(Closing):
 
     def put(self, what: Cacheable, data: bytes) -> None:
         """Store given bytes. Raises as `fetch` does."""
-        self.fetch(what, lambda sink: sink.write_at(0, data)).close()
+        self.fetch(what, lambda write: write(0, data)).close()
 
     def close(self) -> None:
         """End all waits. Open files stay readable. Idempotent."""
@@ -212,40 +212,47 @@ class NodeCache(Closing):
 
     def _fill(self, what: Cacheable, fd: int, download: Download) -> LocalFile:
         """Fetch an entry, and make it visible; readers of other processes wait for its lock to become shared."""
-        partial = os.path.join(self._space.partial, what.name)
+        there = os.path.join(self._space.partial, what.name)
+        file = LocalFile.of(fd, what.uri)
         try:
             self._space.reserve(what, fd)
-            arrival = FileArrival(fd, what.nbytes, what.crc32c, self._check_open)
+            file.size = what.nbytes
             for left in reversed(range(DOWNLOADS)):
-                download(arrival)
-                found = arrival.mismatch()
-                if found is None:
+                download(partial(self._write, fd))
+                if what.crc32c is None or (found := file_crc32c(file, 0, what.nbytes)) == what.crc32c:
                     break
                 self._count(corrupt=1)
                 if not left:
-                    self._to_quarantine(what, partial, found)
+                    self._to_quarantine(what, there, found)
             with self._lock:
                 self._verified.add((what.name, os.fstat(fd).st_ino))
             os.fsync(fd)
-            os.rename(partial, self._path(what))
+            os.rename(there, self._path(what))
             sync_folder(self._space.objects)
             # Not atomic: it may be removed in between, and this file stays readable all the same.
             flock(fd, LOCK_SH)
         except BaseException:
-            if is_at(fd, partial):
-                os.unlink(partial)
-            os.close(fd)
+            if is_at(fd, there):
+                os.unlink(there)
+            file.close()
             raise
         self._count(downloaded_nbytes=what.nbytes)
-        return LocalFile.of(fd, what.uri)
+        return file
 
-    def _to_quarantine(self, what: Cacheable, partial: str, found: str) -> None:
+    def _write(self, fd: int, offset: int, data: bytes) -> None:
+        self._check_open()
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(fd, view, offset)
+            view, offset = view[written:], offset + written
+
+    def _to_quarantine(self, what: Cacheable, there: str, found: int) -> None:
         path = os.path.join(self._space.quarantine, what.name)
-        os.rename(partial, path)
+        os.rename(there, path)
         raise ChecksumError(
-            f"{what.uri}, bytes {what.offset}..{what.offset + what.nbytes}: {found}, after {DOWNLOADS} "
-            f"downloads. The last bytes lie in {path!r}. Either the source or its manifest is wrong: compare "
-            "them, then index again"
+            f"{what.uri}, bytes {what.offset}..{what.offset + what.nbytes}: crc32c is {found:08x}, should be "
+            f"{what.crc32c or 0:08x}, after {DOWNLOADS} downloads. The last bytes lie in {path!r}. Either the source "
+            "or its manifest is wrong: compare them, then index again"
         )
 
     def _is_sound(self, what: Cacheable, file: LocalFile, fd: int) -> bool:

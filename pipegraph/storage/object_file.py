@@ -12,7 +12,7 @@ from pipegraph.errors import DataError, LoaderClosedError
 
 from .parts import Part, file_version, written_again
 from .shard_files import LocalFile, ShardFile
-from .stores import Pending, StoreClient, safe_url
+from .stores import Request, StoreClient, answer_of, safe_url
 
 
 @final
@@ -35,7 +35,7 @@ class RemoteFile(ShardFile):
         self.size = part.size
         self._keep = max(2, -(-keep_nbytes // store.range_nbytes))
         self._lock = concurrency.Lock()
-        self._pieces: OrderedDict[int, Pending[bytes]] = OrderedDict()
+        self._pieces: OrderedDict[int, Request[bytes]] = OrderedDict()
         self._last = (0, 0)  # the range read last
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
@@ -53,7 +53,7 @@ class RemoteFile(ShardFile):
         if pieces is None:
             return self._store.read(self._url, offset, nbytes)
         try:
-            data = [piece.result() for piece in pieces]
+            data = [answer_of(piece) for piece in pieces]
         except LoaderClosedError:  # or another read, which needed the room, has cancelled a piece
             return self._store.read(self._url, offset, nbytes)
         except BaseException:
@@ -65,7 +65,7 @@ class RemoteFile(ShardFile):
         data[0] = data[0][offset - first * step :]
         return data[0] if len(data) == 1 else b"".join(data)
 
-    def _wanted(self, first: int, last: int) -> list[Pending[bytes]]:
+    def _wanted(self, first: int, last: int) -> list[Request[bytes]]:
         """The pieces of a read, begun if need be, and those ahead of it begun too."""
         step, ahead = self._store.range_nbytes, self._store.parallel
         pieces = []
@@ -96,7 +96,7 @@ def identify(part: Part, store: StoreClient | None = None) -> Part:
         status = os.stat(part.uri)
     except OSError as error:
         raise DataError(f"part {part.uri!r}: cannot be opened: {error.strerror}") from error
-    _check(part, status)
+    check_status(part, status)
     return replace(part, size=status.st_size, version=file_version(status))
 
 
@@ -108,12 +108,17 @@ def open_part(part: Part, store: StoreClient | None = None, *, keep_nbytes: int 
     """
     if not part.is_local:
         return RemoteFile(part, _needed(part, store), keep_nbytes=keep_nbytes)
+    return open_local(part)
+
+
+def open_local(part: Part) -> LocalFile:
+    """As `open_part`."""
     try:
         file = LocalFile(part.uri)
     except OSError as error:
         raise DataError(f"part {part.uri!r}: cannot be opened: {error.strerror}") from error
     try:
-        _check(part, file.status)
+        check_status(part, file.status)
     except DataError:
         file.close()
         raise
@@ -126,7 +131,8 @@ def _needed(part: Part, store: StoreClient | None) -> StoreClient:
     return store
 
 
-def _check(part: Part, status: os.stat_result) -> None:
+def check_status(part: Part, status: os.stat_result) -> None:
+    """Raises DataError unless a local file is the part."""
     if part.size is not None and status.st_size != part.size:
         why = (
             "was changed: " if status.st_size > part.size else "was cut short or changed: copy it again, or "

@@ -15,14 +15,14 @@ import re
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Generic, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 from pipegraph import concurrency
 from pipegraph.closing import Closing
 from pipegraph.errors import LoaderClosedError, PipegraphError, ShardError, StoreError, extra_module
 from pipegraph.forks import lock_free_after_fork, use_native_threads
 
-from .entries import Sink
+from .entries import Write
 from .other_stores import Store, opener_of
 from .parts import Part
 from .requests import Requests
@@ -31,6 +31,8 @@ from .urls import endpoints, glob_regex, safe_url as safe_url, split_url
 from .versions import ObjectInfo, Versions
 
 T = TypeVar("T")
+Request = concurrent.futures.Future
+"""A request under way."""
 
 # Ranges of this size, this many at once: one stream of an object store gives some
 # 50 to 100 MB/s, and latency is about a tenth of such a range's time.
@@ -197,22 +199,15 @@ class StoreClient(Closing):
     def read(self, url: str, offset: int, nbytes: int) -> bytes:
         """A range of an object; a long one in parallel pieces. Raises as `submit`."""
         if nbytes <= self.range_nbytes:
-            return self.submit(url, offset, nbytes).result()
-        data = bytearray(nbytes)
+            return answer_of(self.submit(url, offset, nbytes))
+        pieces: dict[int, bytes] = {}
+        self.download(url, offset, nbytes, pieces.__setitem__)
+        return b"".join(pieces[at] for at in sorted(pieces))
 
-        class Into:
-            def write_at(self, at: int, piece: bytes) -> None:
-                data[at : at + len(piece)] = piece
-
-        self.download(url, offset, nbytes, Into())
-        return bytes(data)
-
-    def download(self, url: str, offset: int, nbytes: int, sink: Sink) -> None:
-        """Read a range in parallel pieces, handed to `sink` in this thread by their place in the range. Raises as
-        `submit`.
-        """
+    def download(self, url: str, offset: int, nbytes: int, write: Write) -> None:
+        """Read a range in parallel pieces, given to `write` in this thread. Raises as `submit`."""
         starts = iter(range(0, nbytes, self.range_nbytes))
-        pending: dict[Pending[bytes], int] = {}
+        pending: dict[Request[bytes], int] = {}
         try:
             while True:
                 while len(pending) < self.parallel and (start := next(starts, None)) is not None:
@@ -220,34 +215,31 @@ class StoreClient(Closing):
                     pending[self.submit(url, offset + start, length)] = start
                 if not pending:
                     return
-                by_future = {p.future: p for p in pending}
-                done = concurrent.futures.wait(by_future, return_when=concurrent.futures.FIRST_COMPLETED).done
-                for future in done:
-                    piece = by_future[future]
-                    sink.write_at(pending.pop(piece), piece.result())
+                for piece in concurrent.futures.wait(pending, None, concurrent.futures.FIRST_COMPLETED).done:
+                    write(pending.pop(piece), answer_of(piece))
         finally:
             for piece in pending:
                 piece.cancel()
 
-    def submit(self, url: str, offset: int, nbytes: int) -> Pending[bytes]:
-        """Begin to read one range; `Pending.result` waits for its bytes.
+    def submit(self, url: str, offset: int, nbytes: int) -> Request[bytes]:
+        """Begin to read one range; `answer_of` waits for its bytes.
 
         A transfer that was cut resumes where it was, and one that stalls is begun anew from there. All bytes of an
         object that a client reads are of one version: the expected one, or that of its first answer.
 
-        Raises (from ``result``):
+        Raises (from `answer_of`):
             StoreError: missing, not allowed, changed meanwhile, or no bytes within the deadline.
             ShardError: the object ends before the range does.
             LoaderClosedError: the client was closed.
         """
         store, path = self._store(url)
         if nbytes == 0:
-            done: concurrent.futures.Future[bytes] = concurrent.futures.Future()
+            done = Request[bytes]()
             done.set_result(b"")
-            return Pending(done)
+            return done
         if isinstance(store, OtherStore):
-            return Pending(self._start(self._read_other(store, url, offset, nbytes)))
-        return Pending(self._start(self._requests.read(store, path, url, offset, nbytes)))
+            return self._start(self._read_other(store, url, offset, nbytes))
+        return self._start(self._requests.read(store, path, url, offset, nbytes))
 
     async def _read_other(self, store: OtherStore, url: str, offset: int, nbytes: int) -> bytes:
         data = await self._requests.retried(url, nbytes, lambda: store.read(url, offset, nbytes))
@@ -289,7 +281,7 @@ class StoreClient(Closing):
 
     # The thread.
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    def _start(self, work: Coroutine[Any, Any, T]) -> Request[T]:
         with self._lock:
             if self._closed or self._process != os.getpid():
                 work.close()
@@ -307,7 +299,7 @@ class StoreClient(Closing):
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _result(self, work: Coroutine[Any, Any, T]) -> T:
-        return Pending(self._start(work)).result()
+        return answer_of(self._start(work))
 
     def _count(self, **more: int) -> None:
         with self._lock:
@@ -383,24 +375,15 @@ class OtherStore:
         return data
 
 
-class Pending(Generic[T]):
-    """An answer on its way."""
-
-    def __init__(self, future: concurrent.futures.Future[T]) -> None:
-        self.future = future
-
-    def result(self) -> T:
-        """Wait for it; an interrupt of the wait cancels the request."""
-        try:
-            return self.future.result()
-        except concurrent.futures.CancelledError:
-            raise LoaderClosedError("the store client was closed while a request was under way") from None
-        except BaseException:
-            self.future.cancel()
-            raise
-
-    def cancel(self) -> None:
-        self.future.cancel()
+def answer_of(request: Request[T]) -> T:
+    """Wait for an answer; an interrupt of the wait cancels the request."""
+    try:
+        return request.result()
+    except concurrent.futures.CancelledError:
+        raise LoaderClosedError("the store client was closed while a request was under way") from None
+    except BaseException:
+        request.cancel()
+        raise
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

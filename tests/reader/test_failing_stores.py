@@ -15,8 +15,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import ChecksumError, LoaderClosedError
-from pipegraph.reader import block_bytes
-from pipegraph.storage import Manifest
+from pipegraph.storage import Manifest, stores
 from pipegraph.storage.retries import Backoff
 from pipegraph.storage.stores import StoreClient
 from pipegraph.testing import Resources
@@ -29,9 +28,9 @@ def quick_stores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Store clients that ask again sooner than those of real runs, and give up only what stalls on purpose."""
     grace_s = 3 if "stall" in request.node.name else 60
     monkeypatch.setattr(
-        block_bytes,
+        stores,
         "StoreClient",
-        lambda options, on_count: StoreClient(options, on_count=on_count, retry=QUICK, grace_s=grace_s),
+        lambda options=None, **more: StoreClient(options, **more, retry=QUICK, grace_s=grace_s),
     )
 
 
@@ -132,7 +131,7 @@ def test_a_retry_policy_loads_a_block_again(bucket: Bucket, proxy: Any, s3_optio
 def test_closing_while_every_request_hangs_leaves_nothing(
     bucket: Bucket, proxy: Any, s3_options: Any, tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_bytes, "StoreClient", StoreClient)  # that of real runs would wait for minutes
+    monkeypatch.setattr(stores, "StoreClient", StoreClient)  # that of real runs would wait for minutes
     asked = threading.Event()
 
     def late(method: str, path: str) -> str:

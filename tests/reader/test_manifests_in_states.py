@@ -62,7 +62,8 @@ def test_a_state_over_other_blocks_is_refused_with_the_manifest_that_was_found(
         gone_on(state, folder)
     make_manifest(folder, block_nbytes=9_000).save(folder / "_manifest.json")
     with pytest.raises(
-        StateError, match=r"the manifest, '.*/_manifest\.json': 4 parts, \d+ blocks, 126 samples"
+        StateError,
+        match=r"the manifest, '.*/_manifest\.json': <Manifest \w+: 4 parts, \d+ blocks, 126 samples",
     ):
         gone_on(state, folder)
 

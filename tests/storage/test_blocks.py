@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from pipegraph.errors import ChecksumError
+from pipegraph.storage.block_bytes import BlockBytes, cacheable
 from pipegraph.storage.formats import Sample, format_of
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.manifest import Manifest
 from pipegraph.storage.node_cache import DOWNLOADS, NodeCache
 from pipegraph.storage.object_file import identify
-from pipegraph.storage.open_blocks import cacheable, open_block
 from pipegraph.storage.parts import Part
 from pipegraph.storage.shard_files import LocalFile
 from pipegraph.storage.stores import StoreClient
@@ -66,9 +66,10 @@ def test_a_cache_that_cannot_be_used_any_more_is_passed_by(data: Path, manifest:
 
 def samples(part: Part, manifest: Manifest, **how: Any) -> list[Sample]:
     found = []
+    blocks = BlockBytes(**how)
     for number in range(manifest.blocks):
         block = manifest.block(number)[1]
-        with open_block(part, block, crc32c=manifest.block_checksum(number), **how) as file:
+        with blocks.open(part, block, manifest.block_checksum(number)) as file:
             found += format_of(part).read(file, block)[:]
     return found
 
@@ -101,7 +102,7 @@ def test_bytes_that_never_match_are_an_error(
     block = manifest.block(1)[1]
     with StoreClient() as store, NodeCache(tmp_path / "cache", "1 MB") as cache:
         with pytest.raises(ChecksumError, match=f"after {DOWNLOADS} downloads"):
-            open_block(remote, block, crc32c=1, store=store, cache=cache if cached else None)
+            BlockBytes(store, cache if cached else None).open(remote, block, 1)
         assert store.stats.requests == DOWNLOADS + cached  # the cache needs to know the version
 
 
@@ -116,6 +117,6 @@ def test_a_local_block_read_in_place_is_checked_where_the_manifest_has_a_checksu
     with pytest.raises(
         ChecksumError, match=rf"{data.name}, bytes {block.offset}\.\..*should be .*index again"
     ):
-        open_block(part, block, crc32c=crc)
-    open_block(part, manifest.block(1)[1], crc32c=manifest.block_checksum(1)).close()
-    open_block(part, block).close()
+        BlockBytes().open(part, block, crc)
+    BlockBytes().open(part, manifest.block(1)[1], manifest.block_checksum(1)).close()
+    BlockBytes().open(part, block).close()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipegraph.errors import ChecksumError, DataError, LoaderClosedError
-from pipegraph.storage.entries import Cacheable, Sink
+from pipegraph.storage.entries import Cacheable, Write
 from pipegraph.storage.node_cache import DOWNLOADS, NodeCache
 from pipegraph.storage.shard_files import crc32c_extend
 
@@ -32,11 +32,11 @@ class Source:
     def __init__(self, number: int, nbytes: int = 1000) -> None:
         self.data, self.calls = content(number, nbytes), 0
 
-    def __call__(self, sink: Sink) -> None:
+    def __call__(self, write: Write) -> None:
         self.calls += 1
         middle = len(self.data) // 2
-        sink.write_at(middle, self.data[middle:])
-        sink.write_at(0, self.data[:middle])
+        write(middle, self.data[middle:])
+        write(0, self.data[:middle])
 
 
 def read(cache: NodeCache, number: int, nbytes: int = 1000) -> bytes:
@@ -98,8 +98,8 @@ def test_an_entry_larger_than_the_limit_is_an_error_and_leaves_nothing(cache: No
 
 
 def test_a_failed_download_leaves_nothing_and_the_next_one_succeeds(cache: NodeCache) -> None:
-    def fail(sink: Sink) -> None:
-        sink.write_at(0, b"half")
+    def fail(write: Write) -> None:
+        write(0, b"half")
         raise RuntimeError("cut")
 
     with pytest.raises(RuntimeError, match="cut"):
@@ -111,9 +111,9 @@ def test_a_failed_download_leaves_nothing_and_the_next_one_succeeds(cache: NodeC
 def test_bytes_that_do_not_match_are_fetched_again(cache: NodeCache) -> None:
     calls = []
 
-    def flaky(sink: Sink) -> None:
+    def flaky(write: Write) -> None:
         calls.append(1)
-        sink.write_at(0, content(2 if len(calls) < DOWNLOADS else 1))
+        write(0, content(2 if len(calls) < DOWNLOADS else 1))
 
     with cache.fetch(entry(1), flaky) as file:
         assert content(1) == file.read_at(0, 1000)
@@ -176,10 +176,10 @@ def test_an_entry_is_seen_by_others_once_it_is_synced_and_then_not_downloaded_ag
 def test_threads_that_want_one_entry_share_one_download(cache: NodeCache) -> None:
     started, go, source, got = threading.Event(), threading.Event(), Source(1), []
 
-    def slow(sink: Sink) -> None:
+    def slow(write: Write) -> None:
         started.set()
         go.wait()
-        source(sink)
+        source(write)
 
     def want(download: object) -> None:
         with cache.fetch(entry(1), download) as file:  # type: ignore[arg-type]
@@ -229,8 +229,8 @@ DOWNLOADER = """
 import sys
 from pipegraph.storage.node_cache import Cacheable, NodeCache
 cache = NodeCache(sys.argv[1], 10_000)
-def download(sink):
-    sink.write_at(0, b"half")
+def download(write):
+    write(0, b"half")
     print("begun", flush=True)
     sys.stdin.read()
 cache.fetch(Cacheable("s3://bucket/1", 1000, crc32c=int(sys.argv[2])), download)

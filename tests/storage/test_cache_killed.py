@@ -14,13 +14,13 @@ ENTRIES, ENTRY_NBYTES, LIMIT = 12, 40_000, 200_000
 # of the cache's code. Three live at any time, so that they meet at every lock.
 READERS = """
 import os, random, signal, sys
-from pipegraph.storage import arrival, filelock, space
+from pipegraph.storage import filelock, space
 from pipegraph.storage import node_cache as cache_module
 from pipegraph.storage.node_cache import Cacheable, NodeCache
 from pipegraph.storage.shard_files import crc32c_extend
 
 folder, kills, seed, n, nbytes, limit = sys.argv[1], *map(int, sys.argv[2:])
-modules = {module.__file__ for module in (arrival, cache_module, filelock, space)}
+modules = {module.__file__ for module in (cache_module, filelock, space)}
 
 def data(i):
     return bytes([i + 1]) * nbytes
@@ -45,9 +45,9 @@ def live(rng):
     sys.settrace(trace)
     cache = NodeCache(folder, limit)
     for i in uses:
-        def download(sink):
+        def download(write):
             for start in range(0, nbytes, nbytes // 4):
-                sink.write_at(start, data(i)[start : start + nbytes // 4])
+                write(start, data(i)[start : start + nbytes // 4])
         try:
             with cache.fetch(rng.choice(entries[i]), download) as file:
                 assert file.read_at(0, file.size) == data(i), f"corrupt {i}"

@@ -7,8 +7,8 @@ from clouds import PAGES, Cloud, serve
 
 from pipegraph.errors import StoreError
 from pipegraph.storage import NodeCache
+from pipegraph.storage.block_bytes import BlockBytes
 from pipegraph.storage.formats import Block
-from pipegraph.storage.open_blocks import open_block
 from pipegraph.storage.parts import expand_parts
 from pipegraph.storage.retries import Backoff
 from pipegraph.storage.stores import StoreClient
@@ -26,7 +26,7 @@ def everything(
         found = {}
         for part in parts:
             assert part.size is not None
-            with open_block(part, Block(0, part.size, 0, 1), store=store, cache=cache) as file:
+            with BlockBytes(store, cache).open(part, Block(0, part.size, 0, 1)) as file:
                 found[part.name] = file.read_at(0, part.size)
         return found
 

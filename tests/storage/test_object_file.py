@@ -117,7 +117,7 @@ def test_with_a_fifth_of_all_requests_spoiled_every_byte_arrives_right(
     with NodeCache(tmp_path, 1_000_000) as cache:
         for start in range(0, 1_000_000, 20_000):
             what = cacheable(url, start, 20_000)
-            with cache.fetch(what, lambda sink, at=start: store.download(url, at, 20_000, sink)) as file:
+            with cache.fetch(what, lambda write, at=start: store.download(url, at, 20_000, write)) as file:
                 assert file.read_at(0, 20_000) == DATA[start : start + 20_000]
             assert cache.usage() == start + 20_000
         flipped = sum(f == "flip" for _, _, f in proxy.seen)

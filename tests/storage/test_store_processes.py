@@ -31,7 +31,7 @@ with StoreClient(options) as store, NodeCache(folder, "2 MB") as cache:
     for start in range(0, 1_000_000, 50_000):
         want = data[start : start + 50_000]
         what = Cacheable(url, 50_000, start, crc32c=crc32c_extend()(0, want))
-        with cache.fetch(what, lambda sink: store.download(url, start, 50_000, sink)) as file:
+        with cache.fetch(what, lambda write: store.download(url, start, 50_000, write)) as file:
             assert file.read_at(0, 50_000) == want
 """
 

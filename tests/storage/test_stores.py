@@ -24,7 +24,7 @@ from pipegraph.errors import (
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.parts import expand_parts
 from pipegraph.storage.retries import Backoff
-from pipegraph.storage.stores import StoreClient
+from pipegraph.storage.stores import StoreClient, answer_of
 from pipegraph.storage.urls import safe_url, split_url
 
 Connect = Callable[..., StoreClient]
@@ -57,7 +57,7 @@ def test_ranges_are_read_exactly(s3_port: int, connect: Connect, url: str) -> No
 
 def test_a_download_hands_over_pieces_in_the_calling_thread(s3_port: int, connect: Connect, url: str) -> None:
     store, sink = connect(s3_port, range_nbytes=100_000), Sink(850_000)
-    store.download(url, 100_000, 850_000, sink)
+    store.download(url, 100_000, 850_000, sink.write_at)
     assert sink.data == DATA[100_000:950_000]
     assert sink.pieces == 9
 
@@ -190,7 +190,7 @@ def test_close_ends_a_wait_for_a_silent_server(proxy: Any, connect: Connect, url
     assert asked.wait(60)
     store.close()
     with pytest.raises(LoaderClosedError):
-        pending.result()
+        answer_of(pending)
     with pytest.raises(LoaderClosedError):
         store.head(url)
     assert not [t for t in threading.enumerate() if t.name == "pipegraph-store-io" and t is store._thread]
@@ -202,7 +202,7 @@ def test_a_sink_that_fails_cancels_the_other_pieces(s3_port: int, connect: Conne
             raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        connect(s3_port, range_nbytes=10_000).download(url, 0, 1_000_000, Full())
+        connect(s3_port, range_nbytes=10_000).download(url, 0, 1_000_000, Full().write_at)
 
 
 def test_secrets_are_in_no_message(proxy: Any, connect: Connect, url: str) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from pipegraph.errors import DataError, StoreError
 from pipegraph.storage import NodeCache
+from pipegraph.storage.block_bytes import BlockBytes
 from pipegraph.storage.formats import Block
 from pipegraph.storage.object_file import identify, open_part
-from pipegraph.storage.open_blocks import open_block
 from pipegraph.storage.parts import Part, expand_parts
 from pipegraph.storage.stores import StoreClient
 
@@ -29,7 +29,7 @@ def cache(tmp_path: Path) -> Iterator[NodeCache]:
 
 
 def read(part: Part, **options: Any) -> bytes:
-    with open_block(part, WHOLE, **options) as file:
+    with BlockBytes(**options).open(part, WHOLE) as file:
         return file.read_at(0, SIZE)
 
 
@@ -87,7 +87,7 @@ def test_a_local_part_that_is_written_again_is_refused(tmp_path: Path, cache: No
     os.utime(path, ns=(1, 1))
     for options in ({}, {"cache": cache}):
         with pytest.raises(DataError, match=r"a\.tar': was written again since it was looked up"):
-            open_block(part, WHOLE, **options)
+            BlockBytes(**options).open(part, WHOLE)
     with pytest.raises(DataError, match="was written again"):
         open_part(part)
     assert read(identify(Part(str(path)))) == NEW

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipegraph.errors import DataError, extra_module
-from pipegraph.reader.manifests import cache_folder
+from pipegraph.reader.local_index import cache_folder
 
 CLASSES = ("circle", "ring", "square", "triangle", "star", "cross", "bar", "half-moon")
 IMAGES = 3200

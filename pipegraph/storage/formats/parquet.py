@@ -32,9 +32,6 @@ _FIRST_ROWS: Final = 16
 _LARGE_ROW_NBYTES: Final = 1 << 13
 """Rows that are so large encoded are not looked at first: that would read their pages twice."""
 
-_REPETITIVE: Final = 4
-"""Rows that decode to this many times their encoded size are held with the dictionaries that they are stored with."""
-
 Filter = Sequence[Any]
 """Conditions ``(column, operator, value)`` that must all hold, or a list of such lists, of which one must."""
 
@@ -138,14 +135,13 @@ class ParquetFormat(Format):
             schema = _with_folders(schema, self._folders_of(reader)).schema
             return {name: kind_of(schema.field(name).type) for name in self.columns or schema.names}
 
-    def _open(self, file: ShardFile, dictionaries: Sequence[str] = ()) -> Any:
+    def _open(self, file: ShardFile) -> Any:
         parquet = extra_module("pyarrow.parquet", "shards", f"reading {file.name}", "pyarrow")
         try:
             # Pages that carry a CRC are checked. Column chunks are read in pieces: the first rows cost no more.
             reader = parquet.ParquetFile(
                 file.open_raw(),
                 page_checksum_verification=True,
-                read_dictionary=list(dictionaries) or None,
                 pre_buffer=False,
                 buffer_size=_BUFFER_NBYTES,
             )
@@ -179,25 +175,15 @@ class ParquetFormat(Format):
         if not rows:
             return
         try:
-            decoded: dict[str, int] = {}
-            if encoded // rows < _LARGE_ROW_NBYTES:
+            row_nbytes = max(encoded // rows, 1)
+            if row_nbytes < _LARGE_ROW_NBYTES:
                 first: Any = next(reader.iter_batches(_FIRST_ROWS, row_groups=groups, columns=columns), None)
                 if first is None or not first.num_rows:
                     raise ShardError(f"{file.name}: row groups that say they hold {rows} rows hold none")
-                decoded = {name: first.column(name).nbytes // first.num_rows for name in first.schema.names}
-            repeated: list[str] = []
-            if not stream and sum(decoded.values()) * rows > _REPETITIVE * encoded:
-                repeated = [field.name for field in first.schema if str(field.type) in ("string", "binary")]
-            row_nbytes = sum(nbytes for name, nbytes in decoded.items() if name not in repeated)
-            row_nbytes = max(row_nbytes, 1 if repeated else encoded // rows, 1)
+                row_nbytes = max(row_nbytes, first.nbytes // first.num_rows)
             limit = min(_STREAM_ROWS if stream else _MAX_ROWS, max(1, _BATCH_NBYTES // row_nbytes))
-            if not repeated:
-                for batch in reader.iter_batches(limit, row_groups=groups, columns=columns):
-                    yield _with_folders(batch, folders)
-                return
-            with self._open(file, repeated) as again:
-                for batch in again.iter_batches(limit, row_groups=groups, columns=columns):
-                    yield _with_folders(batch, folders)
+            for batch in reader.iter_batches(limit, row_groups=groups, columns=columns):
+                yield _with_folders(batch, folders)
         except PipegraphError:  # of which some are among those below
             raise
         except arrow_errors() as error:

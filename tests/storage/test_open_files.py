@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipegraph.errors import ShardError
+from pipegraph.errors import DataError
 from pipegraph.storage import Part
-from pipegraph.storage.local import LocalParts
+from pipegraph.storage.block_bytes import BlockBytes
 
 DATA = bytes(range(256)) * 40
 
@@ -22,12 +22,12 @@ def part(tmp_path: Path) -> Part:
 def test_of_more_parts_than_may_be_open_each_is_read(
     tmp_path: Path, open_descriptors: Callable[[], list[str]]
 ) -> None:
-    local, files = LocalParts(max_open=4), []
+    local, files = BlockBytes(max_open=4), []
     before = len(open_descriptors())
     for number in range(20):
         path = tmp_path / f"{number}.bin"
         path.write_bytes(bytes([number]) * 100)
-        files.append(local.open(Part(str(path), 100)))
+        files.append(local.part(Part(str(path), 100)))
     for _ in range(3):
         assert [file.read_at(50, 1)[0] for file in files] == list(range(20))
         assert len(open_descriptors()) <= before + 4
@@ -37,11 +37,11 @@ def test_of_more_parts_than_may_be_open_each_is_read(
 
 
 def test_a_file_that_is_another_one_when_it_is_opened_again_is_an_error(tmp_path: Path, part: Part) -> None:
-    local = LocalParts(max_open=1)
-    file = local.open(part)
+    local = BlockBytes(max_open=1)
+    file = local.part(part)
     other = tmp_path / "b.bin"
     other.write_bytes(DATA[::-1])
-    local.open(Part(str(other), len(DATA)))
+    local.part(Part(str(other), len(DATA)))
     os.replace(other, part.uri)
-    with pytest.raises(ShardError, match="was changed while it was read"):
+    with pytest.raises(DataError, match="was written again since"):
         file.read_at(0, 10)
