@@ -17,7 +17,9 @@ Kinds = dict[str, str]
 ``"empty list"`` where no value has said one of these."""
 
 PROBES: Final = 64
-"""Samples from which the kinds of fields are taken: spread over a dataset, or the first of a stream."""
+"""Samples from which the kinds of fields are taken: spread over a dataset, or the first of a stream, until they say."""
+
+_UNDECIDED: Final = frozenset({"null", "empty list"})
 
 
 _CONVERT: Final = "convert it to numbers, text or bytes, as with .float() or .filled(0)"
@@ -102,6 +104,11 @@ def joined(kinds: Kinds | None, sample: Mapping[str, Any], number: int) -> Kinds
         **kinds,
         **{name: _joined(kinds[name], _kind_in(name, value), name) for name, value in sample.items()},
     }
+
+
+def undecided(kinds: Kinds) -> bool:
+    """Whether no value has said yet what some field holds."""
+    return not _UNDECIDED.isdisjoint(kinds.values())
 
 
 def _called(sample: Mapping[str, Any], number: int) -> str:

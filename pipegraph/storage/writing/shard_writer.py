@@ -13,7 +13,7 @@ from pipegraph.storage.manifest import Manifest
 from pipegraph.units import parse_bytes
 
 from .encoder import Encoder
-from .field_kinds import PROBES, Kinds, held, joined, nbytes_of, refuse_odd_names
+from .field_kinds import PROBES, Kinds, held, joined, nbytes_of, refuse_odd_names, undecided
 from .pack_folder import PackFolder, encoder_of
 from .shard_file import OpenShard
 
@@ -34,8 +34,8 @@ class ShardWriter:
     Samples are dicts. ``"key"`` names a sample, else its number does. In a tar each other field is a file
     ``KEY.FIELD``: bytes as they are, text, arrays as ``.npy``, numbers and other values as JSON, and `Load` gives them
     back as they were written (a tensor as an array, a tuple as a list); an int ``"label"`` is ``cls``. In
-    Parquet each field is a column, of the kind that its values in the first samples say, which are held back in memory:
-    64 of them, or a shard's size.
+    Parquet each field is a column, of the kind that it has in the first sample whose value says one: None and an empty
+    list do not, and hold the first samples back in memory, at most 64 of them or a shard's size.
 
     Not thread-safe.
 
@@ -106,19 +106,27 @@ class ShardWriter:
             refuse_odd_names(sample)
             if self._encoder is None and (self._target.kinds is not None or not self._kind.has_columns):
                 self._open(self._target.kinds or {})
-            if (
-                self._encoder is None
-            ):  # one of the first samples, until enough have said what each field holds
-                self._kinds = joined(self._kinds, sample, number)
-                self._first.append(held(sample))
-                self._first_nbytes += sum(map(nbytes_of, self._first[-1].values()))
+            if self._encoder is None:
+                self._hold(sample, number)
         except DataError as error:
             note(error, f"ShardWriter: sample {number}")
             raise
         if self._encoder is not None:
             self._add(sample, number)
-        elif len(self._first) >= PROBES or self._first_nbytes >= self._nbytes:
+        elif not self._waits():
             self._add_first()
+
+    def _hold(self, sample: Mapping[str, Any], number: int) -> None:
+        """One of the first samples, until a value has said what each field holds."""
+        self._kinds = joined(self._kinds, sample, number)
+        if undecided(self._kinds):
+            sample = held(sample)
+            self._first_nbytes += sum(map(nbytes_of, sample.values()))
+        self._first.append(sample)
+
+    def _waits(self) -> bool:
+        enough = len(self._first) >= PROBES or self._first_nbytes >= self._nbytes
+        return not enough and undecided(self._kinds or {})
 
     def _next(self) -> int:
         """The number of the next sample that a shard gets."""
