@@ -37,8 +37,8 @@ PLACES = (
 BOUNDS = {"oldest": "lowest-direct", "newest": "highest"}
 """What uv calls the two ends of the admitted versions."""
 
-EXTRAS = ("images", "cloud", "shards", "cli")
-WITHOUT_GIL = ("cloud", "cli")
+EXTRAS = ("images", "cloud", "shards", "cli", "report", "metrics")
+WITHOUT_GIL = ("cloud", "cli", "report", "metrics")
 """Extras with wheels for free-threaded CPython: OpenCV, simplejpeg, zstandard and google-crc32c have none."""
 
 BESIDE = ("Pillow>=10.3", "pyarrow>=15")
@@ -58,7 +58,8 @@ TESTS = (
     "tests/operators/test_tables.py",
     "tests/operators/test_collate.py",
     "tests/process/test_workers.py",
-    "tests/profile/test_intervals.py",
+    "tests/profile/test_openmetrics.py",
+    "tests/profile/test_report.py",
     "tests/storage/test_formats.py",
     "tests/storage/test_parquet.py",
     "tests/storage/test_stores.py",
@@ -70,7 +71,7 @@ TESTS_WITHOUT_GIL = (
     "tests/engine",
     "tests/operators/test_tables.py",
     "tests/process/test_workers.py",
-    "tests/profile/test_intervals.py",
+    "tests/profile/test_report.py",
 )
 """All of the engine's, which is what relies on it, and what needs no package that has no wheel."""
 
@@ -202,7 +203,7 @@ def check(version: str, program: str, bound: str, wheel: Path, work: Path, tests
         "demo": [[command, "demo"]],
         "tests": [
             [*install, "pytest>=9", "hypothesis>=6.100", "moto[s3,server]>=5"],
-            [python, "-m", "pytest", "-q", "-m", "not slow and not cuda", *tests],
+            [python, "-m", "pytest", "-q", "-m", "not slow and not cuda and not browser", *tests],
         ],
     }  # fmt: skip
     assert tuple(steps) == STEPS

@@ -31,12 +31,13 @@ class Measurement:
     """What is declared of one field of a record.
 
     Attributes:
-        about: what it is, for documentation.
+        about: what it is, for documentation and OpenMetrics.
         unit: one of :data:`FORMATS`.
-        views: ``"TITLE: VIEWS"``, of ``table``, ``remark`` (below the table), ``notebook``, ``live`` and ``log``
-            (numbers for loggers).
+        views: ``"TITLE: VIEWS"``, of ``table``, ``remark`` (below the table), ``notebook``, ``live``, ``page`` (the
+            report) and ``log`` (numbers for loggers).
         of: computes it from a stage's counts.
         log: its name for loggers, if not that of the field.
+        metric: its name in OpenMetrics: counters end in ``_total``; ``name 0.5`` is a quantile of a summary.
     """
 
     about: str
@@ -44,6 +45,7 @@ class Measurement:
     views: str = ""
     of: Callable[[StageCounts], Any] | None = None
     log: str = ""
+    metric: str = ""
 
     def text(self, value: Any) -> str:
         """A value as every view for people writes it."""
@@ -52,8 +54,8 @@ class Measurement:
     def title(self, view: str, name: str) -> str:
         """Of this field in a view; "" where it is not shown."""
         title, _, views = self.views.partition(": ")
-        if view not in views.split():
-            return ""
+        if view == "metric" or view not in views.split():
+            return self.metric if view == "metric" else ""
         return self.log or name if view == "log" else title
 
 
@@ -129,18 +131,20 @@ class StageProfile:
     workers: int = measurement(
         "how many it has; 0 for one that the plan left out, or whose work another stage's workers do.",
         views="workers: table notebook live log",
+        metric="stage_workers",
     )
     backend: StageBackend = measurement("where its workers run.", "text", default=THREAD)
-    items: int = measurement("chunks that it sent.", views="items: table")
-    samples: int = measurement("samples in them.")
+    items: int = measurement("chunks that it sent.", views="items: table page", metric="stage_items_total")
+    samples: int = measurement("samples in them.", metric="stage_samples_total")
     nbytes: int = measurement(
         "bytes of arrays, tensors and encoded data that it made.",
         "bytes",
+        metric="stage_made_bytes_total",
     )
     rate: float = measurement(
         "items per second while passes ran.",
         "per second",
-        "items/s: table notebook live log",
+        "items/s: table notebook live page log",
         lambda stage: stage.rate("items"),
         log="items_per_s",
     )
@@ -153,43 +157,50 @@ class StageProfile:
     service_mean_s: float = measurement(
         "mean seconds of work for one item in (for a source: out).",
         "seconds",
-        "per item: table",
+        "per item: table page",
         lambda stage: stage.life["busy_ns"] / 1e9 / max(1, stage.pieces),
     )
     piece_mean_s: float = measurement(
         "mean seconds of one piece of work: an item, a row of a batch where workers share batches, a bundle where rows "
         "travel in bundles.",
         "seconds",
-        of=lambda stage: stage.durations.mean_s,
+        "mean: page",
+        lambda stage: stage.durations.mean_s,
     )
     service_p50_s: float = measurement(
         "seconds that one piece of work took, within 1 %: the median.",
         "seconds",
-        "p50: notebook log",
+        "p50: notebook page log",
         lambda stage: stage.durations.quantile_s(0.5),
+        metric="stage_service_seconds 0.5",
     )
     service_p90_s: float = measurement(
         "the same: 90 % took no longer.",
         "seconds",
-        of=lambda stage: stage.durations.quantile_s(0.9),
+        "p90: page",
+        lambda stage: stage.durations.quantile_s(0.9),
+        metric="stage_service_seconds 0.9",
     )
     service_p99_s: float = measurement(
         "the same: 99 % took no longer.",
         "seconds",
-        "p99: notebook",
+        "p99: notebook page",
         lambda stage: stage.durations.quantile_s(0.99),
+        metric="stage_service_seconds 0.99",
     )
     busy: float = measurement(
         "share 0..1 that its workers worked, or waited inside their work: for data, a device, the GIL. Work that is "
         "under way counts, so that a stage that hangs is busy.",
         "ratio",
-        "busy: table notebook live log",
+        "busy: table notebook live page log",
         lambda stage: stage.share(stage.passes["busy_ns"]),
+        metric="stage_busy_ratio",
     )
     running: float | None = measurement(
         "share 0..1 that its workers' threads and processes ran on a core; None for an inline stage, which has none.",
         "ratio",
-        of=lambda stage: stage.share(stage.passes["cpu_ns"] + stage.life["child_ns"]),
+        "on a core: page",
+        lambda stage: stage.share(stage.passes["cpu_ns"] + stage.life["child_ns"]),
         default=None,
     )
     coreless: float = measurement(
@@ -200,23 +211,29 @@ class StageProfile:
     starved: float = measurement(
         "share 0..1 that they waited because their input was empty.",
         "ratio",
-        "starved: table notebook log",
+        "starved: table notebook page log",
         lambda stage: stage.share(stage.starved_ns),
+        metric="stage_starved_ratio",
     )
     blocked: float = measurement(
         "share 0..1 that they waited for room in the output queue.",
         "ratio",
-        "blocked: table notebook log",
+        "blocked: table notebook page log",
         lambda stage: stage.share(stage.blocked_ns),
+        metric="stage_blocked_ratio",
     )
     failed: int = measurement(
         "items (on batches, samples) that failed, whatever the policy then did.",
-        views="failed: remark",
+        views="failed: remark page",
+        metric="stage_failed_total",
     )
-    retried: int = measurement("tries after the first.", views="retries: remark")
+    retried: int = measurement(
+        "tries after the first.", views="retries: remark", metric="stage_retried_total"
+    )
     dropped: int = measurement(
         "items that it took and sent nothing for (filtered, skipped, or read by nobody).",
         views="dropped: remark",
+        metric="stage_dropped_total",
     )
     grown_to: int | None = measurement(
         "capacity of its output queue if the graph stalled and it was enlarged, else None.", default=None

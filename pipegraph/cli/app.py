@@ -125,18 +125,36 @@ def plan(
     run_plan(load_graph(graph), output, svg)
 
 
-@app.command(epilog="Example:  pipegraph profile train.py:graph --seconds 20 --step-ms 120")
+@app.command(
+    epilog="Example:  pipegraph profile train.py:graph --seconds 20 --step-ms 120 --report report.html"
+)
 def profile(
     graph: Target,
     seconds: Annotated[float, typer.Option(min=0.1, callback=_bounded, help="How long to run.")] = 20.0,
     output: Output = None,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON only.")] = False,
     step_ms: StepMs = 0.0,
+    report: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            callback=_file_to_write,
+            help="Write the profile as a page of HTML that opens from disk.",
+        ),
+    ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            callback=_file_to_write,
+            help="Write a trace for Perfetto: every worker's work, and samples followed.",
+        ),
+    ] = None,
 ) -> None:
     """Run a graph without training and print the throughput of every stage and the bottleneck."""
     from pipegraph.cli.graph_commands import load_graph, run_profile
 
-    run_profile(load_graph(graph), seconds, output, json, step_ms / 1000)
+    run_profile(load_graph(graph), seconds, output, json, step_ms / 1000, report, trace)
 
 
 @app.command(epilog="Example:  pipegraph tune train.py:graph --seconds 30 --step-ms 120")

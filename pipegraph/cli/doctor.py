@@ -38,6 +38,8 @@ PARTS = (
     OptionalPart("google_crc32c", "shards", "checksums of shards", "google-crc32c"),
     OptionalPart("torchcodec", "video", "decoding video and audio", "torchcodec"),
     OptionalPart("ray", "ray", "stages on a Ray cluster", "ray"),
+    OptionalPart("jinja2", "report", "report pages", "jinja2"),
+    OptionalPart("prometheus_client", "metrics", "metrics for Prometheus", "prometheus_client"),
     OptionalPart("datasets", "hf", "Hugging Face datasets", "datasets"),
     OptionalPart("rich", "cli", "progress bars", "rich"),
     OptionalPart("typer", "cli", "the command line", "typer"),

@@ -17,6 +17,10 @@ from pipegraph.graph import Graph, Node
 from pipegraph.loader.loader import Loader
 from pipegraph.paths import write_text
 from pipegraph.planning.drawing import plan_svg
+from pipegraph.profile.record import record
+
+EVERY_S = 0.5
+"""Between two moments of the report's charts."""
 
 
 def run_plan(graph: Graph, output: str | None, svg: str | None) -> None:
@@ -28,12 +32,26 @@ def run_plan(graph: Graph, output: str | None, svg: str | None) -> None:
         print(f"picture: {svg}")
 
 
-def run_profile(graph: Graph, seconds: float, output: str | None, as_json: bool, step_s: float) -> None:
-    """Run the graph for some seconds and print its profile; ``step_s`` is the time of a simulated training step."""
-    with graph.loader(output, epochs=None) as loader:
+def run_profile(
+    graph: Graph,
+    seconds: float,
+    output: str | None,
+    as_json: bool,
+    step_s: float = 0.0,
+    report: str | None = None,
+    trace: str | None = None,
+) -> None:
+    """Iterate ``graph`` over and over for ``seconds``, then print its profile."""
+    with (
+        graph.loader(output, epochs=None) as loader,
+        record(loader, report=report, trace=trace, every=EVERY_S),
+    ):
         _run_for(loader, seconds, step_s, ProgressLine(f"profiling {graph.name}", quiet=as_json))
     found = loader.profile()
     print(found.to_json(indent=2) if as_json else found)
+    for what, path in (("report", report), ("trace", trace)):
+        if path is not None:
+            print(f"{what}: {path}", file=sys.stderr)
 
 
 def run_tune(graph: Graph, seconds: float, output: str | None, step_s: float = 0.0) -> None:

@@ -183,7 +183,9 @@ class Crew(LoaderContext):
 
     def _start_workers(self) -> None:
         workers = {
-            name: [Worker(index, operator, Meter()) for index, operator in enumerate(operators)]
+            name: [
+                Worker(index, operator, Meter(name, self.tracer)) for index, operator in enumerate(operators)
+            ]
             for name, operators in self._operators.make_all().items()
         }
         first: list[tuple[StagePlan, Worker]] = []
@@ -404,7 +406,7 @@ class Crew(LoaderContext):
         """The meter for this index; it outlives the worker, so that no counts are lost."""
         meters = self.meters[stage]
         if index == len(meters):
-            self.meters[stage] = [*meters, Meter()]
+            self.meters[stage] = [*meters, Meter(stage, self.tracer)]
         return self.meters[stage][index]
 
     # -- closing -------------------------------------------------------------------------------

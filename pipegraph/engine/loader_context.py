@@ -12,6 +12,7 @@ from pipegraph.contracts import Context, Source
 from pipegraph.engine.meter import Meter
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage_worker import Worker
+from pipegraph.engine.tracing import Tracer
 from pipegraph.planning.plan import Plan
 from pipegraph.stopping import Stopping
 
@@ -44,7 +45,6 @@ class LoaderContext:
         grown: by stage, the capacity of queues that had to grow.
         capacities: by stage, the capacity of queues that was set while the loader runs.
         counters: by stage, the counters of its operators.
-        ranges: whether stages show as ranges in torch.profiler; read when workers open, and at each call.
     """
 
     def __init__(self, plan: Plan, memory_limit: int, seed: int, rank: int, world_size: int) -> None:
@@ -55,7 +55,7 @@ class LoaderContext:
         self.world_size = world_size
         self.stopping = Stopping()
         self.ledger = Ledger()
-        self.ranges = False
+        self.tracer = Tracer()
         self.workers: dict[str, list[Worker]] = {}
         self.meters: dict[str, list[Meter]] = {}
         self._times: dict[str, WorkerTime] = {}  # of tuned stages

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pipegraph import concurrency
 from pipegraph.durations import BATCH, Stopwatch
 from pipegraph.engine.activity import count_wakes
+from pipegraph.engine.tracing import Tracer
 from pipegraph.machine import scheduled
 from pipegraph.measured import COUNTERS
 
@@ -25,7 +26,7 @@ class Meter:
 
     __slots__ = (
         *COUNTERS,
-        *"began_ns watch _clock _coreless_ns _cpu_ns _noted _thread".split(),
+        *"began_ns watch _clock _coreless_ns _cpu_ns _noted _stage _thread _tracer".split(),
     )
 
     if TYPE_CHECKING:  # an attribute for each of ``COUNTERS``
@@ -33,7 +34,9 @@ class Meter:
         def __getattr__(self, name: str) -> int: ...
         def __setattr__(self, name: str, value: object) -> None: ...
 
-    def __init__(self) -> None:
+    def __init__(self, stage: str = "", tracer: Tracer | None = None) -> None:
+        self._stage = stage
+        self._tracer: Tracer = tracer or Tracer()
         self._clock: int | None = None  # the thread's CPU clock, read only on request: items pay nothing
         self._thread = 0  # the system's thread id, to ask the scheduler for time spent without a core
         self._cpu_ns = self._coreless_ns = 0
@@ -52,6 +55,8 @@ class Meter:
         noted.append(took)
         self.began_ns = 0  # first: read in between, it is not counted yet rather than twice
         self.busy_ns += took
+        if self._tracer.on:
+            self._tracer.worked(self._stage, took)
         if len(noted) >= BATCH:
             self.watch.count()
         try:

@@ -58,13 +58,13 @@ class Operators:
 
     def open(self, stage: StagePlan, worker: Worker) -> None:
         """Open a worker's operator."""
-        name = stage.name
+        name, tracer = stage.name, self._loader.tracer
         with Naming(name, "open", f": worker {worker.index} could not be started"):
             worker.operator.open(self._loader.context(name, worker.index))
-        if self._loader.ranges and not stage.remote:
+        if tracer.ranges and not stage.remote:
             from .ranges import show_ranges
 
-            show_ranges(worker.operator, name, self._loader)
+            show_ranges(worker.operator, name, tracer)
         if stage.backend.in_consumer:
             self._opened.append((name, worker.operator))
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pipegraph.device.opening import profiler_ranges
-from pipegraph.engine.loader_context import LoaderContext
+from pipegraph.engine.tracing import Tracer
 
 WORKING = (
     *("process", "work_into", "choose", "take_bundle", "flush"),
@@ -25,8 +25,8 @@ READING = ("items", "iterate")
 """Methods of sources that return an iterator, which does the work item by item."""
 
 
-def show_ranges(operator: object, stage: str, loader: LoaderContext) -> None:
-    """Wrap an operator so that its work shows as a range named after its stage while ``loader.ranges`` is set.
+def show_ranges(operator: object, stage: str, tracer: Tracer) -> None:
+    """Wrap an operator so that its work shows as a range named after its stage while ``tracer.ranges`` is set.
 
     Args:
         operator: one worker's opened copy; its class is not changed.
@@ -37,7 +37,7 @@ def show_ranges(operator: object, stage: str, loader: LoaderContext) -> None:
     @contextmanager
     def shown() -> Iterator[None]:
         nonlocal inside
-        if inside or not loader.ranges:
+        if inside or not tracer.ranges:
             yield
             return
         inside = True

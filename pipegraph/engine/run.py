@@ -47,6 +47,7 @@ class Run:
         self.seed = loader.seed
         self.rank, self.world_size = resume.stream or (loader.rank, loader.world_size)
         self.ledger = loader.ledger
+        self.tracer = loader.tracer
         self.first_epoch = epoch
         self.history = resume.history
         self.activity = Activity()

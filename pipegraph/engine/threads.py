@@ -28,6 +28,7 @@ class Threads:
         self._prefix = f"pipegraph-{graph_name}-"
         self._threads: list[concurrency.Thread] = []
         self._ended: set[concurrency.Thread] = set()
+        self._names: dict[int | None, str] = {}  # of all so far, by identity
         self._waiting: list[concurrency.Lock] = []  # of the calls of ``wait_until``
 
     # -- waiting -------------------------------------------------------------------------------
@@ -91,6 +92,7 @@ class Threads:
                     failed(index, error)
                 else:
                     self._threads.append(thread)
+                    self._names[thread.ident] = " ".join(self._told(thread))
             self.changed()
 
     def _live(self, life: Callable[[], None]) -> None:
@@ -124,6 +126,13 @@ class Threads:
         if ended:
             thread.join()
         return bool(ended)
+
+    # -- inspection ----------------------------------------------------------------------------
+
+    def names(self) -> dict[int | None, str]:
+        """``"stage worker"`` by thread identity, of threads that have ended too."""
+        with self.lock:
+            return dict(self._names)
 
     def _told(self, thread: concurrency.Thread) -> list[str]:
         """A thread's stage and worker."""

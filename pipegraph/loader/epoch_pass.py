@@ -59,7 +59,7 @@ class Pass:
         self._release = run.account.release
         self._whole = whole
         # Called before a chunk is taken, with the number of those delivered so far.
-        self._tuner = loader._tuner
+        self._observers = [observer.asked for observer in loader._observers]
         self._counted = progress.counted or self._place.delivered is not None
         self._agreement: Agreement | None = None
         # Steps of the epoch: before this pass, and those that are delivered without asking.
@@ -147,8 +147,8 @@ class Pass:
 
     def _next(self, progress: Progress) -> Any:
         """The next chunk, or bundle of rows."""
-        if self._tuner is not None:
-            self._tuner.asked(progress.items)
+        for observe in self._observers:
+            observe(progress.items)
         asked = perf_counter_ns()
         item = None
         try:
@@ -158,6 +158,8 @@ class Pass:
             item = None  # else the error's traceback would hold the error, and with it the loader
             raise
         progress.waits.note(perf_counter_ns() - asked)
+        if self._run.tracer.on:
+            self._run.tracer.delivered(asked, item)
         if not progress.first_batch_ns:
             progress.first_batch_ns = perf_counter_ns()
         return item

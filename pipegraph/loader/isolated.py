@@ -147,7 +147,7 @@ class IsolatedLoader(Loader):
             raise GraphError(
                 "isolate=True: stages that move data to a device must follow all fan-ins, in the trainer"
             )
-        inner = replace(options, equal_steps=False)
+        inner = replace(options, equal_steps=False, log_every=None)
         outer = Graph(graph.name, graph.seed)
         host = outer.add(HostPart(Node(graph, cut), inner), name="isolated", backend="process", capacity=2)
         received = Received()

@@ -15,11 +15,12 @@ from __future__ import annotations
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from math import inf
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from pipegraph import concurrency, forks
 from pipegraph.chunk import Chunk
@@ -28,6 +29,7 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.crew import Crew
 from pipegraph.engine.run import Run
 from pipegraph.engine.stage.ledger import Ledger, Quarantined
+from pipegraph.engine.tracing import Events, Tracer
 from pipegraph.errors import GraphError, LoaderClosedError, NeverStops, PipegraphWarning
 from pipegraph.graph import Graph, Node
 from pipegraph.integers import integer
@@ -46,8 +48,19 @@ if TYPE_CHECKING:
     from pipegraph.measured import Measured
     from pipegraph.planning.plan import Plan
     from pipegraph.profile import Profile
+    from pipegraph.profile.headspace import Headspace
     from pipegraph.tuning.search import Tuning
     from pipegraph.tuning.tuner import Tuner
+
+
+class Observer(Protocol):
+    """Watches the passes of a loader, in the training loop's thread. Refers to the loader weakly at most."""
+
+    def begins(self, loader: Any, crew: Any) -> None:
+        """A pass begins, with these workers."""
+
+    def asked(self, items: int) -> None:
+        """The training loop asks for the next chunk, after this many."""
 
 
 class Loader(Closing):
@@ -56,10 +69,11 @@ class Loader(Closing):
     def __init__(self, graph: Graph, output: Node | str | None, options: LoaderOptions) -> None:
         self.plan = tune_all(graph.plan(output)) if options.autotune else graph.plan(output)
         self._graph = graph
+        self._output = output
         self._options = options
         self._seed = graph.seed
         self._closed = ""  # why there are no more passes
-        self._ranges = False
+        self._tracer = Tracer()
         self._ledger = Ledger()
         self._progress = Progress(self.plan, self._ledger)
         self._crew: Crew | None = None
@@ -73,6 +87,11 @@ class Loader(Closing):
             from pipegraph.tuning.tuner import Tuner
 
             self._tuner = Tuner(self.plan)
+        self._observers: list[Observer] = [] if self._tuner is None else [self._tuner]
+        if options.log_every is not None:
+            from pipegraph.profile.log_lines import LogLines
+
+            self._observers.append(LogLines(options.log_every))
         self._turn = concurrency.RLock()  # who begins a pass or takes the next chunk
         self._left_behind: Crew | None = None  # of the process that forked this one
         forks.notify(self)
@@ -158,8 +177,8 @@ class Loader(Closing):
             progress.pass_begins(place, run)
             if not progress.started_ns:
                 progress.started_ns = started
-            if self._tuner is not None:
-                self._tuner.begins(self, crew)
+            for observer in self._observers:
+                observer.begins(self, crew)
             current = Pass(self, crew, run, interval, whole)
             self._pass = weakref.ref(current)
             return current
@@ -192,7 +211,7 @@ class Loader(Closing):
                 self._same_data = same_data(self.plan, rank, world_size, asked, waits)
             limit = options.memory_limit or max(1, available_memory() // 2)
             crew = Crew(self.plan, limit, self._seed, rank, world_size)
-            crew.ledger, crew.ranges = self._ledger, self._ranges
+            crew.ledger, crew.tracer = self._ledger, self._tracer
             self._crew = crew
             # Holds the crew, never the loader: dropping the last reference to the loader ends its threads.
             self._finalizer = weakref.finalize(self, _finalize, crew)
@@ -346,15 +365,36 @@ class Loader(Closing):
         waits = progress.waits.durations()
         return crew.pass_totals.measure(*progress.totals, waits, first_s, progress.in_pass())
 
+    def _trace(self, on: bool) -> tuple[Events, dict[int | None, str]]:
+        """Trace from now on, or no more; returns the events since then and the names of the workers' threads.
+
+        Raises:
+            GraphError: it is traced already.
+        """
+        if on and self._tracer.on:
+            raise GraphError("record: this loader is traced by another recording; one at a time has trace=")
+        self._tracer.on = False
+        events = self._tracer.take()
+        self._tracer.on = on
+        return events, {} if self._crew is None else self._crew.threads.names()
+
     def _show_ranges(self, on: bool) -> None:
         """Stages are ranges in torch.profiler from now on, or no more."""
         if on and self._crew is not None:
             raise GraphError(
                 "record: ranges=True begins before the loader's first pass: its workers are open already"
             )
-        self._ranges = on
-        if self._crew is not None:
-            self._crew.ranges = on
+        self._tracer.ranges = on
+
+    def metrics(self) -> str:
+        """The loader's profile since its start as OpenMetrics text, for Prometheus to scrape. Thread-safe.
+
+        Raises:
+            MissingExtraError: prometheus_client is not installed.
+        """
+        from pipegraph.profile.openmetrics import render_metrics
+
+        return render_metrics(self.profile())
 
     def tuning(self) -> Tuning:
         """What the tuner has decided so far, and the settings that it found, as code to paste. Thread-safe.
@@ -365,6 +405,28 @@ class Loader(Closing):
         if self._tuner is None:
             raise GraphError(why_not_tuned(self.plan))
         return self._tuner.tuning
+
+    def headspace(self, step: Callable[[Any], Any], *, batches: int = 8, steps: int = 50) -> Headspace:
+        """How fast training would be if it never waited for data: the most that tuning this loader can gain.
+
+        Times ``step`` on batches from a second loader of the same graph. Then closes that loader and times ``step`` on
+        batches that it has kept in memory. This loader's state does not change, but the effects of ``step`` remain,
+        such as training.
+
+        Args:
+            step: what training does with one batch. It must wait for the device:
+                ``torch.accelerator.synchronize()``.
+            batches: number of batches to keep in memory and repeat.
+            steps: number of steps to time, with the loader and without.
+
+        Raises:
+            GraphError: a number is less than 1.
+            DataError: the graph delivered too few batches.
+        """
+        from pipegraph.profile.headspace import measure_headspace
+
+        options = replace(self._options, epochs=None, equal_steps=False, autotune=False, log_every=None)
+        return measure_headspace(Loader(self._graph, self._output, options), step, batches, steps)
 
     # -- the end -------------------------------------------------------------------------------
 

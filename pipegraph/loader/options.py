@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipegraph.errors import GraphError, PipegraphWarning, shown
-from pipegraph.integers import flag, integer
+from pipegraph.integers import amount, flag, integer
 from pipegraph.units import parse_bytes
 
 
@@ -23,6 +23,7 @@ class LoaderOptions:
     rank: int | None
     world_size: int | None
     mesh: Any
+    log_every: float | None = None
 
     def __post_init__(self) -> None:
         if self.epochs is not None:
@@ -30,6 +31,8 @@ class LoaderOptions:
         if self.equal_steps is not None:
             self.equal_steps = flag(self.equal_steps, "equal_steps", rule="True, False or None")
         self.autotune = flag(self.autotune, "autotune")
+        if self.log_every is not None:
+            self.log_every = amount(self.log_every, "log_every (seconds)", 0, GraphError)
         if self.rank is not None or self.world_size is not None:
             resolve(self.rank, self.world_size)
         if self.memory_limit is not None:

@@ -77,6 +77,7 @@ class StageBox:
 
     Attributes:
         kind: the class of its rectangle.
+        link: where a click leads; "" for nowhere.
     """
 
     name: str
@@ -84,6 +85,7 @@ class StageBox:
     about: str = ""
     kind: str = "box"
     label: str = ""
+    link: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class QueueLine:
     consumer: str
     held: str
     about: str
+    width: float = 2
 
 
 def plan_svg(plan: Plan) -> str:
@@ -113,10 +116,10 @@ def plan_svg(plan: Plan) -> str:
         held = "" if stage.backend.in_consumer else f"{stage.capacity} {stage.unit}"
         lines.append(QueueLine(producer, consumer, held, f"a queue of at most {held}"))
     boxes.append(StageBox(CONSUMER, "your loop", "training", "end", "training"))
-    return picture(f"the pipeline {plan.graph_name!r}", boxes, lines)
+    return picture(f"the pipeline {plan.graph_name!r}", boxes, lines, STYLE)
 
 
-def picture(title: str, boxes: Sequence[StageBox], lines: Sequence[QueueLine]) -> str:
+def picture(title: str, boxes: Sequence[StageBox], lines: Sequence[QueueLine], style: str = "") -> str:
     """Boxes, in topological order, from left to right, and the lines between them, as an SVG."""
     columns = layers([box.name for box in boxes], [(line.producer, line.consumer) for line in lines])
     width = 2 * MARGIN + min(ROW, len(columns)) * (BOX_WIDTH + GAP_X) - GAP_X
@@ -143,10 +146,11 @@ def picture(title: str, boxes: Sequence[StageBox], lines: Sequence[QueueLine]) -
         if passed:
             height = max(height, low + UNDER + MARGIN)
         drawn.append(_line(line, start, end, several[line.producer] > 1, low))
+    role = "group" if any(box.link for box in boxes) else "img"
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:g}" width="{width}" role="img">',
-            f"<title>{escape(title)}</title><style>{STYLE}</style>",
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:g}" width="{width}" role="{role}">',
+            f"<title>{escape(title)}</title>{f'<style>{style}</style>' if style else ''}",
             *drawn,
             *(_box(box, *places[box.name]) for box in boxes),
             "</svg>",
@@ -161,11 +165,12 @@ def _count(stage: StagePlan) -> str:
 def _box(box: StageBox, x: float, y: float) -> str:
     label = shorten(box.label or box.name, NAME_LETTERS)
     middle = x + BOX_WIDTH / 2
+    tag, opening = ("a", f'<a href="{escape(box.link)}">') if box.link else ("g", "<g>")
     return (
-        f"<g><title>{escape(box.about)}</title>"
+        f"{opening}<title>{escape(box.about)}</title>"
         f'<rect class="{box.kind}" x="{x:g}" y="{y:g}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="7"/>'
         f'<text class="name" x="{middle:g}" y="{y + BOX_HEIGHT / 2 + 5:g}">{escape(label)}</text>'
-        f'<text x="{middle:g}" y="{y + BOX_HEIGHT + 17:g}">{escape(box.below)}</text></g>'
+        f'<text x="{middle:g}" y="{y + BOX_HEIGHT + 17:g}">{escape(box.below)}</text></{tag}>'
     )
 
 
@@ -194,7 +199,8 @@ def _line(
         path = f"M{x1:g},{y1:g} C{x1 + 24:g},{y1:g} {x1 + 16:g},{y2:g} {x1 + 40:g},{y2:g} H{x2:g}"
     else:
         path = f"M{x1:g},{y1:g} H{bend:g} C{bend + 12:g},{y1:g} {x2 - 12:g},{y2:g} {x2:g},{y2:g}"
-    drawn = f'<path d="{path}"/>'
+    wide = "" if line.width == 2 else f' style="stroke-width:{line.width:.1f}"'
+    drawn = f'<path d="{path}"{wide}/>'
     if not line.held:
         return drawn
     cells = "".join(

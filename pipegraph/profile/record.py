@@ -1,16 +1,23 @@
-"""Samples a running loader: numbers for loggers, and ranges for profilers."""
+"""Samples a running loader: figures over time for the report, a trace, and numbers for loggers."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter
 from types import TracebackType
 from typing import Self
 
 from pipegraph.errors import GraphError, shown
 from pipegraph.integers import amount, flag
+from pipegraph.paths import path_of, write_text
 
+from .series import Moment, append, moment
+from .trace import trace_events
 from .values import Profile, Watched
 
 Log = Callable[[Mapping[str, float], int], None]
@@ -23,66 +30,134 @@ class Recording:
 
     Args:
         loader: running or not yet.
+        report: where to write the HTML report when the block ends; needs the ``report`` extra.
+        trace: where to write a trace for Perfetto (https://ui.perfetto.dev) when the block ends: a track per worker,
+            and arrows from the source to the step for the first sample of each batch. The last 200,000 events of
+            each kind are kept.
         log: called with plain numbers by name and the number of batches delivered so far, such as
             ``lambda numbers, step: wandb.log({**numbers}, step=step)``; in the recording's thread, never twice at once.
             One that raises is called no more, and the error is logged.
         ranges: show each stage's work under its name in ``torch.profiler`` (as ``record_function`` does) and, with
             CUDA, as an NVTX range, until the block ends. It must begin before the loader's first pass. Worker threads
             are recorded by a profiler with ``profile_all_threads``; stages in other processes are left out.
-        every: seconds between two calls of ``log``, at least 0.05.
+        every: seconds between two looks, at least 0.05.
 
     Raises:
-        GraphError: ``loader`` is none, or ``every`` is too short; in ``__enter__``, ``ranges=True`` and the loader has
-            been iterated already.
+        GraphError: ``loader`` is none, ``every`` is too short, or a file cannot be written; in ``__enter__``,
+            ``ranges=True`` and the loader has been iterated already, or another recording traces it.
+        MissingExtraError: the report needs a package that is not installed.
 
     ::
 
-        with pg.record(loader, log=lambda numbers, step: wandb.log({**numbers}, step=step)):
+        with pg.record(loader, report="report.html"):
             for batch in loader: ...
     """
 
     def __init__(
-        self, loader: Watched, *, log: Log | None = None, ranges: bool = False, every: float = 1.0
+        self,
+        loader: Watched,
+        *,
+        report: str | Path | None = None,
+        trace: str | Path | None = None,
+        log: Log | None = None,
+        ranges: bool = False,
+        every: float = 1.0,
     ) -> None:
         if not hasattr(loader, "profile"):
             raise GraphError(f"record: expected a loader, as graph.loader() makes it, got {shown(loader)}")
+        every = amount(every, "record: every (seconds)", 0.05, GraphError)
+        if every > threading.TIMEOUT_MAX:
+            raise GraphError(f"record: every (seconds) is longer than a thread can wait, got {every!r}")
+        if log is not None and not callable(log):
+            raise GraphError(f"record: log must be a function of numbers and a step, got {shown(log)}")
+        if report is not None:
+            from .report import require_jinja
+
+            require_jinja()
         self._loader = loader
+        self._report = None if report is None else _file("report", report)
+        self._trace = None if trace is None else _file("trace", trace)
+        if self._report is not None and self._report == self._trace:
+            raise GraphError(f"record: report= and trace= are the same file, {str(report)!r}")
         self._log = log
         self._ranges = flag(ranges, "record: ranges")
-        self._every = min(amount(every, "record: every (seconds)", 0.05, GraphError), threading.TIMEOUT_MAX)
+        self._every = every
+        self._moments: list[Moment] = []
+        self._lock = threading.Lock()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="pipegraph-recorder", daemon=True)
+        self._thread: threading.Thread | None = None
+        self._first: Profile | None = None
         self._last: Profile | None = None
+        self._begun = self._at = 0.0
 
     def __enter__(self) -> Self:
+        if self._thread is not None:
+            raise GraphError("record: a recording is used in one with block")
         if self._ranges:
             self._loader._show_ranges(True)
-        if self._log is not None:
-            self._last = self._loader.profile()
-            self._thread.start()
+        if self._trace is not None:
+            self._loader._trace(True)
+        self._begun = self._at = perf_counter()
+        self._first = self._last = self._loader.profile()
+        self._thread = threading.Thread(target=self._watch, name="pipegraph-recorder", daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        if self._log is not None:
-            self._over.set()
-            self._thread.join()
-            self._look(self._log)
+        self._over.set()
+        assert self._thread is not None
+        self._thread.join()
+        self._look()
         if self._ranges:
             self._loader._show_ranges(False)
+        if self._trace is not None:
+            events, threads = self._loader._trace(False)
+            found = trace_events(events, threads, self._loader.profile().graph)
+            write_text(self._trace, json.dumps(found))
+        if self._report is not None:
+            write_text(self._report, self.render_report())
+
+    def render_report(self) -> str:
+        """The report as a page of HTML, also while the block runs."""
+        from .report import render_report
+
+        with self._lock:
+            moments = list(self._moments)
+        return render_report(self._loader.profile(self._first), moments)
 
     def _watch(self) -> None:
-        while self._log is not None and not self._over.wait(self._every):
-            self._look(self._log)
+        while not self._over.wait(self._every):
+            self._look()
 
-    def _look(self, log: Log) -> None:
-        self._last = found = self._loader.profile(self._last)
-        try:
-            log(found.scalars(), self._loader.profile().items)
-        except Exception:
-            logger.exception("record: log= raised, and is called no more")
-            self._log = None
+    def _look(self) -> None:
+        found = self._loader.profile(self._last)
+        now = perf_counter()
+        with self._lock:
+            append(self._moments, moment(found, self._at - self._begun, now - self._begun))
+            self._last, self._at = found, now
+        if self._log is not None:
+            try:
+                self._log(found.scalars(), self._loader.profile().items)
+            except Exception:
+                logger.exception("record: log= raised, and is called no more")
+                self._log = None
+
+
+def _file(what: str, where: str | Path) -> Path:
+    """The file to write at the end. That it cannot be written is said now, and not after an hour of training."""
+    path = Path(path_of(where, f"record: {what}"))
+    why = None
+    if path.is_dir():
+        why = "is a folder"
+    elif not path.parent.is_dir():
+        why = f"lies in {str(path.parent)!r}, which is no folder"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "cannot be written"
+    if why is not None:
+        raise GraphError(f"record: {what}={str(where)!r} {why}")
+    return path
 
 
 record = Recording

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipegraph.engine.stage.ledger import Quarantined
+from pipegraph.engine.tracing import Events
 from pipegraph.measured import Measured
 from pipegraph.measurements import StageProfile, documented, in_view, measurement
 
@@ -33,8 +34,8 @@ class ChannelProfile:
 
     producer: str = measurement("the stage that fills it.", "text", default="")
     consumer: str = measurement('the stage that empties it, or ``"consumer"``.', "text", default="")
-    capacity: int = measurement("items that it may hold.")
-    depth: int = measurement("items that it holds, or held when the last pass ended.")
+    capacity: int = measurement("items that it may hold.", metric="channel_capacity")
+    depth: int = measurement("items that it holds, or held when the last pass ended.", metric="channel_depth")
     gained: int = measurement("by how many items it is longer than when counting began.")
     nbytes: int = measurement("bytes of these.", "bytes")
     put_wait_s: float = measurement("seconds that workers waited for room in it, in all.", "seconds")
@@ -58,17 +59,19 @@ class Profile:
         "text",
         default=CONSUMER,
     )
-    stall_s: float = measurement("seconds that training waited for data, in all.", "seconds", ": log")
+    stall_s: float = measurement(
+        "seconds that training waited for data, in all.", "seconds", ": log", metric="stall_seconds_total"
+    )
     samples_per_s: float = measurement("samples delivered per second of passes.", "per second", ": log")
     quarantined: tuple[Quarantined, ...] = measurement(
         "what failed and was left out: the last 1,000 of the whole run.", "text", default=()
     )
-    quarantined_count: int = measurement("samples that were left out, in all.")
+    quarantined_count: int = measurement("samples that were left out, in all.", metric="quarantined_total")
     graph: str = measurement("the graph's name.", "text", default="pipeline")
-    elapsed_s: float = measurement("seconds that passes ran.", "seconds")
+    elapsed_s: float = measurement("seconds that passes ran.", "seconds", metric="running_seconds_total")
     passes: int = measurement("passes that have begun.")
-    items: int = measurement("chunks delivered.")
-    samples: int = measurement("samples delivered.")
+    items: int = measurement("chunks delivered.", metric="items_total")
+    samples: int = measurement("samples delivered.", metric="samples_total")
     first_batch_s: float | None = measurement(
         "seconds from the first ``iter()`` to the first chunk; None before it.", "seconds", default=None
     )
@@ -85,18 +88,21 @@ class Profile:
     wait_p50_s: float = measurement(
         "seconds that training waited for a chunk, within 1 %: the median.",
         "seconds",
+        metric="wait_seconds 0.5",
     )
-    wait_p90_s: float = measurement("the same: 90 % took no longer.", "seconds")
-    wait_p99_s: float = measurement("the same: 99 % took no longer.", "seconds", ": log")
+    wait_p90_s: float = measurement("the same: 90 % took no longer.", "seconds", metric="wait_seconds 0.9")
+    wait_p99_s: float = measurement(
+        "the same: 99 % took no longer.", "seconds", ": log", metric="wait_seconds 0.99"
+    )
     waits: tuple[tuple[float, int], ...] = measurement(
         "all waits as ``(seconds, how many)``, in ascending order, within 1 %.", "text", default=()
     )
     cores_used: float = measurement("cores that this process and its workers' kept running.", views=": log")
     cores: float = measurement("cores that they may use.")
-    memory_bytes: int = measurement("bytes that chunks hold now.", "bytes", ": log")
+    memory_bytes: int = measurement("bytes that chunks hold now.", "bytes", ": log", metric="memory_bytes")
     memory_peak_bytes: int = measurement("the most that they held in this run.", "bytes")
-    memory_limit: int = measurement("bytes that chunks may hold.", "bytes")
-    pinned_bytes: int = measurement("pinned memory of stages.", "bytes")
+    memory_limit: int = measurement("bytes that chunks may hold.", "bytes", metric="memory_limit_bytes")
+    pinned_bytes: int = measurement("pinned memory of stages.", "bytes", metric="pinned_bytes")
     wake_s: float = measurement(
         "mean seconds that a thread with a free core is late after its wake: it waits for the GIL.", "seconds"
     )
@@ -197,4 +203,5 @@ class Watched(Protocol):
     def __iter__(self) -> Iterator[Any]: ...
     def __len__(self) -> int: ...
     def profile(self, since: Profile | None = None) -> Profile: ...
+    def _trace(self, on: bool) -> tuple[Events, dict[int | None, str]]: ...
     def _show_ranges(self, on: bool) -> None: ...

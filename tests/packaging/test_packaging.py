@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 OPTIONAL = (
     "cv2", "PIL", "simplejpeg", "nvidia", "obstore", "pyarrow", "zstandard", "google_crc32c", "ray", "matplotlib",
-    "rich", "typer", "torchvision",
+    "jinja2", "prometheus_client", "rich", "typer", "torchvision",
 )  # fmt: skip
 
 

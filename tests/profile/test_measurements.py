@@ -15,8 +15,9 @@ def test_every_view_for_people_shows_what_was_declared_for_it():
     heads = {"table": titles, "notebook": found._repr_html_()}
     for view, head in heads.items():
         assert [title for _, _, title in in_view(StageProfile, view) if title not in head] == []
-    numbers = found.scalars()
+    numbers, metrics = found.scalars(), loader.metrics()
     assert {f"same/{log}" for _, _, log in in_view(StageProfile, "log")} <= numbers.keys()
+    assert all(f"pipegraph_{name.split()[0]}{{" in metrics for _, _, name in in_view(StageProfile, "metric"))
 
 
 def test_the_docstring_of_a_record_describes_every_field():

@@ -4,9 +4,11 @@ import json
 import math
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.profile.report import render_report
 
 
 class CannotOpen(ops.FromSequence):
@@ -30,6 +32,8 @@ def check(loader):
         assert str(each) and repr(each) and json.loads(each.to_json(), parse_constant=never)
         assert all(math.isfinite(number) for number in each.scalars().values())
         assert str(each.advice)
+        assert "Profile of unusual" in render_report(each)
+    assert list(text_string_to_metric_families(loader.metrics()))
     return profile
 
 

@@ -1,0 +1,110 @@
+"""A trace for Perfetto and chrome://tracing: one track per worker, arrows from sample to step. Pure.
+
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (trace-event JSON). Work is
+a complete event ("X"); an arrow is a flow: "s" where a sample is first sent, "t" at each stage after that, "f" at its
+step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pipegraph.engine.tracing import DeliveredEvent, Events, Sent, Worked
+
+MAX_FLOWS = 5_000
+"""Samples that are followed; of more, as many are chosen at even distances."""
+
+SHOWN_SAMPLES = 8
+"""Samples that a slice names."""
+
+TRAINING = "training"
+
+
+def trace_events(events: Events, threads: Mapping[int | None, str], graph: str) -> dict[str, Any]:
+    """The trace as JSON.
+
+    Args:
+        events: each kind in any order.
+        threads: names of the workers' threads by their identity; any other thread goes by its number.
+    """
+    if not any(events):
+        return {"traceEvents": [], "displayTimeUnit": "ms"}
+    worked = sorted(events.worked, key=lambda e: e.end_ns)
+    sent = sorted(events.sent, key=lambda e: e.at_ns)
+    steps = sorted(events.delivered, key=lambda e: e.got_ns)
+    starts = [e.end_ns - e.took_ns for e in worked] + [e.asked_ns for e in steps] + [e.at_ns for e in sent]
+    zero = min(starts)
+
+    def us(ns: int) -> float:
+        return (ns - zero) / 1000
+
+    made: list[dict[str, Any]] = [_event("M", "process_name", 0, args={"name": graph})]
+    known = dict.fromkeys([e.thread for e in worked] + [e.thread for e in steps])
+    for thread in known:
+        trains = any(e.thread == thread for e in steps)
+        name = TRAINING if trains else threads.get(thread, f"thread {thread}")
+        made.append(_event("M", "thread_name", thread, args={"name": name}))
+    made += [_slice(e.stage, e.thread, us(e.end_ns - e.took_ns), e.took_ns / 1000) for e in worked]
+    last = max([zero, *(e.end_ns for e in worked), *(e.got_ns for e in steps)])
+    asked_next: dict[int, int] = {}
+    for step in reversed(steps):
+        following = asked_next.get(step.thread, last)
+        asked_next[step.thread] = step.asked_ns
+        wait_us = (step.got_ns - step.asked_ns) / 1000
+        made.append(_slice("wait", step.thread, us(step.asked_ns), wait_us))
+        long_us = max(1.0, (following - step.got_ns) / 1000)
+        shown = _samples(step.epoch, step.lineages)
+        made.append(_slice("step", step.thread, us(step.got_ns), long_us, args=shown))
+    made += _flows(worked, sent, steps, us)
+    return {"traceEvents": made, "displayTimeUnit": "ms"}
+
+
+def _event(phase: str, name: str, thread: int, **more: Any) -> dict[str, Any]:
+    return {"ph": phase, "name": name, "pid": 1, "tid": thread, **more}
+
+
+def _slice(name: str, thread: int, ts: float, dur: float, **args: Any) -> dict[str, Any]:
+    return _event("X", name, thread, cat="work", ts=ts, dur=dur, **args)
+
+
+def _samples(epoch: int, lineages: Sequence[Any]) -> dict[str, Any]:
+    shown = [f"{lineage[0]} {lineage[1]}" for lineage in list(lineages)[:SHOWN_SAMPLES]]
+    return {"epoch": epoch, "samples": len(lineages), "first": shown}
+
+
+def _flows(
+    worked: list[Worked], sent: list[Sent], steps: list[DeliveredEvent], us: Any
+) -> Iterable[dict[str, Any]]:
+    heads = [(step, (step.epoch, *step.lineages[0][:2])) for step in steps if len(step.lineages)]
+    heads = heads[:: max(1, -(-len(heads) // MAX_FLOWS))]
+    followed = {sample for _, sample in heads}
+    by_stage: dict[str, list[Worked]] = defaultdict(list)
+    for e in worked:
+        by_stage[e.stage].append(e)
+    ends = {stage: [e.end_ns for e in each] for stage, each in by_stage.items()}
+    path: dict[Any, list[tuple[Worked, int]]] = defaultdict(list)
+    for put in sent:
+        inside = {(put.epoch, *lineage[:2]) for lineage in put.lineages} & followed
+        if not inside or put.stage not in by_stage:
+            continue
+        slices = by_stage[put.stage]
+        at = bisect_left(ends[put.stage], put.at_ns)
+        # What is sent while its bundle is still in work lies inside that slice, else behind it.
+        current = next((s for s in slices[at : at + 64] if s.end_ns - s.took_ns <= put.at_ns), None)
+        found = current or (slices[at - 1] if at else None)
+        if found is not None:
+            for sample in inside:
+                path[sample].append((found, put.at_ns))
+    for number, (step, sample) in enumerate(heads):
+        places = path.get(sample, [])
+        if not places:
+            continue
+        for index, (slice_, at_ns) in enumerate(places):
+            middle = min(at_ns, slice_.end_ns) - min(slice_.took_ns, 1000) // 2
+            phase = "s" if index == 0 else "t"
+            yield _event(phase, "sample", slice_.thread, cat="sample", id=number, ts=us(middle))
+        at = us(step.got_ns) + 0.5
+        yield _event("f", "sample", step.thread, cat="sample", id=number, ts=at, bp="e")
