@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Take as Take,
         Zip as Zip,
     )
+    from pipegraph.operators.interleave import Interleave as Interleave
     from pipegraph.operators.normalize import Normalize as Normalize
     from pipegraph.operators.packing import Pack as Pack
     from pipegraph.operators.padding import Pad as Pad
@@ -65,6 +66,7 @@ _MODULES = {
     "load": "Load",
     "media": "DecodeAudio DecodeVideo",
     "merging": "Concat Merge Mix Route Take Zip",
+    "interleave": "Interleave",
     "normalize": "Normalize",
     "packing": "Pack",
     "padding": "Pad",
