@@ -42,7 +42,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PASSED, FAILED, NO_DEVICE = 0, 1, 2
 
 NEEDED = {
-    "networkx": "networkx",
     "cloudpickle": "cloudpickle",
     "ddsketch": "ddsketch",
     "six": "six",  # ddsketch's own

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         CenterCrop as CenterCrop,
         RandomResizedCrop as RandomResizedCrop,
     )
+    from pipegraph.operators.interleave import Interleave as Interleave
     from pipegraph.operators.list_files import ListFiles as ListFiles
     from pipegraph.operators.load import Load as Load
     from pipegraph.operators.media import DecodeAudio as DecodeAudio, DecodeVideo as DecodeVideo
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
         Take as Take,
         Zip as Zip,
     )
-    from pipegraph.operators.interleave import Interleave as Interleave
     from pipegraph.operators.normalize import Normalize as Normalize
     from pipegraph.operators.packing import Pack as Pack
     from pipegraph.operators.padding import Pad as Pad
