@@ -37,7 +37,7 @@ def imported_by(program, beside="torch"):
 def heavy(names):
     """The packages among ``names`` that a program imports for what it does not use."""
     found = {name.split(".")[1] for name in names if name.startswith("pipegraph.") and name.count(".") > 1}
-    return found | (set(names) & {"PIL", "pyarrow", "obstore", "networkx", "cloudpickle", "rich", "typer"})
+    return found | (set(names) & {"PIL", "pyarrow", "obstore", "cloudpickle", "rich", "typer"})
 
 
 @pytest.mark.parametrize(
