@@ -8,12 +8,17 @@ from typing import Any
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
 from pipegraph.testing.outcome import DeliveredChunk, MakeGraph, assert_equal_chunks, is_ordered
+from pipegraph.testing.own_operators import assert_operators_keep_their_word
 
 Chunks = tuple[DeliveredChunk, ...]
 
 
 def assert_resumes_exactly(make_graph: MakeGraph, epochs: int = 2, **loader_options: Any) -> None:
     """Save after every chunk, load into a fresh graph, and expect exactly the chunks that followed.
+
+    Sources, regrouping operators, fan-ins and routes of your own are also checked for what a run takes on trust: their
+    lengths, where a source begins, that groups are of consecutive chunks, that cursors hold what a fan-in goes by, and
+    that a route goes by its chunk alone.
 
     Each state goes through JSON. Each restored loader is saved half-way and restored again: in passing, and every
     fourth time after a ``break`` there. Below stages with ``ordered=False`` samples are compared instead of chunks.
@@ -24,8 +29,10 @@ def assert_resumes_exactly(make_graph: MakeGraph, epochs: int = 2, **loader_opti
         loader_options: for ``graph.loader``.
 
     Raises:
-        AssertionError: something was lost, came twice or differs; says after which chunk the state was taken.
+        AssertionError: something was lost, came twice or differs; says after which chunk the state was taken. Or an
+            operator breaks its contract; says how.
     """
+    assert_operators_keep_their_word(make_graph, epochs, loader_options)
     ordered = is_ordered(make_graph())
     whole, states = _uninterrupted(make_graph, epochs, loader_options)
 
