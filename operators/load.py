@@ -220,7 +220,7 @@ class Load(_Reads):
         if self._select is None or self.choice.filter is not None or not self._columnar():
             return None
         found: Columns | None = self._together("columns", bundle)
-        return None if found is None or "key" in found.data else found
+        return found
 
     def encoded(self, bundle: Bundle) -> EncodedRows | None:
         found: EncodedRows | None = None if self._select is None else self._together("encoded", bundle)

@@ -105,8 +105,6 @@ class FromTable(OrderedSource):
         found += self._read(indices[start:])
 
     def columns(self, indices: Sequence[Any]) -> Columns | None:
-        if "key" in self.table.column_names:
-            return None
         return self._arrow_rows().columns(self._numbers(indices))
 
     def _read(self, indices: Sequence[int]) -> list[dict[str, Any]]:

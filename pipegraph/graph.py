@@ -317,6 +317,7 @@ class Graph:
         rank: int | None = None,
         world_size: int | None = None,
         mesh: Any = None,
+        log_every: float | None = None,
     ) -> Loader:
         """The loader, which runs the pipeline when you iterate it. Nothing starts before the first ``iter()``.
 
@@ -335,13 +336,17 @@ class Graph:
                 Python code does not wait for the training loop's, nor it for theirs (``docs/processes.md``).
             rank, world_size: by default those of torch.distributed, else of the environment, else 0 and 1.
             mesh: a DeviceMesh dimension that gives rank and world size.
+            log_every: log a line with rate, waits and bottleneck after so many seconds each, as a batch is asked for,
+                through the logger ``"pipegraph"`` at level INFO.
 
         Raises:
             GraphError: as :meth:`plan`, or an option is wrong.
         """
         from pipegraph.loader.loader import Loader, LoaderOptions
 
-        options = LoaderOptions(epochs, memory_limit, equal_steps, autotune, rank, world_size, mesh)
+        options = LoaderOptions(
+            epochs, memory_limit, equal_steps, autotune, rank, world_size, mesh, log_every
+        )
         if flag(isolate, "isolate"):
             from pipegraph.loader.isolated import IsolatedLoader
 

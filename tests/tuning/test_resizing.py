@@ -149,7 +149,8 @@ class Watch:
 
 def watched(graph, **options):
     loader = graph.loader(autotune=True, **options)
-    loader._tuner = watch = Watch()
+    watch = Watch()
+    loader._observers = [watch]
     return loader, watch
 
 
