@@ -249,7 +249,7 @@ def test_broken_files_decode_or_are_refused_and_nothing_else(odd_files, data):
     ("name", "module", "line"),
     [
         ("simplejpeg", "simplejpeg", r'pip install .*"simplejpeg>='),
-        ("nvimgcodec", "nvidia", r'pip install "nvidia-nvimgcodec-cu13>='),
+        ("nvimgcodec", "nvidia", r'pip install "nvidia-nvimgcodec-cu13.*>='),
     ],
 )
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch, name, module, line):
