@@ -174,5 +174,5 @@ def test_no_actor_is_left(live_actors):
     for ends in (list, lambda loader: next(iter(loader))):
         with pipeline(lambda x: x).loader() as loader:
             ends(loader)
-            assert len(live_actors()) == 2
+            assert live_actors()  # one or both: an epoch may be over before the second has begun
         assert not live_actors()
