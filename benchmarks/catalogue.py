@@ -92,13 +92,6 @@ SET = (
     ),
     Entry("host_to_device", "batches copied to a device", "host_to_device"),
     Entry(
-        "replica_training",
-        "training on replicas",
-        "replica_training",
-        goals=(Goal(1, ("DDP, 2 gloo processes",), ours="executor, 2 slots of 1 thread"),),
-        apart=(Apart("2 devices, on two cores", "executor, 2 slots of 1 thread", "DDP"),),
-    ),
-    Entry(
         "start_up",
         "import, and start to the first batch",
         "start_up",

@@ -260,6 +260,22 @@ def idle() -> str:
     return markdown(["two ranks", "idle", "wait of a step, ms: median", "99 %", "longest"], rows)
 
 
+def planted() -> str:
+    """Of each kind of planted bottleneck: how often it was named, and how far the advice led in the worst case."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for name, found in results_of("planted").items():
+        kinds.setdefault(name.rpartition(" ")[0], []).append(found)
+    rows = [
+        [
+            kind,
+            f"{sum(found['named'] == 'right' for found in each)} of {len(each)}",
+            f"{min(found['of the best'] for found in each):.2f}",
+        ]
+        for kind, each in kinds.items()
+    ]
+    return markdown(["planted", "named rightly", "least rate by the advice / best of the grid"], rows)
+
+
 def spread(found: dict[str, float]) -> str:
     """A ratio with its lowest and highest round."""
     return f"{found['median']:.2f} ({found['low']:.2f}-{found['high']:.2f})"
@@ -331,6 +347,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu_training": gpu_training,
     "schedules": schedules,
     "interpolations": interpolations,
+    "planted": planted,
     "hops": lambda: ranking("hop_cost", "A chain of trivial functions", "us", 1e6, "4", " at 4 stages"),
 }
 

@@ -1,9 +1,7 @@
 """How long two training ranks wait for shards on slow storage, with and without preloading, and how long with peers.
 
 Claim: with one all_reduce per step, preloading keeps the idle ratio near zero while a block loads faster than it is
-trained on (T_load < 0.9 T_train). Without it every block switch of any rank stops all of them:
-s T_load / (T_train + s T_load), where s is how many switches there are, for all ranks together, while one block is
-trained on and that do not coincide.
+trained on (T_load < 0.9 T_train). Without it every block switch of any rank stops all of them.
 
 Two ranks (gloo, processes of their own) read the same samples from an S3-compatible server (moto) on loopback,
 each through a line of fixed bandwidth. A training step is a sleep: what is measured is the waiting, in
@@ -14,7 +12,6 @@ fails is recorded with its reason. A cold cache is an empty folder, a warm one i
 has left. Peers of another environment run in it:
 
     python benchmarks/reader_idle.py --other .venv-bench/bin/python --other .venv-mosaic/bin/python
-        --other .venv-litdata/bin/python
 """
 
 from __future__ import annotations
@@ -35,15 +32,12 @@ from typing import Any
 
 import harness
 import reader_idle_store as store
-from reader_idle_rank import BATCH, CONTESTANTS, RANKS, RATE, SLOW_SYNC_S
+from reader_idle_rank import BATCH, CONTESTANTS, RANKS, RATE
 
-CLAIM = (
-    "idle ratio of two ranks with an all_reduce per step: near theory without preloading, near zero with it"
-)
+CLAIM = "idle ratio of two ranks with an all_reduce per step: near zero with preloading"
 LIMIT_S = 90
 """Of one contestant in one round."""
-MODULES = {"webdataset": "webdataset", "mosaicml-streaming": "streaming", "litdata": "litdata"}
-FORMATS = {"mosaicml-streaming": "mds", "litdata": "litdata"}
+MODULES = {"webdataset": "webdataset", "mosaicml-streaming": "streaming"}
 
 
 class Failed(Exception):
@@ -52,7 +46,7 @@ class Failed(Exception):
 
 def family(name: str) -> str:
     """Contestants of one family share a cache folder within a round."""
-    return name.partition(",")[0] + (" slow" if "slow" in name else "")
+    return name.partition(",")[0]
 
 
 def run_ranks(python: str, ports: list[int], job: Mapping[str, Any]) -> dict[str, float]:
@@ -114,14 +108,6 @@ def end(process: subprocess.Popen[str]) -> None:
         process.stdout.close()
 
 
-def theory(name: str, ratio: float) -> float | None:
-    """The idle share without preloading. Part after part, equal parts of both ranks end together: one switch."""
-    if "on demand" not in name:
-        return None
-    switches = 1 if name.startswith("parts") else RANKS
-    return switches * ratio / (1 + switches * ratio)
-
-
 def interpreters(others: list[str], names: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Which interpreter runs each contestant, and why the rest has none."""
     found, missing = {}, {}
@@ -146,29 +132,26 @@ def prepare(folder: Path, port: int, python_of: Mapping[str, str]) -> dict[str, 
     """Write and upload what the contestants read; why a format is missing."""
     from pipegraph.storage import build_manifest
 
-    missing = {}
-    tar = folder / "tar"
+    tar, mds = folder / "tar", folder / "mds"
     tar.mkdir()
     store.write_tar(tar)
     build_manifest(str(tar / "*.tar"), folder / "manifest.json")
     store.upload(port, tar)
-    for peer, form in FORMATS.items():
-        python = next((python_of[name] for name in python_of if family(name) == peer), None)
-        if python is None:
-            continue
-        command = [python, store.__file__, form, str(folder / form)]
-        try:
-            written = subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT_S)
-        except subprocess.TimeoutExpired:
-            missing[peer] = f"its shards were not written within {2 * LIMIT_S} s"
-            continue
-        if written.returncode:
-            missing[peer] = "its shards: " + written.stderr.strip().splitlines()[-1]
-        else:
-            store.upload(port, folder / form, f"{form}/")
-        shutil.rmtree(folder / form, ignore_errors=True)
     shutil.rmtree(tar)
-    return missing
+    peer = "mosaicml-streaming"
+    python = next((python_of[name] for name in python_of if family(name) == peer), None)
+    if python is None:
+        return {}
+    command = [python, store.__file__, str(mds)]
+    try:
+        written = subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return {peer: f"its shards were not written within {2 * LIMIT_S} s"}
+    if written.returncode:
+        return {peer: "its shards: " + written.stderr.strip().splitlines()[-1]}
+    store.upload(port, mds, "mds/")
+    shutil.rmtree(mds)
+    return {}
 
 
 def choose(only: str) -> list[str]:
@@ -186,28 +169,27 @@ def rotated(names: list[str], turn: int) -> list[str]:
     return [name for each in families[shift:] + families[:shift] for name in names if family(name) == each]
 
 
-def report(found: Mapping[str, list[dict[str, float]]], ratio: float) -> dict[str, Any]:
+def report(found: Mapping[str, list[dict[str, float]]]) -> dict[str, Any]:
     """Print the table; the record's part."""
     rows, results = [], {}
     for name in CONTESTANTS:
         if not (runs := found.get(name)):
             continue
-        spread, expected = harness.spread(run["idle"] for run in runs), theory(name, ratio)
+        spread = harness.spread(run["idle"] for run in runs)
         waits = {
             key: round(statistics.median(run[key] for run in runs))
             for key in ("median_us", "p99_us", "most_us")
         }
-        results[name] = {"idle": spread.to_dict(), "rounds": len(runs), "theory": expected, **waits}
+        results[name] = {"idle": spread.to_dict(), "rounds": len(runs), **waits}
         rows.append(
             [
                 name,
                 f"{100 * spread.median:.2f} %",
                 f"{100 * spread.low:.2f} - {100 * spread.high:.2f} %",
-                "" if expected is None else f"{100 * expected:.1f} %",
                 f"{waits['median_us']} / {waits['p99_us']} / {waits['most_us']}",
             ]
         )
-    print(harness.table(["", "idle", "spread", "theory", "wait per step, us: median / p99 / most"], rows))
+    print(harness.table(["", "idle", "spread", "wait per step, us: median / p99 / most"], rows))
     return results
 
 
@@ -222,7 +204,7 @@ def main() -> None:
     configuration = {
         "ranks": RANKS, "parts": store.PARTS, "samples": store.SAMPLES, "sample_nbytes": store.SAMPLE_NBYTES,
         "batch": BATCH, "rate": RATE, "load_over_train": chosen.ratio, "warm_blocks": chosen.warm,
-        "slow_disk_sync_s": SLOW_SYNC_S, "server": "moto behind a token bucket per rank", "rounds": chosen.rounds,
+        "server": "moto behind a token bucket per rank", "rounds": chosen.rounds,
     }  # fmt: skip
     harness.header(CLAIM, configuration)
     others = [str(Path(python).absolute()) for python in chosen.other]
@@ -265,7 +247,7 @@ def main() -> None:
                 for path in folder.glob(f"*-{turn}"):
                     shutil.rmtree(path, ignore_errors=True)
     finally:
-        results = report(found, chosen.ratio)
+        results = report(found)
         for each, why in missing.items():
             print(f"not measured: {each}: {why}")
         if found and not chosen.no_record:

@@ -26,8 +26,6 @@ sys.path[:] = [folder for folder in sys.path if folder != str(Path(__file__).par
 
 BATCH, RANKS, RATE = 32, 2, 20e6
 """``RATE``: bytes per second of each rank's line."""
-SLOW_SYNC_S = 0.15
-"""Mean time of a sync of the slow disk."""
 
 
 @dataclass
@@ -81,18 +79,13 @@ def ideal_beside_a_download(job: Job) -> Iterator[Any]:
         download.kill()
 
 
-def ours(
-    preload: bool, lanes: int | None = None, cached: bool = False, slow_disk: bool = False
-) -> Callable[[Job], Iterator[Any]]:
+def ours(preload: bool, lanes: int | None = None, cached: bool = False) -> Callable[[Job], Iterator[Any]]:
     """pipegraph: part after part (``lanes=None``), or in lanes; through a node cache or not."""
 
     def stream(job: Job) -> Iterator[Any]:
         import pipegraph as pg
         from pipegraph import operators as ops
 
-        if slow_disk:
-            syncs, real = random.Random(job.rank), os.fsync
-            os.fsync = lambda fd: (time.sleep(syncs.uniform(0, 2 * SLOW_SYNC_S)), real(fd))[1]
         order = pg.order.PartOrder() if lanes is None else pg.order.LaneOrder(lanes=lanes)
         graph = pg.Graph("idle", seed=job.seed)
         select = ops.ShardSelect(
@@ -164,27 +157,6 @@ def mosaic(job: Job) -> Iterator[Any]:
     yield from DataLoader(data, batch_size=BATCH, num_workers=1)
 
 
-def litdata(job: Job) -> Iterator[Any]:
-    """LitData over as many chunks of the same size; downloads ahead as by default."""
-    from litdata import StreamingDataLoader, StreamingDataset
-    from litdata.streaming import downloader
-
-    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # it has no option for a server without TLS
-    data = StreamingDataset(
-        "s3://data/litdata",
-        cache_dir=job.near,
-        shuffle=True,
-        seed=job.seed,
-        storage_options={
-            "endpoint_url": f"http://127.0.0.1:{job.port}",
-            "aws_access_key_id": "id",
-            "aws_secret_access_key": "secret",
-            "region_name": "us-east-1",
-        },
-    )
-    yield from StreamingDataLoader(data, batch_size=BATCH, num_workers=1)
-
-
 CONTESTANTS: dict[str, Callable[[Job], Iterable[Any]]] = {
     "ideal": ideal,
     "ideal beside a download": ideal_beside_a_download,
@@ -194,14 +166,11 @@ CONTESTANTS: dict[str, Callable[[Job], Iterable[Any]]] = {
     "lanes on demand": ours(False, lanes=12),
     "pipegraph, cold cache": ours(True, cached=True),
     "pipegraph, warm cache": ours(True, cached=True),
-    "pipegraph, cold cache on a slow disk": ours(True, cached=True, slow_disk=True),
     "webdataset": webdataset(cached=False),
     "webdataset, cold cache": webdataset(cached=True),
     "webdataset, warm cache": webdataset(cached=True),
     "mosaicml-streaming, cold cache": mosaic,
     "mosaicml-streaming, warm cache": mosaic,
-    "litdata, cold cache": litdata,
-    "litdata, warm cache": litdata,
 }
 
 # -- the rank ----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The S3-compatible server of reader_idle.py: moto on loopback, and each rank's line of fixed bandwidth to it.
 
-Also run as a script, by an interpreter that has a peer: ``reader_idle_store.py mds|litdata FOLDER`` writes the same
-samples in that peer's format.
+Also run as a script, by an interpreter that has a peer: ``reader_idle_store.py FOLDER`` writes the same samples
+as MDS shards.
 """
 
 from __future__ import annotations
@@ -145,30 +145,8 @@ def write_mds(folder: str) -> None:
             out.write({"bin": rng.randbytes(SAMPLE_NBYTES)})
 
 
-def one_sample(number: int) -> dict[str, bytes]:
-    """For LitData's writer."""
-    return {"bin": random.Random(number).randbytes(SAMPLE_NBYTES)}
-
-
-def write_litdata(folder: str) -> None:
-    """As many samples of the same size as LitData's chunks of the same size."""
-    import litdata
-
-    litdata.optimize(
-        one_sample,
-        list(range(PARTS * SAMPLES)),
-        folder,
-        chunk_size=SAMPLES,
-        num_workers=1,
-        start_method="fork",
-        verbose=False,
-    )
-
-
-WRITERS = {"mds": write_mds, "litdata": write_litdata}
-
 if __name__ == "__main__":
     # Other benchmarks lie beside this one, and must not hide packages of the same name.
     sys.path.remove(str(Path(__file__).parent))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    WRITERS[sys.argv[1]](sys.argv[2])
+    write_mds(sys.argv[1])

@@ -1,4 +1,4 @@
-"""Models for the replica benchmarks: ResNet-18 and ResNet-20 (He et al. 2015) and a wide MLP."""
+"""Models for the replica benchmarks: ResNet-18 (He et al. 2015) and a wide MLP."""
 
 from __future__ import annotations
 
@@ -39,16 +39,6 @@ def resnet18(classes: int = 1000) -> nn.Module:
         layers += [Block(inputs, outputs, stride), Block(outputs, outputs, 1)]
         inputs = outputs
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
-
-
-def resnet20(classes: int = 1000) -> nn.Module:
-    """The CIFAR network of the same paper (section 4.2), 0.3 M parameters: little to reduce."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
-    inputs = 16
-    for outputs, stride in ((16, 1), (32, 2), (64, 2)):
-        layers += [Block(inputs, outputs, stride), Block(outputs, outputs, 1), Block(outputs, outputs, 1)]
-        inputs = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
 
 
 def wide_mlp(width: int = 1024, depth: int = 6, classes: int = 1000) -> nn.Module:

@@ -21,13 +21,31 @@ from typing import Any
 import harness
 import torch
 from harness import Contestant
-from replica_training import MODELS, made, sgd, whole_batch
+from replica_models import resnet18, wide_mlp
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from pipegraph.replicas import ReplicaExecutor, gather, parallel_apply, replicate, scatter
 
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "resnet18": (resnet18, (32, 3, 64, 64)),
+    "mlp": (wide_mlp, (512, 1024)),
+}
 CLAIM = "1 slot within 2 % of plain; 2 slots: less for scatter, replicate and gather than DataParallel"
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.01, momentum=0.9)
+
+
+def whole_batch(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(shape), torch.randint(0, 1000, shape[:1])
+
+
+def made(model: str) -> nn.Module:
+    torch.manual_seed(1)
+    return MODELS[model][0]()
 
 
 @contextmanager
