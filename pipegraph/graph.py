@@ -359,7 +359,7 @@ class Graph:
         Raises:
             GraphError: as :meth:`plan`.
         """
-        from pipegraph.planning.drawing import plan_svg
+        from pipegraph.profile.drawing import plan_svg
 
         return plan_svg(self.plan(output))
 

@@ -16,7 +16,7 @@ from pipegraph.errors import DataError, GraphError, LoaderClosedError, described
 from pipegraph.graph import Graph, Node
 from pipegraph.loader.loader import Loader
 from pipegraph.paths import write_text
-from pipegraph.planning.drawing import plan_svg
+from pipegraph.profile.drawing import plan_svg
 from pipegraph.profile.record import record
 
 EVERY_S = 0.5

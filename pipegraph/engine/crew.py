@@ -38,7 +38,6 @@ from pipegraph.engine.activity import Cancelled, Leaving
 from pipegraph.engine.loader_context import LoaderContext, WorkerTime
 from pipegraph.engine.meter import Meter
 from pipegraph.engine.operators import Operators
-from pipegraph.engine.pass_totals import PassTotals
 from pipegraph.engine.run import Run
 from pipegraph.engine.stage.restore import Resume
 from pipegraph.engine.stage_worker import HALFWAY, Worker
@@ -61,7 +60,6 @@ class Crew(LoaderContext):
         super().__init__(plan, memory_limit, seed, rank, world_size)
         self.threads = Threads(plan.graph_name)
         self.run: Run | None = None
-        self.pass_totals = PassTotals(self)
         self.half_started = False  # while workers start, and if that has failed or was interrupted
         self._operators = Operators(self, self._fail)
         self._tuned = {stage.name: stage for stage in plan.running if stage.tuned}

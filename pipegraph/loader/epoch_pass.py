@@ -13,10 +13,10 @@ from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.crew import Crew
-from pipegraph.engine.pass_totals import Interval
 from pipegraph.engine.run import Run
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.errors import LoaderClosedError, PipegraphWarning, as_raised
+from pipegraph.loader.pass_totals import Interval, PassTotals
 from pipegraph.loader.place import RowsInDelivery
 from pipegraph.loader.position import Progress
 
@@ -45,9 +45,12 @@ class Pass:
 
     why_over = "it has not begun"
 
-    def __init__(self, loader: Loader, crew: Crew, run: Run, interval: Interval, whole: bool) -> None:
+    def __init__(
+        self, loader: Loader, crew: Crew, totals: PassTotals, run: Run, interval: Interval, whole: bool
+    ) -> None:
         self._loader = loader  # keeps the loader alive: its finalizer ends the threads
         self._crew = crew
+        self._totals = totals
         self.own = (crew.rank, crew.world_size)
         self._run = run
         self._interval = interval
@@ -236,7 +239,7 @@ class Pass:
 
     def _finish(self) -> NoReturn:
         self.why_over = self.why_over or FINISHED
-        self._crew.pass_totals.end()
+        self._totals.end()
         self._progress.pass_finished(self._place)
         raise StopIteration
 
@@ -256,11 +259,11 @@ class Pass:
     def _take_over(self) -> None:
         """This part of the epoch is delivered: continue with the next one taken over from another rank."""
         place, crew = self._progress.following(self._place, self.own), self._crew
-        crew.pass_totals.end()
+        self._totals.end()
         crew.end_run()  # its workers may still write into the ledger
         crew.ledger.begin()
         run = self._run = crew.start_run(self.epoch, self.epoch, place.resume())
-        self._interval = crew.pass_totals.begin(run)
+        self._interval = self._totals.begin(run)
         self._progress.enter(place, run)
         self._place = place
         self._get, self._release = run.terminal.get, run.account.release
@@ -281,7 +284,7 @@ class Pass:
     def _fail(self, why: str, failed: bool = False) -> None:
         self._progress.broken(failed)
         self._run.cancel()
-        self._crew.pass_totals.end()
+        self._totals.end()
         self.end(why)  # last: if this is interrupted, it is done again
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

@@ -17,10 +17,10 @@ from pipegraph.contracts import Context, Operator, Source
 from pipegraph.engine.stage.ledger import Quarantined
 from pipegraph.errors import GraphError
 from pipegraph.graph import Graph, Node
+from pipegraph.loader.digests import digests
 from pipegraph.loader.loader import Loader
 from pipegraph.loader.options import LoaderOptions
 from pipegraph.measured import Measured
-from pipegraph.planning.digests import digests
 from pipegraph.planning.plan import Plan
 from pipegraph.stage_spec import Edge, StageSpec
 from pipegraph.traits import Traits

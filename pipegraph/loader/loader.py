@@ -34,13 +34,14 @@ from pipegraph.errors import GraphError, LoaderClosedError, NeverStops, Pipegrap
 from pipegraph.graph import Graph, Node
 from pipegraph.integers import integer
 from pipegraph.loader.delivered import VERSION
+from pipegraph.loader.digests import digests, functions_of
 from pipegraph.loader.epoch_pass import Pass
 from pipegraph.loader.equal_steps import check_counts_known, length_of, warn_of_unequal
 from pipegraph.loader.options import LoaderOptions as LoaderOptions, agree_on_seed
+from pipegraph.loader.pass_totals import PassTotals
 from pipegraph.loader.place import Place
 from pipegraph.loader.position import Progress, warn_of_unsaved
 from pipegraph.machine import available_memory
-from pipegraph.planning.digests import digests, functions_of
 from pipegraph.planning.tunable import tune_all, why_not_tuned
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Loader(Closing):
         self._ledger = Ledger()
         self._progress = Progress(self.plan, self._ledger)
         self._crew: Crew | None = None
+        self._totals: PassTotals | None = None  # of the crew
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._group: Any = None  # for the agreement on equal steps
         self._same_data: SameData | None = None  # the comparison with other ranks, where there are any
@@ -93,7 +95,7 @@ class Loader(Closing):
 
             self._observers.append(LogLines(options.log_every))
         self._turn = concurrency.RLock()  # who begins a pass or takes the next chunk
-        self._left_behind: Crew | None = None  # of the process that forked this one
+        self._left_behind: object = None  # of the process that forked this one
         forks.notify(self)
 
     # -- passes --------------------------------------------------------------------------------
@@ -158,8 +160,8 @@ class Loader(Closing):
             self._warn_of_dropping(place, 4)
             if old is not None:
                 old.end("a new pass over the loader has begun")
-            crew = self._start()
-            crew.pass_totals.end()  # before the run may be cancelled, which ends its waits
+            crew, totals = self._start()
+            totals.end()  # before the run may be cancelled, which ends its waits
             run = self._run_from(place, crew)
             # Known before a signal handler may ask for it, and behind the start, in which sources look for their data
             # so that a close ends the search.
@@ -173,17 +175,17 @@ class Loader(Closing):
                 except Exception:  # after Ctrl-C the next pass compares
                     self._end()
                     raise
-            interval = crew.pass_totals.begin(run)
+            interval = totals.begin(run)
             progress.pass_begins(place, run)
             if not progress.started_ns:
                 progress.started_ns = started
             for observer in self._observers:
                 observer.begins(self, crew)
-            current = Pass(self, crew, run, interval, whole)
+            current = Pass(self, crew, totals, run, interval, whole)
             self._pass = weakref.ref(current)
             return current
 
-    def _start(self) -> Crew:
+    def _start(self) -> tuple[Crew, PassTotals]:
         """The crew, made if there is none; it ends when the loader is garbage-collected.
 
         Raises:
@@ -212,12 +214,13 @@ class Loader(Closing):
             limit = options.memory_limit or max(1, available_memory() // 2)
             crew = Crew(self.plan, limit, self._seed, rank, world_size)
             crew.ledger, crew.tracer = self._ledger, self._tracer
-            self._crew = crew
+            self._totals, self._crew = PassTotals(crew), crew
             # Holds the crew, never the loader: dropping the last reference to the loader ends its threads.
             self._finalizer = weakref.finalize(self, _finalize, crew)
         # Looked at once the crew is there: a close() before that has not seen it, one from now on will.
         self._refuse_closed()
-        return self._crew
+        assert self._totals is not None
+        return self._crew, self._totals
 
     def _run_from(self, place: Place, crew: Crew) -> Run:
         """The run there is, where it continues with this place by itself; else another."""
@@ -355,15 +358,15 @@ class Loader(Closing):
 
     def _measure(self) -> Measured:
         """All that was counted so far, for profiles and the tuner."""
-        crew, progress = self._crew, self._progress
-        if crew is None:
+        totals, progress = self._totals, self._progress
+        if self._crew is None or totals is None:
             from pipegraph.measured import Measured
 
             return Measured()
         first_ns = progress.first_batch_ns
         first_s = (first_ns - progress.started_ns) / 1e9 if first_ns else None
         waits = progress.waits.durations()
-        return crew.pass_totals.measure(*progress.totals, waits, first_s, progress.in_pass())
+        return totals.measure(*progress.totals, waits, first_s, progress.in_pass())
 
     def _trace(self, on: bool) -> tuple[Events, dict[int | None, str]]:
         """Trace from now on, or no more; returns the events since then and the names of the workers' threads.
@@ -445,8 +448,8 @@ class Loader(Closing):
     def _end(self) -> None:
         """End all threads; what was measured stays."""
         self._closed = self._closed or "this loader is closed"
-        if self._crew is not None:
-            self._crew.pass_totals.end()
+        if self._crew is not None and self._totals is not None:
+            self._totals.end()
             self._crew.close()
         if self._finalizer is not None:
             self._finalizer.detach()
@@ -470,7 +473,7 @@ class Loader(Closing):
         if running is not None:
             running.end("its threads stayed in the process that forked this one")
             running.turn = self._turn
-        self._left_behind, self._crew = self._crew, None
+        self._left_behind, self._crew, self._totals = (self._crew, self._totals), None, None
         self._end()
 
     def __reduce__(self) -> Any:

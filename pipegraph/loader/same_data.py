@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from pipegraph.errors import DataError
-from pipegraph.planning.digests import described
+from pipegraph.loader.digests import described
 from pipegraph.planning.plan import Plan
 
 _begun = Counter[str]()

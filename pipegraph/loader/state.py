@@ -11,8 +11,8 @@ from pipegraph.engine.stage.cursors import freeze
 from pipegraph.engine.stage.restore import Resume, Unknown, consumed, history_entry, why_unknown
 from pipegraph.errors import PipegraphWarning, StateError
 from pipegraph.loader.delivered import check_state, decode_part
+from pipegraph.loader.digests import check_digests, digests
 from pipegraph.order.left import Taken
-from pipegraph.planning.digests import check_digests, digests
 from pipegraph.planning.plan import Plan
 
 

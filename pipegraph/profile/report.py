@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipegraph.errors import extra_module, shown
 from pipegraph.measurements import StageProfile, in_view
-from pipegraph.planning.drawing import QueueLine, StageBox, picture
+from pipegraph.profile.drawing import QueueLine, StageBox, picture
 from pipegraph.units import (
     format_bytes,
     format_count,

@@ -10,8 +10,8 @@ from random_graphs.stage_functions import RunningSum, several
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.loader.digests import digests
 from pipegraph.order import StridedOrder
-from pipegraph.planning.digests import digests
 from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

@@ -11,7 +11,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.contracts import Operator
-from pipegraph.engine import pass_totals
+from pipegraph.loader import pass_totals
 from pipegraph.profile import model
 from pipegraph.tuning import tuner
 
