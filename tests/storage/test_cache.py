@@ -91,12 +91,6 @@ def test_a_full_cache_keeps_what_came_first(cache: NodeCache) -> None:
     assert all(entry(number) in cache for number in range(10))
 
 
-def test_an_entry_larger_than_the_limit_is_an_error_and_leaves_nothing(cache: NodeCache) -> None:
-    with pytest.raises(OSError, match=r"no room for 20\.0 kB"):
-        read(cache, 1, 20_000)
-    assert files(cache) == []
-
-
 def test_a_failed_download_leaves_nothing_and_the_next_one_succeeds(cache: NodeCache) -> None:
     def fail(write: Write) -> None:
         write(0, b"half")
@@ -256,16 +250,6 @@ def test_when_the_downloading_process_is_killed_a_waiting_one_takes_over(
     thread.join()
     assert [content(1)] == got
     assert [entry(1).name] == files(cache)
-
-
-def test_what_a_killed_process_was_downloading_is_removed_at_the_next_start(
-    cache: NodeCache, programs: Any
-) -> None:
-    process = start_downloader(programs, cache)
-    assert NodeCache(cache.folder, 10_000).usage() == 1000  # a living one's is left alone
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert NodeCache(cache.folder, 10_000).usage() == 0
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:

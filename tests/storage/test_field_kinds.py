@@ -66,67 +66,6 @@ STREAMS = [written_then_read, packed_then_read]
 
 
 @pytest.mark.parametrize("write", STREAMS)
-def test_an_empty_list_does_not_decide_what_a_field_holds(tmp_path: Path, write: Any) -> None:
-    values: list[Any] = [[], None, (), [1, 2], [], [3]]
-    found = write(tmp_path / "ints", "parquet", [{"ids": value} for value in values])
-    assert [row["ids"] if row["ids"] is None else row["ids"].tolist() for row in found] == [
-        None if value is None else list(value) for value in values
-    ]
-    assert {row["ids"].dtype for row in found if row["ids"] is not None} == {np.dtype(np.int64)}
-    masks = [[], np.array([True])]
-    found = write(tmp_path / "masks", "parquet", [{"mask": mask} for mask in masks])
-    assert [(row["mask"].tolist(), row["mask"].dtype) for row in found] == [([], bool), ([True], bool)]
-    found = write(tmp_path / "json", "parquet", [{"words": words} for words in ([], ["a"], [])])
-    assert [row["words"] for row in found] == ["[]", '["a"]', "[]"]
-
-
-def test_no_more_than_64_samples_or_a_shard_wait_for_a_kind(tmp_path: Path) -> None:
-    format = "parquet"
-    writer = pg.ShardWriter(tmp_path / "many", format)
-    for _ in range(64):
-        writer.write({"ids": []})
-    with (
-        pytest.raises(
-            DataError, match=r"'ids' holds empty list .* array:int64 .* np\.array\(\[\], 'int64'\)"
-        ),
-        writer,
-    ):
-        writer.write({"ids": [1]})
-    writer = pg.ShardWriter(tmp_path / "large", format, size="1 kB")
-    writer.write({"ids": [], "data": bytes(1000)})
-    with pytest.raises(DataError, match=r"sample 1: .*'ids' holds empty list|'ids' holds empty list"), writer:
-        writer.write({"ids": [1], "data": b""})
-    (found, _) = written_then_read(tmp_path / "none", format, [{"ids": []}] * 2)
-    assert found["ids"] == "[]"
-
-
-@pytest.mark.parametrize("write", STREAMS)
-@pytest.mark.parametrize(
-    ("first", "odd", "kind"),
-    [
-        ({"a": 1}, 5, "int"),
-        ({"a": 1}, "x", "text"),
-        ({"a": 1}, True, "bool"),
-        ({"a": 1}, [1], "array:int64"),
-        (["a"], np.ones(2), "array:float64"),
-        (["a"], b"x", "bytes"),
-        ([["a"]], 0.5, "float"),
-    ],
-)
-def test_a_field_of_json_takes_no_other_value(
-    tmp_path: Path, write: Any, first: Any, odd: Any, kind: str
-) -> None:
-    with pytest.raises(
-        DataError, match=f"'v' holds json .*, and {kind} in this one; make all values"
-    ) as caught:
-        write(tmp_path / "out", "parquet", [{"v": first}, {"v": odd}])
-    assert "ShardWriter: sample 1" in caught.value.__notes__
-    assert not list((tmp_path / "out").glob("shard*"))
-    with pytest.raises(DataError, match="field 'v' is (json|empty list) in one sample and|'v' holds json"):
-        pack_shards([{"v": first}, {"v": odd}], tmp_path / "list", format="parquet", workers=1)
-
-
-@pytest.mark.parametrize("write", STREAMS)
 def test_a_sample_without_one_of_the_fields_is_refused(tmp_path: Path, write: Any) -> None:
     rows = [{"key": "a", "n": 1, "x": 2}, {"n": 1, "x": 2}]
     assert [row["key"] for row in write(tmp_path / "keys", "parquet", rows)] == ["000000001", "a"]

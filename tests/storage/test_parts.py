@@ -1,15 +1,11 @@
 """From what a user writes to a list of parts."""
 
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipegraph.errors import DataError
-from pipegraph.storage import parts
-from pipegraph.storage.parts import Part, expand_braces, expand_parts
-from pipegraph.storage.side_files import JOURNAL, SETTINGS
+from pipegraph.storage.parts import Part, expand_parts
 
 
 @pytest.fixture
@@ -41,10 +37,6 @@ def test_a_brace_range_keeps_its_zero_padding_and_its_order(folder: Path) -> Non
         "part-00009.tar",
         "part-00010.tar",
     ]
-
-
-def test_brace_lists_and_ranges_multiply() -> None:
-    assert list(expand_braces("{a,b}{0..1}")) == ["a0", "a1", "b0", "b1"]
 
 
 def test_a_list_keeps_its_order_and_may_mix_patterns_paths_and_parts(folder: Path) -> None:
@@ -110,46 +102,3 @@ def test_a_folder_with_shards_of_two_formats_is_refused_with_the_way_to_name_one
 
 def names_of_pattern(folder: Path, pattern: str) -> list[str]:
     return names(expand_parts(str(folder / pattern)))
-
-
-def test_a_pack_that_ends_while_its_folder_is_listed_is_not_taken_for_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was listed before its end lacks shards; the manifest that is there by then hides nothing."""
-    folder = filled(tmp_path / "out", "shard-000000.tar", JOURNAL)
-    listed = parts._folder
-
-    def then_it_ends(*args: Any) -> list[Part]:
-        found = list(listed(*args))
-        (folder / "shard-000001.tar").write_bytes(b"x")
-        (folder / SETTINGS).write_bytes(b"{}")
-        (folder / JOURNAL).unlink()
-        return found
-
-    monkeypatch.setattr(parts, "_folder", then_it_ends)
-    with pytest.raises(DataError, match="the pack into this folder has not ended"):
-        expand_parts(folder)
-
-
-@pytest.mark.parametrize(
-    ("shard", "other"),
-    [
-        ("s-0.jsonl", "s-1.jsonl.bz2"),
-        ("s-0.tar", "s-1.tar.bz2"),
-        ("s-0.parquet", "s-1.parquet.zip"),
-        ("s-0.tar", "s-1.tar.3f9a0c12.partial"),
-        ("s-0.tar", "s-1.tar_.gstmp"),
-    ],
-)
-def test_a_shard_of_a_folder_that_cannot_be_read_is_refused_and_not_left_out(
-    tmp_path: Path, shard: str, other: str
-) -> None:
-    said = f"'{other}' is packed in a way that is not read here, or not whole, by its name"
-    folder = filled(tmp_path / "some", shard, other, "README", "sizes.json")
-    with pytest.raises(DataError, match=re.escape(said)) as refused:
-        expand_parts(folder)
-    pattern = re.search(r"by a pattern, such as '(.*)'$", str(refused.value))
-    assert pattern is not None and names(expand_parts(pattern[1])) == [shard]
-    (folder / shard).unlink()
-    with pytest.raises(DataError, match=re.escape(said)):
-        expand_parts(folder)

@@ -2,19 +2,14 @@
 
 import itertools
 import os
-import pickle
 import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipegraph.storage.retries import Backoff
 from pipegraph.storage.stores import StoreClient
 
-Connect = Callable[..., StoreClient]
-
-QUICK = Backoff(deadline_s=300, first_s=0.01, max_s=0.05)
 DATA = random.Random(0).randbytes(1_000_000)
 
 
@@ -62,15 +57,6 @@ def test_no_descriptor_or_thread_is_left_after_close(
     assert set(threading.enumerate()) <= threads
     # The pool of connections belongs to the client library, which lets go of it in its own time.
     assert len(os.listdir("/proc/self/fd")) <= before + 5
-
-
-def test_a_client_is_made_anew_in_another_process_with_the_same_settings(
-    s3_port: int, connect: Connect, url: str
-) -> None:
-    store = connect(s3_port, range_nbytes=1234, parallel=2, retry=QUICK, grace_s=3.0)
-    with pickle.loads(pickle.dumps(store)) as copy:
-        assert (copy.range_nbytes, copy.parallel, copy._retry, copy._grace) == (1234, 2, QUICK, 3.0)
-        assert copy.read(url, 0, 3000) == DATA[:3000]
 
 
 FORKED = """

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from pipegraph.errors import ShardError
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.formats.tar import split_key
 from pipegraph.storage.shard_files import BytesFile, LocalFile, OverlayFile
@@ -106,13 +105,6 @@ def test_a_block_is_read_from_its_own_bytes_alone(make_tar: MakeTar, tmp_path: P
             assert list(TAR.read(whole, block)) == list(TAR.read(file, block))
 
 
-def test_an_index_of_another_file_is_refused(make_tar: MakeTar) -> None:
-    one = make_tar([(f"{i}.txt", b"x" * 100) for i in range(9)], "one.tar")
-    other = make_tar([(f"{i // 3}.t{i}", b"x" * 100) for i in range(9)], "other.tar")
-    with LocalFile(one) as a, LocalFile(other) as b, pytest.raises(ShardError, match="make the index anew"):
-        TAR.read(b, next(TAR.index(a)))
-
-
 @pytest.mark.parametrize(
     ("name", "split"),
     [
@@ -127,13 +119,3 @@ def test_a_name_splits_at_the_first_dot_of_its_last_component(
     name: str, split: tuple[str, str] | None
 ) -> None:
     assert split == split_key(name)
-
-
-def test_archives_laid_end_to_end_are_not_cut_in_silence(make_tar: MakeTar) -> None:
-    one, two = make_tar([("a.txt", b"a")], "one.tar"), make_tar([("b.txt", b"b")], "two.tar")
-    with open(one, "ab") as file:
-        file.write(two.read_bytes())
-    with pytest.raises(ShardError, match=r"one\.tar: more follows .*concatenated"):
-        samples(one)
-    with LocalFile(one) as shard, pytest.raises(ShardError, match="more follows"):
-        list(TAR.index(shard))

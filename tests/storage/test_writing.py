@@ -1,11 +1,8 @@
 """Shards that we write: read by our own readers, by tarfile and pyarrow, and the same however they came about."""
 
-import errno
-import io
 import itertools
 import json
 import multiprocessing
-import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,22 +180,6 @@ def test_a_tar_gives_back_what_was_written(key: str, tmp_path: Path) -> None:
     assert second == {"key": "b", "label": 3, "cls2": 4}
 
 
-def test_tars_of_others_are_bytes_whatever_their_extensions(tmp_path: Path) -> None:
-    with pg.ShardWriter(tmp_path / "ours", "tar") as writer:
-        writer.write({"key": "a", "npy": ARRAYS[0], "txt": "text", "json": 0.5})
-    (tmp_path / "theirs").mkdir()
-    with (
-        tarfile.open(tmp_path / "ours" / "shard-000000.tar") as ours,
-        tarfile.open(tmp_path / "theirs" / "a.tar", "w") as theirs,
-    ):
-        for member in ours.getmembers():
-            member.uname = "someone"
-            theirs.addfile(member, ours.extractfile(member))
-    (sample,) = read_tars(tmp_path / "theirs")
-    assert np.load(io.BytesIO(sample.pop("npy"))).shape == (2, 3)
-    assert sample == {"key": "a", "txt": b"text", "json": b"0.5"}
-
-
 @pytest.mark.parametrize(
     ("value", "change", "said"),
     [
@@ -230,27 +211,6 @@ def test_a_stream_is_written_in_its_order(tmp_path: Path) -> None:
     assert len(manifest.parts) > 3
     with pytest.raises(GraphError, match="a stream cannot be shuffled as it passes; write it to shards"):
         pack_shards(made, tmp_path / "other", shuffle=1)
-
-
-def folder_of(root: Path, *names: str) -> Path:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(name.encode())
-    return root
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_no_file_of_a_folder_is_taken_for_what_a_pack_adds(tmp_path: Path, format: str) -> None:
-    keys = folder_of(tmp_path / "keys", "x.jpg", "x.key", "y.jpg", "y.key")
-    pack_shards(keys, tmp_path / "a", format=format, workers=1)
-    assert samples(tmp_path / "a") == [
-        {"key": key, "jpg": f"{key}.jpg".encode(), "_key": f"{key}.key".encode()} for key in "xy"
-    ]
-    labels = folder_of(tmp_path / "labels", "a/x.jpg", "a/x.label", "b/y.jpg", "b/y.label")
-    with pytest.raises(
-        DataError, match=r"a/x\.label': the sample 'a/x' has .* a label from its class folder"
-    ):
-        pack_shards(labels, tmp_path / "b", format=format, workers=1)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -391,46 +351,6 @@ def test_what_has_no_place_in_a_format_is_named(
     assert not list((tmp_path / "out").glob("*shard*"))
 
 
-FIRST = {"int": [1, 2], "float": [0.5], "float32": np.ones(2, np.float32), "number": 0.5}
-ODD = {
-    "int": [[1.5, 2.0], [float("nan")], ["7"], [True], [None], (1.7,), [1e18], [2**63], [[1], [0.5]]],
-    "float": [["1.5"], [True], [None], [2**60 + 1], [0.5, 2**60 + 1], [np.array([1])]],
-    "float32": [[1e300], [2**25 + 1]],
-    "number": [2**60 + 1],
-}
-
-
-@pytest.mark.parametrize(("first", "odd"), [(first, odd) for first in ODD for odd in ODD[first]], ids=str)
-def test_numbers_that_would_change_are_refused(tmp_path: Path, first: str, odd: Any) -> None:
-    writer = pg.ShardWriter(tmp_path / "out", format="parquet")
-    writer.write({"v": FIRST[first]})
-    with pytest.raises(DataError, match="field 'v' holds"), writer:
-        writer.write({"v": odd})
-
-
-def test_a_pack_onto_a_full_disk_says_what_is_there_and_how_it_continues(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, written = tmp_path / "out", 0
-    really = os.write
-
-    def write(fd: int, data: Any) -> int:
-        nonlocal written
-        written += len(data)
-        if written > 100_000:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return really(fd, data)
-
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left on device") as caught:
-        patch.setattr(os, "write", write)
-        pack_shards(photos, target, size="40 kB", workers=1)
-    (text,) = caught.value.__notes__
-    finished = list(target.glob("shard*"))
-    assert f"{str(target)!r} has no more room: {len(finished)} shards are there and stay" in text
-    assert 0 < len(finished) < 10
-    assert len(pack_shards(photos, target, size="40 kB", workers=1)) == 300
-
-
 def test_a_failure_in_a_worker_names_the_sample_and_leaves_no_processes(photos: Path, tmp_path: Path) -> None:
     class Broken(Rows):
         def __getitem__(self, index: int) -> dict[str, Any]:
@@ -446,20 +366,3 @@ def test_a_failure_in_a_worker_names_the_sample_and_leaves_no_processes(photos: 
         DataError, match="a file's ending says what it is in its sample, and this one has none"
     ):
         pack_shards(photos, tmp_path / "other")
-
-
-def test_a_folder_of_shards_is_refused_and_the_samples_of_its_graph_are_packed(
-    photos: Path, tmp_path: Path
-) -> None:
-    pack_shards(photos, tmp_path / "sorted", size="100 kB", workers=1)
-    with pytest.raises(DataError, match=r"holds the shard 'shard-000000\.tar'; .* a graph that reads them"):
-        pack_shards(tmp_path / "sorted", tmp_path / "again")
-
-    def again() -> Iterator[Any]:
-        graph = pg.Graph("again")
-        graph.add(ops.ShardSelect(tmp_path / "sorted", shuffle=True)).then(ops.Load())
-        with graph.loader() as loader:
-            yield from loader
-
-    pack_shards(again, tmp_path / "again", size="100 kB")
-    assert samples(tmp_path / "again") == expected(photos)
