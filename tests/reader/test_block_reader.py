@@ -2,7 +2,6 @@
 
 import threading
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -238,19 +237,6 @@ def test_what_is_held_stays_within_the_budget_and_blocks_in_use_stay(make_reader
     reader.release(kept)
 
 
-def test_preloading_does_not_push_out_what_is_still_needed(make_reader: Any) -> None:
-    source = Blocks(budget=20)
-    reader = make_reader(source)
-    steps = [0, 1] * 20 + [2, 3] * 20
-    reader.dealt(deal(steps))
-    for step, number in enumerate(steps[:30]):
-        reader.release(reader.acquire(number, 0, step))
-    assert Counter(source.opened) == {0: 1, 1: 1}
-    for step, number in enumerate(steps[30:], 30):
-        reader.release(reader.acquire(number, 0, step))
-    assert Counter(source.opened) == {0: 1, 1: 1, 2: 1, 3: 1}
-
-
 def test_a_wait_ends_when_the_run_is_cancelled_and_the_load_is_not_lost(make_reader: Any) -> None:
     source = Blocks(gated=True)
     reader = make_reader(source, ahead=False)
@@ -318,30 +304,6 @@ def test_blocks_that_do_not_fit_memory_are_an_error_before_the_first_read(
         assert sum(len(batch["label"]) for batch in loader) == 246
 
 
-def test_the_plan_says_lanes_bytes_and_amplification_without_reading_anything(
-    write_shards: Any, upload: Any, make_manifest: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = write_shards("tar")
-    manifest, url = make_manifest(folder), upload(folder)
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    select = ops.ShardSelect(f"{url}/*", order=pg.order.LaneOrder(lanes=8), manifest=manifest)
-    assert "lanes" not in str(plan_of(select, ops.Load()))  # the manifest is not at hand yet
-    select.manifest()
-    text = str(plan_of(select, ops.Load()))
-    assert "8 lanes for 4 ranks: 2 per rank, 4 blocks" in text
-    assert "reads of each block" in text
-    assert "in memory" in text
-    cached = str(plan_of(select, ops.Load(cache=pg.NodeCache(tmp_path / "cache", "1 MB"))))
-    assert "in the node cache" in cached
-
-
-def plan_of(select: ops.ShardSelect, load: ops.Load) -> Any:
-    graph = pg.Graph("plan")
-    graph.add(select).then(load)
-    return graph.plan()
-
-
 def test_a_loader_leaves_nothing_behind_after_a_break_and_after_close(
     write_shards: Any, upload: Any, make_manifest: Any
 ) -> None:
@@ -356,33 +318,3 @@ def test_a_loader_leaves_nothing_behind_after_a_break_and_after_close(
                     break
     left = [t.name for t in threading.enumerate() if t.name.startswith("pipegraph")]
     assert not left
-
-
-def test_after_a_break_the_next_epoch_is_whole(write_shards: Any, upload: Any, make_manifest: Any) -> None:
-    folder = write_shards("tar", 4, 60)
-    url, manifest = upload(folder), make_manifest(folder)
-    with remote_graph(url, manifest).loader(epochs=2) as loader:
-        expected = [chunk.keys for _ in range(2) for chunk in loader.chunks()][31:]
-    with remote_graph(url, manifest).loader(epochs=2) as loader:
-        for number, _ in enumerate(loader.chunks()):
-            if number == 5:
-                break
-        assert [chunk.keys for chunk in loader.chunks()] == expected
-
-
-def test_closing_drops_blocks_under_the_lock_since_a_worker_may_be_about_to_use_one(
-    make_reader: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader = make_reader(Blocks())
-    drop, dropped = reader._table.drop, []
-
-    def checked(entry: Any) -> None:
-        assert reader._lock.locked()
-        dropped.append(entry.number)
-        drop(entry)
-
-    monkeypatch.setattr(reader._table, "drop", checked)
-    reader.dealt(deal([7]))
-    reader.release(reader.acquire(7, 0, 0))
-    reader.close()
-    assert dropped == [7]

@@ -33,18 +33,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_where_not_all_blocks_fit_those_go_that_are_read_last(folder: Path, workers: int) -> None:
-    graph = graph_of(folder / "*.parquet", workers=workers)
-    # Room for 15 or 16 of the 20 blocks that are read in turn.
-    with graph.loader(memory_limit=1_700_000) as loader:
-        keys = {sample["key"] for sample in loader}
-        loads = loader.profile().stages["load"].counters["blocks loaded"]
-    assert len(keys) == PARTS * ROWS
-    # One by one, that the least recently used goes means a load for every sample.
-    assert loads < PARTS * ROWS // 2
-
-
 @pytest.mark.parametrize("order", [pg.order.LaneOrder(), pg.order.PartOrder()], ids=["lanes", "parts"])
 def test_a_block_that_decodes_to_more_than_the_limit_is_an_error_before_the_memory_is_taken(
     tmp_path: Path, order: pg.order.Order

@@ -3,7 +3,6 @@
 import errno
 import itertools
 import os
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import ChecksumError, LoaderClosedError
+from pipegraph.errors import ChecksumError
 from pipegraph.storage import Manifest, stores
 from pipegraph.storage.retries import Backoff
 from pipegraph.storage.stores import StoreClient
@@ -176,31 +175,3 @@ def test_a_full_disk_or_quota_reads_through_memory(
     with bucket.graph(s3_options(s3_port), ops.Load(cache=cache)).loader() as loader:
         assert list(loader) == bucket.expected()
     assert cache.usage() == 0
-
-
-@pytest.mark.parametrize("name", ["*.tar", "a.tar"])
-@pytest.mark.parametrize("order", [pg.order.LaneOrder(), pg.order.PartOrder()], ids=["lanes", "whole parts"])
-def test_closing_ends_the_search_for_shards_in_a_silent_store(name: str, order: Any, s3_options: Any) -> None:
-    before = Resources.now()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        graph = pg.Graph("silent")
-        select = ops.ShardSelect(f"s3://data/{name}", order=order, store=s3_options(server.getsockname()[1]))
-        graph.add(select).then(ops.Load())
-        loader = graph.loader()
-        failure: list[BaseException] = []
-
-        def consume() -> None:
-            try:
-                list(loader)
-            except BaseException as error:
-                failure.append(error)
-
-        consumer = threading.Thread(target=consume)
-        consumer.start()
-        server.settimeout(60)
-        connection, _ = server.accept()
-        with connection:
-            loader.close()  # a worker that did not return would be a warning
-            consumer.join(20)
-    assert isinstance(failure[0], LoaderClosedError)
-    assert not [leak for leak in Resources.now().leaked_since(before) if "pipegraph" in leak]

@@ -1,6 +1,5 @@
 """Every format through ShardSelect and Load: each sample once, with its bytes, from wherever it lies."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -139,32 +138,3 @@ def test_a_part_that_the_manifest_does_not_know_is_named(write_shards: Any, make
     (folder / "part-99.tar").write_bytes((folder / "part-00.tar").read_bytes())
     with pytest.raises(DataError, match=r"part 'part-99.tar' is not in the manifest"):
         ops.ShardSelect(folder / "*.tar", manifest=manifest).manifest()
-
-
-def test_a_state_moves_between_local_and_remote_shards(
-    write_shards: Any, upload: Any, make_manifest: Any
-) -> None:
-    folder = write_shards("jsonl")
-    manifest, url = make_manifest(folder), upload(folder)
-    whole = read(ops.ShardSelect(folder, manifest=manifest), ops.Load())
-    with graph_of(ops.ShardSelect(folder, manifest=manifest), ops.Load()).loader() as loader:
-        batches = iter(loader)
-        first = [sample for _ in range(5) for sample in next(batches)]
-        state = json.dumps(loader.state_dict())
-    with graph_of(ops.ShardSelect(f"{url}/*", manifest=manifest), ops.Load()).loader() as loader:
-        loader.load_state_dict(json.loads(state))
-        rest = [sample for batch in loader for sample in batch]
-    assert first + rest == whole
-
-
-def test_credentials_and_store_options_reach_no_state(
-    write_shards: Any, upload: Any, make_manifest: Any
-) -> None:
-    folder = write_shards("tar")
-    url = upload(folder)
-    select = ops.ShardSelect(
-        f"{url}/*.tar", manifest=make_manifest(folder), store={"secret_access_key": "very-secret"}
-    )
-    with graph_of(select, ops.Load()).loader() as loader:
-        assert "very-secret" not in json.dumps(loader.state_dict())
-        assert "very-secret" not in str(loader.plan)

@@ -2,7 +2,6 @@
 
 import io
 import tarfile
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError
-from pipegraph.operators.load import LoadParts
 
 GOOD = 12
 
@@ -58,33 +56,3 @@ def test_a_shard_that_changed_after_it_was_indexed_follows_the_policy(folder: Pa
         failed = len(loader.profile().quarantined)
     assert failed == GOOD
     assert keys == [f"{n}-{i}" for n in (0, 2) for i in range(GOOD)]
-
-
-@pytest.mark.parametrize("order", [pg.order.LaneOrder(), pg.order.PartOrder()], ids=["samples", "parts"])
-def test_parts_that_are_not_there_are_the_error_of_the_stage_that_names_them(
-    tmp_path: Path, order: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the stage that reads them is opened first."""
-    reads = threading.Event()
-    find, open_reads = ops.ShardSelect.find, LoadParts.open
-
-    def found(select: Any, stopping: Any) -> None:
-        if select.whole_parts and "-load-" not in threading.current_thread().name:
-            assert reads.wait(30)
-        find(select, stopping)
-
-    def opened(load: Any, context: pg.Context) -> None:
-        try:
-            open_reads(load, context)
-        finally:
-            reads.set()
-
-    monkeypatch.setattr(ops.ShardSelect, "find", found)
-    monkeypatch.setattr(LoadParts, "open", opened)
-    graph = pg.Graph("g")
-    graph.add(ops.ShardSelect(str(tmp_path / "none-*.tar"), order=order), name="select").then(
-        ops.Load(), name="load"
-    )
-    with graph.loader() as loader, pytest.raises(DataError, match="no file matches") as caught:
-        list(loader)
-    assert "stage 'select'" in caught.value.__notes__[0]

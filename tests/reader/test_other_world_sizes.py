@@ -13,7 +13,6 @@ import pipegraph as pg
 from pipegraph import operators as ops
 
 N = 1000
-SIZES = [8, 6, 5, 16, 1]
 
 Make = Callable[[], pg.Graph]
 Source = Callable[[], Any]
@@ -81,31 +80,6 @@ def resized(make: Make, sizes: list[int], stops: Callable[[int], Any], every_ran
     return seen
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_every_sample_comes_once_over_8_6_5_16_1_ranks(source):
-    make = elastic(SOURCES[source], lambda: ops.Batch(3))
-    stops = {8: 3, 6: 5, 5: 2, 16: 1}
-    assert sorted(resized(make, SIZES, stops.__getitem__, every_rank=False)) == list(range(N))
-
-
-@pytest.mark.parametrize("source", ["strided", "lanes", "iterable"])
-def test_global_batches_are_the_same_at_any_world_size(source):
-    make = elastic(SOURCES[source], lambda: ops.Batch(global_size=120))
-
-    def steps(sizes: list[int]) -> list[set[int]]:
-        batches: list[set[int]] = []
-        state: Any = None
-        for number, size in enumerate(sizes):
-            stop = None if number == len(sizes) - 1 else 2
-            parts = [deliver(make, rank, size, state, stop) for rank in range(size)]
-            for step in zip(*(got for got, _ in parts), strict=True):
-                batches.append({value for part in step for value in part})
-            state = parts[0][1]
-        return batches
-
-    assert steps([8, 6, 5, 1]) == steps([4])
-
-
 @pytest.mark.parametrize("sizes", [[4, 2], [4, 3, 1], [2, 5, 2], [3, 1, 4, 1]], ids=str)
 def test_with_all_ranks_states_a_graph_that_is_not_elastic_continues_with_each_sample_once(sizes):
     rng = random.Random(2)
@@ -131,13 +105,6 @@ def test_ranks_that_stand_at_different_steps_are_an_error_unless_all_states_are_
     assert sorted(seen) == list(range(N))
     with pytest.raises(pg.errors.StateError, match="missing: ranks 1"):
         deliver(inelastic, 0, 3, deliver(inelastic, 0, 2, None, 2)[1], None)
-
-
-def test_a_whole_epoch_resumes_at_any_size():
-    with inelastic().loader(rank=0, world_size=4, equal_steps=False) as loader:
-        state = loader.state_dict()
-    got, _ = deliver(inelastic, 0, 1, state, None)
-    assert sorted(value for chunk in got for value in chunk) == [i for i in range(N) if i % 3]
 
 
 def test_the_plan_says_whether_and_why_not():

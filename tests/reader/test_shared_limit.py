@@ -76,12 +76,3 @@ def test_blocks_that_are_decoded_count_also_where_their_bytes_lie_in_the_cache(
         for_chunks, reader, together = looked_at(loader)
         assert for_chunks + reader._source.budget() == LIMIT
     assert max(together) <= LIMIT
-
-
-def test_whole_parts_in_memory_count_too(write_shards: Any, upload: Any) -> None:
-    folder = write_shards("tar", 4, 40)
-    graph = graph_of(f"{upload(folder)}/*", None, pg.order.PartOrder())
-    with graph.loader(memory_limit=LIMIT, equal_steps=False) as loader:
-        for_chunks, reader, together = looked_at(loader)
-        assert for_chunks + reader._source.budget() == LIMIT
-    assert max(together) <= LIMIT

@@ -1,6 +1,5 @@
 """Data that is not whole is an error that names it, never a shorter epoch."""
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -114,36 +113,6 @@ def test_a_missing_shard_is_an_error_that_names_it(write_shards: Any, given: boo
     assert "1 missing shards are skipped: 'part-01.tar'" in str(graph.plan())
 
 
-def test_shards_that_are_there_and_not_named_are_not_missing(write_shards: Any, tmp_path: Path) -> None:
-    folder = write_shards("tar")
-    other = tmp_path / "other"
-    other.mkdir()
-    os.rename(folder / "part-03.tar", other / "part-09.tar")
-    build_manifest([folder, other], tmp_path / "both.json")
-    build_manifest(folder, folder / "_manifest.json")
-    assert count(f"{folder}/part-0[01].tar") == 61
-    assert count([folder / "part-00.tar", folder / "part-02.tar"]) == 62
-    assert count(folder, manifest=tmp_path / "both.json") == 93
-    assert count(other, manifest=tmp_path / "both.json") == 33
-    (folder / "part-02.tar").unlink()
-    with pytest.raises(DataError, match=r"'part-02\.tar'"):  # all that a manifest lists must be there
-        count(f"{folder}/part-0[01].tar")
-    assert count(f"{folder}/part-0[01].tar", missing="skip") == 61
-
-
-def test_a_missing_object_is_an_error_that_names_it(write_shards: Any, upload: Any) -> None:
-    folder = write_shards("tar")
-    build_manifest(folder, folder / "_manifest.json")
-    (folder / "part-02.tar").unlink()
-    url = upload(folder)
-    for named in (f"{url}/", f"{url}/part-*.tar"):
-        for order in (None, pg.order.PartOrder()):
-            with pytest.raises(DataError, match=r"1 of the 4 shards that 'memory://.*: 'part-02\.tar'"):
-                count(named, order=order)
-    assert count(f"{url}/", missing="skip") == 94
-    assert count(f"{url}/part-{{00..01}}.tar") == 61
-
-
 # -- shards that were cut, counts that were forged, files that are none -------------------------------
 
 
@@ -168,23 +137,3 @@ def test_a_shard_that_was_cut_counts_as_all_the_samples_that_its_manifest_lists(
 
 
 # -- links that lead nowhere ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-def linked(tmp_path: Path) -> Path:
-    """A folder of three shards, the middle one a link to a file that is not there."""
-    folder = tmp_path / "d"
-    folder.mkdir()
-    for number in (0, 2):
-        (folder / f"s-{number}.jsonl").write_text('{"x": 1}\n')
-    (folder / "s-1.jsonl").symlink_to("gone/s-1.jsonl")
-    return folder
-
-
-NOWHERE = r"s-1\.jsonl' is a link to 'gone/s-1\.jsonl', which is not there"
-
-
-@pytest.mark.parametrize("named", ["", "*.jsonl", "**/*.jsonl", "s-{0..2}.jsonl", "s-1.jsonl"])
-def test_a_shard_that_is_a_broken_link_is_refused_with_where_it_points(linked: Path, named: str) -> None:
-    with pytest.raises(DataError, match=NOWHERE):
-        count(str(linked / named) if named else linked)
