@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -29,18 +28,6 @@ def cached(function: Callable[[Any], Any]) -> pg.Graph:
     numbers = graph.add(ops.FromSequence(range(5), order=pg.order.StridedOrder(shuffle=False)))
     numbers.then(function, name="function").then(ops.Cache("1 MB"))
     return graph
-
-
-def test_a_state_knows_what_partial_has_bound() -> None:
-    def make(k: int) -> pg.Graph:
-        graph = pg.Graph("partial")
-        graph.add(ops.FromIterable(range(5))).then(functools.partial(add, k=k), name="add")
-        return graph
-
-    with make(1).loader() as loader:
-        state = loader.state_dict()
-    with make(2).loader() as loader, pytest.raises(pg.errors.StateError, match="stage 'add'"):
-        loader.load_state_dict(state)
 
 
 ORDERS = [pg.order.StridedOrder(), pg.order.BlockOrder(), pg.order.LaneOrder(lanes=3)]
@@ -80,25 +67,6 @@ def test_the_state_of_one_rank_is_refused_for_another_where_ranks_stand_at_diffe
         ),
     ):
         loader.load_state_dict(state)
-
-
-@pytest.mark.parametrize("order", ORDERS, ids=["strided", "block", "lane"])
-@pytest.mark.parametrize("n", [0, 1, 5, 17])
-@pytest.mark.parametrize("world_size", [1, 2, 7])
-def test_ranks_of_any_number_share_any_number_of_samples(
-    order: pg.order.Order, n: int, world_size: int
-) -> None:
-    seen: list[int] = []
-    steps = set()
-    for rank in range(world_size):
-        graph = pg.Graph("shares", seed=2)
-        graph.add(ops.FromSequence(range(n), order=order))
-        with graph.loader(rank=rank, world_size=world_size) as loader:
-            chunks = list(loader.chunks())
-            assert len(loader) == len(chunks)
-        steps.add(len(chunks))
-        seen += [chunk.data for chunk in chunks if int(chunk.positions[0]) < n]
-    assert sorted(seen) == list(range(n)) and len(steps) == 1
 
 
 class Drawing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,15 +28,6 @@ def collected(*stages: Any, source: Any = range(6), **options: Any) -> tuple[lis
     return got, None
 
 
-def raises(error: Any) -> Callable[[int], int]:
-    def function(x: int) -> int:
-        if x == 3:
-            raise error
-        return x
-
-    return function
-
-
 def raises_later(error: Any) -> Callable[[int], Any]:
     async def function(x: int) -> int:
         await asyncio.sleep(0)
@@ -53,17 +44,6 @@ class Particular(Exception):
         self.code = code
 
 
-@pytest.mark.parametrize("options", [{"backend": "inline"}, {"workers": 1}, {"workers": 3}])
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), SystemExit(4), Particular(4, reason="x"), ExceptionGroup("g", [OSError()])]
-)
-def test_any_error_comes_through_as_itself_at_its_place(
-    error: BaseException, options: dict[str, Any]
-) -> None:
-    got, found = collected(raises(error), **options)
-    assert got == [0, 1, 2] and found is error
-
-
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(4), Particular(4, reason="x")])
 def test_any_error_of_an_async_function_comes_through_and_stops_the_loop_of_none(
@@ -71,20 +51,6 @@ def test_any_error_of_an_async_function_comes_through_and_stops_the_loop_of_none
 ) -> None:
     got, found = collected(raises_later(error), workers=workers)
     assert got == [0, 1, 2] and found is error
-
-
-def test_stop_iteration_never_ends_an_epoch_early() -> None:
-    def generator(x: int) -> Iterator[int]:
-        yield x
-        raises(StopIteration())(x)
-
-    for stage in (
-        ops.Map(raises(StopIteration())),
-        ops.Filter(raises(StopIteration())),
-        ops.FlatMap(generator),
-    ):
-        _, found = collected(stage)
-        assert isinstance(found, RuntimeError) and "StopIteration" in str(found)
 
 
 def test_breaking_off_cancels_the_tasks_that_wait() -> None:
@@ -104,20 +70,3 @@ def test_breaking_off_cancels_the_tasks_that_wait() -> None:
     with graph.loader() as loader:
         assert next(iter(loader)) == 0
     assert sorted(started) == sorted(ended)
-
-
-def test_generators_are_closed_where_they_are_left() -> None:
-    closed = []
-
-    def endless(name: str) -> Iterator[int]:
-        try:
-            while True:
-                yield 1
-        finally:
-            closed.append(name)
-
-    graph = pg.Graph("left")
-    graph.add(ops.FromIterable(lambda: endless("source"))).then(ops.FlatMap(lambda x: endless("children")))
-    with graph.loader() as loader:
-        assert next(iter(loader)) == 1
-    assert sorted(closed) == ["children", "source"]

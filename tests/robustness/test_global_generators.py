@@ -50,65 +50,6 @@ def test_a_pipeline_that_draws_from_torch_leaves_the_training_threads_numbers_al
     assert torch.equal(torch.rand(3), expected)
 
 
-def seeds(x: int) -> list[float]:
-    torch.manual_seed(x)
-    return [*torch.rand(2).tolist(), float(torch.randn(()))]
-
-
-def forks(x: int) -> list[float]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(x)
-        return torch.rand(2).tolist()
-
-
-def sets_a_state(x: int) -> list[float]:
-    torch.set_rng_state(torch.Generator().manual_seed(x).get_state())
-    return torch.rand(2).tolist()
-
-
-@pytest.mark.parametrize("backend", ["inline", "thread", "process"])
-@pytest.mark.parametrize("function", [seeds, forks, sets_a_state])
-def test_a_function_that_seeds_torch_itself_draws_what_it_draws_anywhere(function, backend) -> None:
-    graph = pg.Graph("seeds")
-    graph.add(ops.FromSequence(range(8))).then(function, backend=backend)
-    expected = [function(x) for x in range(8)]
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    with graph.loader() as loader:
-        assert list(loader) == expected
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def seeds_some(x: int) -> list[float]:
-    if x % 2:
-        torch.manual_seed(5)
-    return torch.rand(2).tolist()
-
-
-def seeds_within(x: int) -> list[float]:
-    before = torch.rand(1)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        torch.rand(3)
-    return [float(before), float(torch.rand(()))]
-
-
-def draws_two(x: int) -> list[float]:
-    return [float(torch.rand(1)), float(torch.rand(()))]
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_seed_of_the_users_holds_for_the_rest_of_its_sample(workers) -> None:
-    def found(function: Callable[[int], Any]) -> list[Any]:
-        return delivered(lambda x: function(x), 8, workers)  # stages of one name draw the same
-
-    assert found(seeds_within) == found(draws_two)
-    seeded = torch.rand(2, generator=torch.Generator().manual_seed(5)).tolist()
-    others = found(lambda x: torch.rand(2).tolist())
-    assert found(seeds_some) == [seeded if x % 2 else others[x] for x in range(8)]
-    assert len({*found(lambda x: torch.initial_seed())}) == 8
-
-
 def draw_in_every_way(x: int) -> list[Any]:
     ones = torch.ones(4)
     return [
@@ -233,21 +174,6 @@ def test_torchs_functions_give_the_same_numbers_in_every_place_and_leave_the_tra
     assert expected[0] != expected[1]
     for place, epochs in found.items():
         assert epochs == expected, place
-
-
-def test_dropout_masks_of_the_training_thread_are_those_of_a_run_without_a_loader() -> None:
-    def train(batches: Any) -> list[Any]:
-        torch.manual_seed(0)
-        return [functional.dropout(torch.ones(8), 0.5).tolist() for _ in batches]
-
-    graph = pg.Graph("augmented")
-    graph.add(ops.FromSequence(Augmented(), shuffle=True)).then(draw_in_every_way_of, workers=3)
-    with graph.loader() as loader:
-        assert train(loader) == train(range(24))
-
-
-def draw_in_every_way_of(sample: list[Any]) -> Any:
-    return draw_in_every_way(sample[0])
 
 
 def draw_from_all(x: int) -> list[Any]:
@@ -396,14 +322,3 @@ def test_a_sample_that_is_tried_again_draws_the_same_numbers() -> None:
 
 def drawn() -> float:
     return float(torch.rand(()))
-
-
-def test_every_operator_of_torch_that_takes_a_generator_is_known():
-    from pipegraph.global_generators import DRAWING
-
-    takes = {
-        schema.name.removeprefix("aten::")
-        for schema in torch._C._jit_get_all_schemas()
-        if schema.name.startswith("aten::") and any(each.name == "generator" for each in schema.arguments)
-    }
-    assert {name for name in takes if hasattr(torch.ops.aten, name)} <= set(DRAWING)

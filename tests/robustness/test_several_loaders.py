@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 from collections.abc import Callable
@@ -36,39 +35,6 @@ def test_two_loaders_of_a_graph_with_a_sampler_deliver_all_of_it_each(cached: bo
             first = list(itertools.islice(passing, 10))
             assert sorted(other) == NUMBERS
             assert sorted([*first, *passing]) == NUMBERS
-
-
-async def doubled(x: int) -> int:
-    await asyncio.sleep(0)
-    return 2 * x
-
-
-class Doubler:
-    """An object whose call is a coroutine."""
-
-    async def __call__(self, x: int) -> int:
-        return 2 * x
-
-
-@pytest.mark.parametrize("function", [doubled, Doubler()])
-def test_an_async_function_works_in_every_loader_of_a_graph(function: Any) -> None:
-    graph = pg.Graph("async")
-    graph.add(ops.FromIterable(range(50))).then(function, workers=3)
-    expected = [2 * x for x in range(50)]
-    with graph.loader() as first:
-        assert list(first) == expected
-    with graph.loader() as second:  # after the first has closed
-        assert list(second) == expected
-    with graph.loader() as one, graph.loader() as other:
-        passing = iter(one)
-        head = [next(passing) for _ in range(5)]
-        assert list(other) == expected
-        other.close()  # ends nothing of the one that runs
-        assert head + list(passing) == expected
-    with graph.loader(epochs=2) as broken:
-        for _ in broken:
-            break
-        assert list(broken) == expected
 
 
 def test_a_cache_in_memory_belongs_to_one_loader() -> None:

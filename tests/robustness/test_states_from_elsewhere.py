@@ -44,14 +44,6 @@ def test_what_is_no_state_is_refused_as_such(state: Any) -> None:
         load(state)
 
 
-@pytest.mark.parametrize("steps", range(8))
-@pytest.mark.parametrize("workers", [1, 4])
-def test_a_state_of_any_step_continues_with_any_number_of_workers(steps: int, workers: int) -> None:
-    with make().loader() as loader:
-        whole = list(loader)
-    assert load(saved(min(steps, len(whole))), make(workers)) == whole[steps:]
-
-
 def test_a_state_is_a_copy_that_later_steps_do_not_change() -> None:
     with make().loader() as loader:
         passing = iter(loader)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import gc
 import os
 import pickle
 import signal
 import threading
 import warnings
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,13 +150,3 @@ def test_a_graph_is_copied_and_pickled_also_after_it_has_run(
     with twin.loader("batch") as loader, graph.loader() as old:
         assert loader.state_dict()["digest"] == old.state_dict()["digest"]
         assert [batch.tolist() for batch in loader] == whole
-
-
-def test_a_half_consumed_loader_that_is_dropped_is_gone() -> None:
-    loader = make(1000).loader()
-    passing = iter(loader)
-    next(passing)
-    gone = weakref.ref(loader)
-    del loader, passing
-    gc.collect()
-    assert gone() is None

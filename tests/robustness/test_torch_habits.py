@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -46,70 +44,6 @@ def test_a_sampler_gives_the_batches_that_a_dataloader_makes_of_it(name: str) ->
     assert [batch.tolist() for batch in batches] == expected
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_a_sampler_resumes_at_any_batch(name: str) -> None:
-    def make() -> pg.Graph:
-        graph = pg.Graph("sampled")
-        graph.add(ops.FromSequence(NUMBERS, sampler=SAMPLERS[name]())).then(ops.Batch(2, collate=list))
-        return graph
-
-    whole = list(make().loader())
-    for steps in range(len(whole) + 1):
-        with make().loader() as loader:
-            passing = iter(loader)
-            assert [next(passing) for _ in range(steps)] == whole[:steps]
-            state = json.dumps(loader.state_dict())
-        with make().loader() as loader:
-            loader.load_state_dict(json.loads(state))
-            assert list(loader) == whole[steps:]
-
-
-OF_A_GENERATOR: dict[str, Any] = {
-    "permutation": lambda: data.RandomSampler(range(9), generator=seeded(1)),
-    "with replacement": lambda: data.RandomSampler(
-        range(9), replacement=True, num_samples=9, generator=seeded(1)
-    ),
-    "weights": lambda: data.WeightedRandomSampler([1.0] * 9, 9, generator=seeded(1)),
-    "of batches": lambda: data.BatchSampler(data.RandomSampler(range(9), generator=seeded(1)), 2, False),
-}
-
-
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("name", OF_A_GENERATOR)
-def test_a_sampler_with_a_generator_resumes_in_every_epoch(name: str, times: int) -> None:
-    """The generator has moved on from epoch to epoch, and that of the sampler that a new program makes has not."""
-    epochs = 2
-
-    class Itself:
-        def __len__(self) -> int:
-            return 9
-
-        def __getitem__(self, index: Any) -> Any:
-            return index
-
-    def make() -> pg.Graph:
-        graph = pg.Graph("sampled")
-        source = graph.add(ops.FromSequence(Itself(), sampler=OF_A_GENERATOR[name]()), name="source")
-        source.then(ops.Repeat(times)).then(ops.Batch(2, collate=list))
-        return graph
-
-    with make().loader(epochs=epochs) as loader:
-        whole = [list(loader) for _ in range(epochs)]
-    assert whole[0] != whole[1]
-    for epoch in range(epochs):
-        for steps in range(len(whole[epoch]) + 1):
-            with make().loader(epochs=epochs) as loader:
-                for _ in range(epoch):
-                    list(loader)
-                passing = iter(loader)
-                assert [next(passing) for _ in range(steps)] == whole[epoch][:steps]
-                state = json.dumps(loader.state_dict())
-            with make().loader(epochs=epochs) as loader:
-                loader.load_state_dict(json.loads(state))
-                assert list(loader) == whole[epoch][steps:]
-                assert [list(loader) for _ in range(epoch + 1, epochs)] == whole[epoch + 1 :]
-
-
 def test_a_batch_sampler_gives_lists_of_indices_to_the_data_set() -> None:
     class Lists(data.Dataset[Any]):
         def __len__(self) -> int:
@@ -124,21 +58,6 @@ def test_a_batch_sampler_gives_lists_of_indices_to_the_data_set() -> None:
         [40, 50, 60, 70],
         [80, 90],
     ]
-
-
-def test_torchs_own_data_sets() -> None:
-    class Stream(data.IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(3))
-
-    assert delivered(ops.FromSequence(data.ConcatDataset([range(3), range(2)]))) == [0, 1, 2, 0, 1]  # type: ignore[list-item]
-    assert delivered(ops.FromIterable(data.ChainDataset([Stream(), Stream()]))) == [0, 1, 2, 0, 1, 2]
-    stacked = data.StackDataset(a=[0, 1, 2], b=list("xyz"))
-    (batch,) = delivered(ops.FromSequence(stacked), ops.Batch(3))
-    assert batch["a"].tolist() == [0, 1, 2] and batch["b"] == ["x", "y", "z"]
-    pairs = data.Subset(data.TensorDataset(torch.arange(6), torch.ones(6, 2)), [5, 1, 3])
-    (numbers, ones), _ = delivered(ops.FromSequence(pairs), ops.Batch(2))
-    assert numbers.tolist() == [5, 1] and ones.shape == (2, 2)
 
 
 def test_a_fast_path_that_fails_or_is_short_falls_back_to_single_items() -> None:
