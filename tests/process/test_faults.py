@@ -1,9 +1,7 @@
 """What goes wrong between the trainer and its worker processes, and costs no more than the item it happened to."""
 
-import contextlib
 import gc
 import os
-import random
 import select
 import signal
 import subprocess
@@ -154,25 +152,6 @@ def test_what_a_function_has_started_ends_with_its_worker(tmp_path, end):
     started = (tmp_path / "pids").read_text().split()
     assert len(started) == (1 if end == "is closed" else 2)
     assert all(has_ended(int(pid)) for pid in started)
-
-
-def test_random_workers_that_are_killed_lose_nothing():
-    """A worker is killed again when the rows that it had then have come: a row that is hit twice is blamed, by design."""
-    draw, in_flight, items = random.Random(5), 500, 6000
-    graph = pipeline(lambda x: [x] * 50, items=range(items), workers=2)
-    graph.add(ops.Batch(4, collate=list), graph.tail)
-    with graph.loader() as loader:
-        found, spared, kills = [], {}, 0
-        for batch in loader:
-            found += [row[0] for row in batch]
-            host = draw.choice(hosts(loader))
-            if (pid := host.pid) and len(found) >= spared.get(host, 0):
-                with contextlib.suppress(ProcessLookupError):  # it has ended already, and is being replaced
-                    os.kill(pid, signal.SIGKILL)
-                    kills += 1
-                spared[host] = len(found) + in_flight
-    assert kills >= 10
-    assert found == list(range(items))
 
 
 def test_a_forked_child_leaves_its_parents_processes_alone():

@@ -3,15 +3,12 @@
 import gc
 import os
 import socket
-import sys
-import tempfile
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from pipegraph.engine.process import sealed, segments
 from pipegraph.engine.process.segments import SPARE, Arena
 from pipegraph.engine.process.wire import APART, Port
 from pipegraph.testing.outcome import fingerprint
@@ -152,25 +149,3 @@ def _target(fd):
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return ""
-
-
-@pytest.mark.parametrize("kind", [sealed.Sealed, segments.Segment])
-def test_ctrl_c_while_a_descriptor_is_closed_does_not_close_another(kind, monkeypatch):
-    """The signal's exception comes when the system call has ended; then the number may be another file's."""
-    owner = kind([1], "stage") if kind is sealed.Sealed else kind(0, 100)
-
-    class Interrupted:
-        def __getattr__(self, name):
-            return getattr(os, name)
-
-        def close(self, fd):
-            os.close(fd)
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(sys.modules[kind.__module__], "os", Interrupted())
-        with pytest.raises(KeyboardInterrupt):
-            owner.close()
-    with tempfile.TemporaryFile() as other:
-        owner.close()
-        os.fstat(other.fileno())

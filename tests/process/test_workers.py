@@ -1,7 +1,6 @@
 """Stages whose operators live in processes: what users write, and what goes wrong with it."""
 
 import ctypes
-import functools
 import itertools
 import os
 import select
@@ -15,33 +14,13 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError, StageTimeoutError, WorkerDiedError
+from pipegraph.errors import StageTimeoutError, WorkerDiedError
 from pipegraph.testing.outcome import fingerprint
 from tests.process.process_pipelines import delivered, pipeline, tell_that_it_hangs
 
 __all__ = ["tell_that_it_hangs"]
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-
-
-class Adder:
-    def __init__(self, n):
-        self.n = n
-
-    def __call__(self, x):
-        return x + self.n
-
-    def method(self, x):
-        return x + self.n
-
-
-@pytest.mark.parametrize(
-    "fn",
-    [lambda x: x + 1, functools.partial(lambda a, x: a + x, 1), Adder(1), Adder(1).method, np.sin, int],
-    ids=["lambda", "partial", "object", "method", "ufunc", "type"],
-)
-def test_any_kind_of_callable(fn):
-    assert delivered(pipeline(fn)) == [fn(x) for x in range(20)]
 
 
 class Lazy(torch.utils.data.Dataset):
@@ -72,56 +51,6 @@ def test_a_data_set_with_a_lazy_handle_has_one_in_each_process(tmp_path):
     with graph.loader(epochs=2) as one, graph.loader() as two:
         for loader in (one, two, one):
             assert torch.cat(list(loader)).tolist() == [x * x for x in range(50)]
-
-
-class Picky(Exception):
-    def __init__(self, *, code, where):
-        super().__init__(f"{code} at {where}")
-        self.code = code
-
-
-class Slotted(Exception):
-    __slots__ = ("code",)
-
-    def __init__(self, where, *, code):
-        super().__init__(where)
-        self.code = code
-
-
-class Unprintable(Exception):
-    def __str__(self):
-        raise RuntimeError("no text")
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: KeyError("k"),
-        lambda: Picky(code=3, where="x"),
-        lambda: Slotted("x", code=3),
-        lambda: UnicodeDecodeError("utf-8", b"a\xff", 1, 2, "invalid start byte"),
-        lambda: StopIteration(),
-    ],
-)
-def test_errors_arrive_as_themselves_at_their_place(make):
-    error = make()
-
-    def work(x):
-        if x == 5:
-            raise make()
-        return x
-
-    with pipeline(work).loader() as loader:
-        found = []
-        expected = RuntimeError if isinstance(error, StopIteration) else type(error)
-        with pytest.raises(expected) as caught:
-            for x in loader:
-                found.append(x)
-    assert found == [0, 1, 2, 3, 4]
-    for name in ("code", "errno", "filename", "reason", "object", "start", "lineno", "text"):
-        assert getattr(caught.value, name, None) == getattr(error, name, None)
-    if not isinstance(error, StopIteration | Unprintable):
-        assert str(caught.value) == str(error)
 
 
 def test_the_workers_traceback_is_told():
@@ -175,23 +104,6 @@ def test_a_sample_that_ends_its_process_twice_is_blamed(fn, reason, batched):
         (quarantined,) = loader.profile().quarantined
     assert quarantined.key == 5
     assert quarantined.stage == "work"
-
-
-def workers_of(loader):
-    return [worker.operator._host.pid for worker in loader._crew.workers["work"]]
-
-
-def test_processes_that_are_killed_at_any_moment_lose_nothing():
-    graph = pipeline(lambda x: np.full(2000, x), items=range(300), workers=2)
-    graph.add(ops.Batch(5), graph.tail)
-    with graph.loader(epochs=2) as loader:
-        for epoch in range(2):
-            found = []
-            for step, batch in enumerate(loader):
-                found += batch[:, 0].tolist()
-                if not step % 20:
-                    os.kill(workers_of(loader)[step // 20 % 2] or 0, signal.SIGKILL)
-            assert found == list(range(300)), epoch
 
 
 class Counting(pg.Operator):
@@ -282,20 +194,6 @@ for x in graph.loader():
 """
 
 
-@pytest.mark.parametrize(
-    "threads", ["", "threading.Thread(target=threading.Event().wait, daemon=True).start()"]
-)
-def test_no_process_outlives_a_trainer_that_is_killed(threads, programs):
-    trainer = programs.start(SCRIPT.format(threads=threads))
-    worker, zygote = map(int, trainer.readline().split())
-    ends = [os.pidfd_open(pid) for pid in (worker, zygote)]
-    trainer.kill()
-    trainer.communicate()
-    for end in ends:
-        assert select.select([end], [], [], 60)[0]
-        os.close(end)
-
-
 def test_ctrl_c_ends_the_trainer_and_its_processes(programs):
     trainer = programs.start(SCRIPT.format(threads=""), start_new_session=True)
     worker, _ = map(int, trainer.readline().split())
@@ -317,12 +215,6 @@ def test_two_loaders_share_one_zygote_and_the_last_ends_it():
             assert {*two} == first
         assert zygote._users == 1
     assert zygote._shared is None
-
-
-def test_a_system_without_what_processes_need_is_told_of(monkeypatch):
-    monkeypatch.delattr(os, "pidfd_open")
-    with pytest.raises(GraphError, match="needs Linux: this Python has no pidfd_open; use backend='thread'"):
-        delivered(pipeline(lambda x: x))
 
 
 def test_rows_are_packed_where_they_are_made_and_batches_are_those_of_threads():
