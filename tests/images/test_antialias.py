@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.operators.images.choice import installed, open_backend
-from pipegraph.operators.images.crop import CenterCrop, CropWindow, Region, crop_window
+from pipegraph.operators.images.crop import CenterCrop, crop_window
 from pipegraph.operators.images.header import probe
 
 BACKENDS = ("pillow", "opencv", "simplejpeg", "nvimgcodec", "auto")
@@ -96,28 +96,6 @@ def test_it_is_so_for_every_orientation(backend, encode, orientation):
     assert np.abs(ours(backend, data, CenterCrop(64), (56, 48)) - expected).max() <= 1
 
 
-def test_regions_are_resized_by_their_own_pixels_alone(backend, encode):
-    pixels = grain(120, 160, 4)
-    out = np.empty((40, 30, 3), np.uint8)
-    data = encode(pixels)
-    backend.decode_into(
-        data, probe(data), CropWindow(Region(7, 11, 90, 101), True), out, interpolation="antialias"
-    )
-    part = Image.fromarray(pixels[7:97, 11:112]).resize((30, 40), Image.Resampling.BILINEAR)
-    assert np.array_equal(out, np.asarray(part)[:, ::-1])
-
-
-def test_grey_images_are_resized_so_too(backend, encode):
-    pixels = grain(120, 160, 5)[:, :, 0]
-    data, out = encode(pixels), np.empty((40, 30, 1), np.uint8)
-    backend.decode_into(
-        data, probe(data), CropWindow(Region(0, 0, 120, 160), False), out, interpolation="antialias"
-    )
-    assert np.array_equal(
-        out[:, :, 0], np.asarray(Image.fromarray(pixels).resize((30, 40), Image.Resampling.BILINEAR))
-    )
-
-
 def test_the_operator_delivers_it_on_samples_and_on_batches(encode):
     files = [encode(grain(300, 280 + n, n)) for n in range(4)]
     expected = np.stack([evaluated(data, 64, (56, 56), "pillow") for data in files])
@@ -130,9 +108,3 @@ def test_the_operator_delivers_it_on_samples_and_on_batches(encode):
         with graph.loader() as loader:
             (batch,) = loader
         assert np.abs(batch["image"].numpy().astype(int) - expected).max() <= 1
-
-
-def test_photographs_too(backend, photographs):
-    for data in photographs[:40]:
-        expected = evaluated(data, 256, (224, 224), "torch").astype(int)
-        assert np.abs(ours(backend, data, CenterCrop(256), (224, 224)) - expected).max() <= 1

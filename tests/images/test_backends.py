@@ -13,7 +13,6 @@ import contextlib
 import io
 import sys
 import warnings
-from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -137,13 +136,6 @@ def test_photographs_are_within_the_tolerance(photographs, crop, on_average, at_
     assert sum(errors) / len(errors) <= on_average
 
 
-def test_all_fast_backends_give_the_same_bytes_on_photographs(fast, photographs):
-    opencv = open_backend("opencv")
-    for i, data in enumerate(photographs):
-        window = draw(RandomResizedCrop(), 0.5, *probe(data).size, (160, 160), np.random.default_rng(i))
-        assert np.array_equal(decoded(opencv, data, window, 160, 160), decoded(fast, data, window, 160, 160))
-
-
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of the files, on Python 3.14
 @settings(max_examples=150)
 @given(data=st.data())
@@ -164,33 +156,6 @@ def test_all_fast_backends_give_the_same_bytes_for_any_region_and_scale(odd_file
             assert np.array_equal(expected, decoded(open_backend(other), encoded, window, *size, channels)), (
                 other
             )
-
-
-WINDOWS = [
-    CropWindow(region, False)
-    for region in (Region(0, 0, 1200, 1000), Region(101, 53, 930, 333), Region(7, 9, 120, 990))
-]
-
-
-@pytest.fixture(scope="session")
-def striped(encode, make_scene):
-    """A large file of a kind, and Pillow's pixels of each window: the same for every backend."""
-
-    @lru_cache
-    def make(kind):
-        stripes = make_scene(1200, 1000)
-        stripes[::2] //= 2  # what a filter that skips pixels would turn into bands
-        data = encode(stripes, kind)
-        return data, [reference(data, window, 50, 60) for window in WINDOWS]
-
-    return make
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])
-def test_large_images_shrink_without_aliasing(fast, striped, kind):
-    data, expected = striped(kind)
-    for window, pixels in zip(WINDOWS, expected, strict=True):
-        assert difference(pixels, decoded(fast, data, window, 50, 60)) <= 3.0
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "linear", "cubic", "area"])

@@ -9,7 +9,7 @@ from PIL import Image
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import DataError
 from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
 
 HEIGHT, WIDTH = 60, 80
@@ -174,51 +174,3 @@ def test_what_cannot_follow_is_named(change, message):
         decoded(decoder(), [{**sample(), **change}])
     with pytest.raises(DataError, match="no field 'mask' in"):
         decoded(decoder(masks="mask"), [{"png": sample()["png"]}])
-
-
-def test_wrong_arguments_are_named():
-    for options, message in [
-        ({"masks": 3}, "masks must be a field's name or a list of them, got 3"),
-        ({"region": ""}, "region must be a field's name"),
-        ({"masks": "a", "boxes": "a"}, "field 'a' is named for two things"),
-        ({"masks": "image"}, "field 'image' is named for two things"),
-        ({"output": None}, "output must be a field's name"),
-    ]:
-        with pytest.raises(GraphError, match=message):
-            ops.DecodeImage(8, **options)
-
-
-def detections(count):
-    """As many boxes as an image has, as arrays, and a label for each."""
-    made = [sample(i) for i in range(count)]
-    return [
-        {
-            "png": each["png"],
-            "boxes": np.array([[10, 5, 30, 25]] * (i % 3), np.float32).reshape(-1, 4),
-            "labels": torch.arange(i % 3),
-            "number": i,
-        }
-        for i, each in enumerate(made)
-    ]
-
-
-@pytest.mark.parametrize("first", ["batch", "decode"])
-def test_as_many_boxes_as_each_image_has_pass_a_batch(first):
-    def make():
-        graph = pg.Graph("g", seed=5)
-        stages = [
-            ops.Batch(3, collate={"boxes": list, "labels": list}),
-            ops.DecodeImage((30, 40), boxes="boxes"),
-        ]
-        node = graph.add(ops.FromSequence(detections(7)))
-        for stage in stages if first == "batch" else reversed(stages):
-            node = node.then(stage)
-        return graph
-
-    with make().loader() as loader:
-        found = list(loader)
-    assert [[len(boxes) for boxes in batch["boxes"]] for batch in found] == [[0, 1, 2], [0, 1, 2], [0]]
-    assert found[0]["boxes"][1].tolist() == [[5, 2.5, 15, 12.5]]
-    assert [labels.tolist() for labels in found[1]["labels"]] == [[], [0], [0, 1]]
-    assert found[1]["number"].tolist() == [3, 4, 5] and found[2]["image"].shape == (1, 30, 40, 3)
-    assert_resumes_exactly(make)

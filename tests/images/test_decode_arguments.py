@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -42,41 +41,3 @@ def test_a_random_crop_wants_pairs_of_numbers(value):
             pg.errors.GraphError, match=f"RandomResizedCrop: {name} must be a pair of numbers"
         ):
             ops.RandomResizedCrop(**{name: value})
-
-
-@pytest.mark.parametrize("batched", [False, True])
-def test_a_second_decoding_does_not_overwrite_the_first_ones_image(encode, make_scene, batched):
-    sample = {"jpg": encode(make_scene(40, 40)), "mask": encode(make_scene(40, 40, 1))}
-
-    def delivered(*between):
-        graph = pg.Graph("two")
-        node = graph.add(ops.FromIterable([sample] * 2))
-        node = node.then(ops.Batch(2)) if batched else node
-        for stage in (ops.DecodeImage(8), *between, ops.DecodeImage(8, field="mask", mode="L")):
-            node = node.then(stage)
-        with graph.loader() as loader:
-            return next(iter(loader))
-
-    with pytest.raises(
-        pg.errors.DataError, match=r"'mask' would be decoded to 'image', which is there already"
-    ):
-        delivered()
-    both = delivered(lambda found: {"photo": found.pop("image"), **found})
-    assert both["photo"].shape[-1] == 3 and both["image"].shape[-1] == 1
-    assert not torch.equal(both["photo"][..., :1], both["image"])
-
-
-def test_a_pattern_with_folders_is_matched_against_the_path(tmp_path):
-    for name in ("a.jpg", "train/b.jpg", "train/cat/c.JPG", "val/d.jpg"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"x")
-
-    def found(pattern):
-        graph = pg.Graph("patterns")
-        graph.add(ops.ListFiles(tmp_path, pattern, classes=False))
-        with graph.loader() as loader:
-            return {sample["key"] for sample in loader}
-
-    assert found("**/*.jpg") == found("*.jpg") == {"a.jpg", "train/b.jpg", "train/cat/c.JPG", "val/d.jpg"}
-    assert found("train/*.jpg") == {"train/b.jpg", "train/cat/c.JPG"}
-    assert found("**/cat/*.jpg") == {"train/cat/c.JPG"}

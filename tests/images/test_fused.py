@@ -80,15 +80,6 @@ def test_a_state_fits_whether_the_plan_fuses_or_not():
             assert_same(list(loader), rest)
 
 
-def test_a_broken_image_is_skipped_in_the_fused_stage_too():
-    broken = [{**s, "image": s["image"][:40]} if n in (1, 6) else s for n, s in enumerate(SAMPLES)]
-    with graph(samples=broken, on_error=pg.Skip()).loader() as loader:
-        ours = list(loader)
-        quarantined = [(q.key, q.stage) for q in loader.profile().quarantined]
-    assert quarantined == [("k1", "decode"), ("k6", "decode")]
-    assert_same(ours, delivered(graph("inline", samples=broken, on_error=pg.Skip())))
-
-
 @pytest.mark.parametrize(
     ("what", "build"),
     [
@@ -125,20 +116,6 @@ def reading(
     return made
 
 
-@pytest.mark.parametrize("source", [ops.FromSequence, ops.FromIterable])
-def test_an_inline_load_is_done_by_those_who_decode_and_changes_nothing(tmp_path, source):
-    samples = files(tmp_path)
-    plan = reading(samples, source=source).plan()
-    assert plan.stages["load"].within == "decode"
-    assert "load: its work is done in 'decode', row by row" in str(plan)
-    apart = reading(samples, "thread", source)
-    assert apart.plan().stages["load"].within is None
-    ours, theirs = delivered(reading(samples, source=source)), delivered(apart)
-    assert_same(ours, theirs)
-    assert [batch["path"] for batch in ours] == [batch["path"] for batch in theirs]
-    assert "bytes" not in ours[0]
-
-
 @pytest.mark.parametrize("options", [{}, {"load": "process", "workers": 2}])
 def test_processes_that_decode_read_too_and_change_nothing(tmp_path, options):
     samples = files(tmp_path)
@@ -160,26 +137,3 @@ def test_states_fit_whoever_reads(tmp_path):
         with reading(samples, second).loader() as loader:
             loader.load_state_dict(state)
             assert_same(list(loader), rest)
-
-
-def test_more_workers_than_threads_serve_are_processes_with_the_same_bytes_and_states():
-    def made(workers, **places) -> pg.Graph:
-        graph = pg.Graph("fused", seed=3)
-        batches = graph.add(ops.FromSequence(SAMPLES)).then(ops.Batch(2))
-        decode = ops.DecodeImage(32, crop=ops.RandomResizedCrop(), flip=0.5)
-        batches.then(decode, workers=workers, **places).then(ops.Normalize(MEAN, STD))
-        return graph
-
-    few, many, asked = made(4), made(5), made(5, backend="thread")
-    assert [each.plan().stages["decode"].backend for each in (few, many, asked)] == [
-        "thread",
-        "process",
-        "thread",
-    ]
-    assert many.plan().stages["normalize"].within == "decode"
-    with many.loader() as loader:
-        stream = iter(loader)
-        begun, state = [next(stream)], loader.state_dict()
-    with few.loader() as loader:
-        loader.load_state_dict(state)
-        assert_same([*begun, *loader], delivered(asked))

@@ -111,13 +111,6 @@ def test_unusual_images_and_orientations_are_those_of_the_cpu(
         assert near(a, b), (name, distance(a, b))
 
 
-def test_photographs_are_within_a_grey_level_of_antialias_on_the_cpu(photographs: list[bytes]) -> None:
-    options: dict[str, Any] = {"crop": CROP, "flip": 0.5, "size": 96}
-    there = images(decoded(photographs[:16], device=here(), **options))
-    ours = images(decoded(photographs[:16], device=None, interpolation="antialias", **options))
-    assert near(there, ours), distance(there, ours)
-
-
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_normalize_behind_it_works_in_the_same_stage(
     scenes: list[bytes], odd_files: dict[str, bytes], layout: Any
@@ -142,11 +135,6 @@ def test_a_loop_and_a_stage_below_that_never_wait_see_whole_batches(scenes: list
                 wrong += (batch["image"].float() != one).any()
                 del batch
             assert wrong.item() == 0
-
-
-def test_a_copy_behind_it_finds_all_on_the_device(scenes: list[bytes]) -> None:
-    node = decoded(scenes, ops.Pin(), ops.CopyToDevice(here()), device=here())
-    assert torch.equal(images(node), images(decoded(scenes, device=here())))
 
 
 def test_a_resumed_pass_has_the_same_crops(scenes: list[bytes]) -> None:
@@ -198,7 +186,3 @@ def test_samples_are_refused_when_the_graph_is_planned(scenes: list[bytes]) -> N
     graph.add(ops.FromSequence([{"jpg": scenes[0]}])).then(ops.DecodeImage(8, device=here()))
     with pytest.raises(GraphError, match="takes batches.*gives samples; put Batch"):
         graph.plan()
-
-
-def test_the_cpu_as_the_device_is_the_ordinary_way(scenes: list[bytes]) -> None:
-    assert torch.equal(images(decoded(scenes, device="cpu")), images(decoded(scenes, device=None)))
