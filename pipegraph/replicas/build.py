@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -175,28 +174,10 @@ def _culprit(model: Module, memo: dict[int, Any], error: Exception) -> str:
     return str(error)
 
 
-def uses_the_first(replica: int, name: str) -> str:
-    """Says that a replica's loss uses a parameter of the model, and what to write."""
-    return (
-        f"the loss of replica {replica} uses parameter {name!r} of replica 0: it closes over the model, or a module of "
-        "it, which belongs to the first replica. Inside step() take modules from the one that forward= is given, and "
-        "return from it what the loss needs: forward=lambda module, part: (module(part), penalty(module))"
-    )
-
-
-def zero_grads(parameters: Sequence[Sequence[Parameter]]) -> None:
-    for given in parameters:
-        for parameter in given:
-            parameter.grad = None
-
-
 class Replicas:
     """The replicas of one model, the first of which *is* the model; it is checked, and copied to the other slots.
 
     Not thread-safe: the executor calls it between phases.
-
-    Attributes:
-        spoilt: the gradients belong to a step that has begun and not ended, and are of no use to another.
     """
 
     def __init__(self, model: Module, slots: Sequence[Slot]) -> None:
@@ -215,7 +196,6 @@ class Replicas:
         self._tree = self._identities()
         self._names = self._named()
         self._written: list[int] = []
-        self.spoilt = False
         self.note_buffers()
         self.note_parameters()
 
@@ -259,19 +239,11 @@ class Replicas:
         }
         return {index for index, parameter in enumerate(self.parameters[0]) if id(parameter) in tables}
 
-    def firsts_parameter(self, failure: BaseException) -> str | None:
-        """A parameter of the innermost module of the first replica that was running when something failed."""
-        known = {
-            id(module): list(module.named_parameters(name))
-            for name, module in self.modules[0].named_modules()
-        }
-        running = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(failure.__traceback__)]
-        return next((named[0][0] for one in reversed(running) if (named := known.get(id(one)))), None)
-
     def drop_gradients(self) -> None:
         """Of all replicas."""
-        zero_grads(self.parameters)
-        self.spoilt = False
+        for given in self.parameters:
+            for parameter in given:
+                parameter.grad = None
 
     def copy_flags(self) -> None:
         """Copy `training` and `requires_grad` from the first replica."""

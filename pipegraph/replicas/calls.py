@@ -14,11 +14,10 @@ from torch.nn import Module
 
 from pipegraph.device.split import map_tree
 from pipegraph.errors import PipegraphWarning
-from pipegraph.replicas.build import Replicas, uses_the_first
+from pipegraph.replicas.build import Replicas
 from pipegraph.replicas.feed import ReplicaFeed
 from pipegraph.replicas.losses import Reduction, shares
-from pipegraph.replicas.reducer import Reducer
-from pipegraph.replicas.replica_threads import no_autocast, note_once
+from pipegraph.replicas.replica_threads import no_autocast
 from pipegraph.replicas.replicate import replicate
 from pipegraph.replicas.runner import ReplicaRunner, forked_seed, replica_seed
 
@@ -109,19 +108,13 @@ class Calls:
         reduction: Reduction,
         scaler: GradScaler | None,
         outputs: bool,
-        reducer: Reducer | None,
     ) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
         """Forward, losses and backward of all replicas; the whole loss, and the outputs if asked for."""
 
         def call(replica: int) -> Any:
             part = self._fetched(feed, replica)
-            try:
-                made = forward(self._each[replica], part)
-                return made, loss(made, part)
-            except Exception as failure:  # on distinct devices torch says only that they differ
-                if replica > 0 and (name := self._replicas.firsts_parameter(failure)) is not None:
-                    note_once(failure, uses_the_first(replica, name))
-                raise
+            made = forward(self._each[replica], part)
+            return made, loss(made, part)
 
         made, serial = self._forward(call, feed)
         values = {r: value for r, (_, value) in made.items()}
@@ -130,9 +123,6 @@ class Calls:
         del made, values
         if scaler is not None:
             scaled = {r: scaler.scale(share) for r, share in scaled.items()}
-        if reducer is not None:
-            for replica, share in scaled.items():
-                reducer.watch(replica, share)
         with no_autocast():
             self._runner.run({r: share.backward for r, share in scaled.items()}, serial)
         return total, kept

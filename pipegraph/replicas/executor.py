@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from pipegraph import concurrency
 from pipegraph.closing import Closing
 from pipegraph.device.backend import Slot, normalised, slots_on
 from pipegraph.device.opening import every_device
@@ -31,12 +34,72 @@ from pipegraph.replicas.calls import (
 )
 from pipegraph.replicas.feed import batch_feed, call_feed
 from pipegraph.replicas.losses import Reduction
-from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers, Update
+from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers
 from pipegraph.replicas.reducer import Reducer
-from pipegraph.replicas.replica_threads import Abandoned, ReplicaThreads
+from pipegraph.replicas.replica_threads import ReplicaThreads, no_autocast, note_once
 from pipegraph.replicas.runner import ReplicaRunner, warn_if_unequal
 from pipegraph.replicas.scatter import gather
-from pipegraph.replicas.usage import Usage
+
+T = TypeVar("T")
+
+_IN_USE = "the executor is in use: one call at a time, and none from inside a forward or loss"
+
+
+class Usage:
+    """One caller at a time, in the process that built the executor, until it is closed.
+
+    Calls are ``with`` statements on a plain lock: Ctrl-C cannot come between taking it and the promise to give it
+    back, as it can in a context manager written in Python.
+
+    Attributes:
+        closed: why nothing may be called any more.
+    """
+
+    def __init__(self) -> None:
+        self._lock = concurrency.Lock()
+        self._caller: int | None = None
+        self._process = os.getpid()
+        self.closed: str | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that built the executor, and has its threads."""
+        return os.getpid() == self._process
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """To be held during a call, which :meth:`begin` then begins.
+
+        Raises:
+            ReplicaError: closed, in use, or in a forked child.
+        """
+        if not self.here:
+            raise ReplicaError(
+                "the executor belongs to another process: a forked child has none of its threads; build one there"
+            )
+        self._refuse_closed()
+        if self._lock.locked():
+            raise ReplicaError(_IN_USE)
+        return self._lock
+
+    def begin(self) -> None:
+        """This thread holds the lock for a call; raises ReplicaError if the executor was closed meanwhile."""
+        self._caller = concurrency.get_ident()
+        self._refuse_closed()
+
+    def _refuse_closed(self) -> None:
+        if self.closed is not None:
+            raise ReplicaError(f"the executor is closed: {self.closed}")
+
+    def closing(self, members: Iterable[concurrency.Thread]) -> AbstractContextManager[Any]:
+        """To be held while closing: waits for the call that runs in another thread.
+
+        Raises:
+            ReplicaError: this thread makes that call, or works for it: it would wait for itself.
+        """
+        mine = self._caller == concurrency.get_ident() or concurrency.current_thread() in members
+        if self._lock.locked() and mine:
+            raise ReplicaError(_IN_USE)
+        return self._lock
 
 
 class ReplicaExecutor(Closing):
@@ -86,6 +149,8 @@ class ReplicaExecutor(Closing):
         self._output_device = slots[0].device if output_device is None else normalised(output_device)
         self._dim = dim
         self._usage = Usage()
+        # Held in `no_sync`. A lock, because Ctrl-C cannot come between taking it and the promise to give it back.
+        self._accumulating = concurrency.Lock()
         inner, wrap = unwrapped(model)
         self._optimizers: ReplicaOptimizers | None = None
         if optimizer is None:
@@ -111,10 +176,6 @@ class ReplicaExecutor(Closing):
             self._runner.close()
             raise
         self._note_readers()
-        self._update: Update | None = None
-        if self._optimizers is not None:
-            end = weakref.WeakMethod(self._break_off)
-            self._update = Update(end, self._runner, self._replicas, self._optimizers)
         self._end = weakref.finalize(self, _end, self._reducer, self._runner.threads, self._usage)
 
     # Calling it like a module
@@ -163,55 +224,78 @@ class ReplicaExecutor(Closing):
         Raises:
             Exception: that of the first failing replica, with its own type and a note that names it. Before the
                 first optimizer step has begun the executor stays usable, with all gradients dropped; a later
-                failure closes it.
+                failure closes it, and so does a KeyboardInterrupt.
         """
-        update = self._update
-        if update is None:
+        optimizers = self._optimizers
+        if optimizers is None:
             raise ReplicaError("step() needs optimizer=... at construction")
         if clip_norm is not None and not clip_norm > 0:
             raise ReplicaError(f"clip_norm must be > 0, got {clip_norm}")
         with self._usage.entered(), self._call():
-            return self._step(update, batch, loss, forward or as_it_is, reduction, clip_norm, scaler, outputs)
+            self._align()
+            optimizers.align()
+            feed = batch_feed(batch, self._runner.slots, self._dim)
+            syncing = not self._accumulating.locked()
+            backward = partial(
+                self._calls.backward, feed, forward or as_it_is, loss, reduction, scaler, outputs
+            )
+            total, kept = self._gradients(syncing, len(feed.fetch), backward)
+            del feed, backward
+            if not syncing:
+                return StepResult(total, kept)
+            norm = self._optimize(optimizers, clip_norm, scaler)
+            self._replicas.drop_gradients()
+            if self._reducer is not None:
+                self._reducer.release()
+            return StepResult(total, kept, norm)
 
-    # Apart, because a `try` inside the `with` has a line at which Ctrl-C would leave the lock taken.
-    def _step(
-        self,
-        update: Update,
-        batch: Any,
-        loss: Loss,
-        forward: Forward,
-        reduction: Reduction,
-        clip_norm: float | None,
-        scaler: GradScaler | None,
-        outputs: bool,
-    ) -> StepResult:
-        feed = batch_feed(batch, self._runner.slots, self._dim)
-        del batch
-        self._align()
-        update.align()
-        syncing, reducer = self._usage.syncing, self._reducer
-        self._replicas.spoilt = True
+    # Apart from `step`, because a `try` inside its `with` has a line at which Ctrl-C would leave the lock taken.
+    def _gradients(self, syncing: bool, count: int, backward: Callable[[], T]) -> T:
+        """Make the replicas' gradients, and reduce them meanwhile."""
+        reducer = self._reducer
         try:
             if reducer is not None and syncing:
-                reducer.begin(list(range(len(feed.fetch))))
+                reducer.begin(range(count))
             elif reducer is not None:
                 reducer.prepare()
-            total, kept = self._calls.backward(feed, forward, loss, reduction, scaler, outputs, reducer)
-            del feed
+            made = backward()
             if reducer is not None and syncing:
                 reducer.complete()
                 reducer.give()
-        except BaseException as failure:
-            self._forget(failure)
+        except Exception:
+            if reducer is not None:
+                reducer.abort()
+            self._replicas.drop_gradients()
             raise
-        if not syncing:
-            self._replicas.spoilt = False
-            return StepResult(total, kept)
-        norm = update.make(clip_norm, scaler)
-        self._replicas.drop_gradients()
-        if reducer is not None:
-            reducer.release()
-        return StepResult(total, kept, norm)
+        return made
+
+    def _optimize(
+        self, optimizers: ReplicaOptimizers, clip_norm: float | None, scaler: GradScaler | None
+    ) -> torch.Tensor | None:
+        """Unscale, check, clip, step; returns the norm before clipping."""
+        steps = {replica: each.step for replica, each in enumerate(optimizers.each)}
+        stepping = False
+        try:
+            finite = scaler is None or optimizers.unscale(scaler)
+            norm = optimizers.clip(clip_norm) if clip_norm is not None else None
+            if finite:
+                stepping = True
+                with no_autocast():
+                    self._runner.run(steps)
+                self._replicas.note_parameters()
+            if scaler is not None:
+                scaler.update()
+        except Exception as failure:
+            if scaler is not None:
+                optimizers.forget_scaling(scaler)
+            self._replicas.drop_gradients()
+            if stepping:
+                note_once(
+                    failure, "the executor is closed: its replicas may differ after a failed optimizer step"
+                )
+                self._break_off("an optimizer step failed half-way")
+            raise
+        return norm
 
     def _align(self) -> None:
         """Before a step: flags and buffers as the first replica has them."""
@@ -221,15 +305,6 @@ class ReplicaExecutor(Closing):
         if replicas.copy_buffers():
             self._note_readers(attributes=False)
         replicas.copy_flags()
-
-    def _forget(self, failure: BaseException) -> None:
-        """After a failure before the optimizers: usable, unless something may still run on."""
-        if isinstance(failure, Abandoned):
-            self._break_off("interrupted twice while replicas still ran", join=False)
-            return
-        if self._reducer is not None:
-            self._reducer.abort()
-        self._replicas.drop_gradients()
 
     # State
 
@@ -275,7 +350,7 @@ class ReplicaExecutor(Closing):
         if optimizers is not None:
             try:
                 optimizers.load_state_dict(state["optimizer"])
-            except BaseException:
+            except Exception:
                 self._break_off("a failed load_state_dict left the optimizers different")
                 raise
 
@@ -311,40 +386,27 @@ class ReplicaExecutor(Closing):
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Calls inside only accumulate gradients: no reduction, no optimizer step. Divide the loss by k."""
-        return self._usage.no_sync()
+        return nullcontext() if self._accumulating.locked() else self._accumulating
 
     # Life
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        """A call, which begins from a clean state, whatever has become of the one before."""
-        usage = self._usage
-        usage.began()
-        if self._replicas.spoilt:
-            self._replicas.drop_gradients()
-        if usage.torn:
-            self._renew()
-        usage.torn = True
+        """A call of this thread. An interrupt may leave any of its work half done, so it closes the executor."""
+        self._usage.begin()
         try:
             yield
-        except (
-            Exception
-        ):  # its cause is cleared away already; not so an interrupt, which may come at any line
-            usage.torn = False
+        except Exception:
             raise
-        usage.torn = False
+        except BaseException:
+            self._break_off("a call was interrupted; build another, and load its state_dict()")
+            self._replicas.drop_gradients()
+            raise
 
-    def _renew(self) -> None:
-        """A call was interrupted: begin anew."""
-        if self._runner.threads is not None:
-            self._runner.threads.settle()
-        if self._reducer is not None:
-            self._reducer.renew()
-
-    def _break_off(self, why: str, join: bool = True) -> None:
-        """Replicas may differ from now on, or may run on: close."""
+    def _break_off(self, why: str) -> None:
+        """Replicas may differ from now on: close, once all that still runs has ended."""
         self._usage.closed = why
-        self._shut(join)
+        self._shut()
 
     def close(self) -> None:
         """End threads and streams, take the hooks off the model, which stays usable. May be called twice.
@@ -360,13 +422,13 @@ class ReplicaExecutor(Closing):
         with self._usage.closing(members):
             if self._usage.closed is None:
                 self._usage.closed = "close() was called"
-            self._shut(join=True)
+            self._shut()
 
-    def _shut(self, join: bool) -> None:
+    def _shut(self) -> None:
         self._end()
-        if self._reducer is not None and join:
+        if self._reducer is not None:
             self._reducer.join()
-        self._runner.close(join)
+        self._runner.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._usage.closed is not None else "ready"
@@ -383,4 +445,4 @@ def _end(reducer: Reducer | None, threads: ReplicaThreads | None, usage: Usage) 
     if reducer is not None:
         reducer.stop()
     if threads is not None:
-        threads.close(join=False)
+        threads.end()

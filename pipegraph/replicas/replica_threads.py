@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -35,31 +34,24 @@ def start_thread(target: Callable[[], object], name: str, intra_op: int = 1) -> 
     return thread
 
 
+@dataclass(eq=False)
 class _Order:
-    """One job of a thread. Given twice, it is done once: Ctrl-C may have come before the giving was noted."""
+    """One job of a thread, and what has become of it."""
 
-    __slots__ = ("done", "ended", "failure", "given", "job", "result")
-
-    def __init__(self, job: Job, done: concurrency.SimpleQueue[None]) -> None:
-        self.job: Job | None = job
-        self.done = done
-        self.given = False
-        self.ended = False
-        self.result: Any = None
-        self.failure: BaseException | None = None
+    job: Job | None
+    done: concurrency.SimpleQueue[None]
+    result: Any = None
+    failure: BaseException | None = None
 
     def run(self, prepare: Job) -> None:
         """Do the job, behind ``prepare``, whose failure is the order's: nobody would hear of it elsewhere."""
-        job, self.job = self.job, None
-        if job is None:
-            return
+        assert self.job is not None
         try:
             prepare()
-            self.result = job()
+            self.result = self.job()
         except BaseException as error:
             self.failure = error
-        del job
-        self.ended = True
+        self.job = None
         self.done.put(None)
 
 
@@ -81,7 +73,7 @@ def lines_of(devices: Sequence[torch.device]) -> list[object]:
 
 
 class ReplicaThreads:
-    """The threads of replicas, started once; ended by :meth:`close` or when the object is collected.
+    """The threads of replicas, started once; their owner ends them.
 
     Args:
         names: what failures are to be noted with, one per member: ``"replica 0 on cpu#0"``.
@@ -97,42 +89,26 @@ class ReplicaThreads:
         for index, (device, line) in enumerate(zip(devices, lines_of(devices), strict=True)):
             if line not in lines:
                 lines[line] = concurrency.SimpleQueue()
-                # The thread knows the queue, not its owner, so that this can be collected.
                 served = partial(_serve, lines[line], device)
                 self._threads.append(start_thread(served, f"pipegraph-replica-{index}", intra_op))
             self._orders.append(lines[line])
-        self._end = weakref.finalize(self, _end, tuple(lines.values()))
+        self._lines = list(lines.values())
 
     def run(self, jobs: Mapping[int, Job]) -> dict[int, Any]:
         """Run jobs, each in its member's thread, and wait for all.
 
         Raises:
             The failure of the lowest failing member, with its own type and
-            traceback and a note that names the member. A KeyboardInterrupt of the calling thread is
-            raised once all jobs have ended, none of which is left out; a second one at once, as :class:`Abandoned`.
+            traceback and a note that names the member. A KeyboardInterrupt of the calling thread at once: the
+            jobs run on, and :meth:`close` waits for them.
         """
         # Queues in C, because the Python code of futures and conditions can be interrupted while it holds a lock.
         done: concurrency.SimpleQueue[None] = concurrency.SimpleQueue()
         orders = {member: _Order(job, done) for member, job in jobs.items()}
-        interrupt: KeyboardInterrupt | None = None
-        while True:
-            try:
-                for member, order in orders.items():
-                    if not order.given:
-                        self._orders[member].put(order)
-                        order.given = True
-                while not all(order.ended for order in orders.values()):
-                    wait(done)
-                break
-            except KeyboardInterrupt as again:
-                if interrupt is not None:
-                    # Those of one accelerator that wait for their turn do not begin.
-                    for order in orders.values():
-                        order.job = None
-                    raise Abandoned("interrupted twice while replicas still ran") from None
-                interrupt = again
-        if interrupt is not None:
-            raise interrupt
+        for member, order in orders.items():
+            self._orders[member].put(order)
+        for _ in orders:
+            done.get()
         for member in sorted(orders):
             failure = orders[member].failure
             if failure is not None:
@@ -140,34 +116,20 @@ class ReplicaThreads:
                 raise failure
         return {member: order.result for member, order in orders.items()}
 
-    def settle(self) -> None:
-        """Wait until no earlier job runs."""
-        self.run(dict.fromkeys(range(len(self._orders)), int))
-
     @property
     def members(self) -> tuple[concurrency.Thread, ...]:
         return tuple(self._threads)
 
-    def close(self, join: bool = True) -> None:
-        """End the threads; with ``join=False`` without waiting for jobs that still run."""
-        self._end()
-        if join:
-            for thread in self._threads:
-                thread.join()
+    def end(self) -> None:
+        """End the threads once their jobs have ended; waits for nothing."""
+        for line in self._lines:
+            line.put(None)
 
-
-def _end(orders: Sequence[concurrency.SimpleQueue[_Order | None]]) -> None:
-    for line in orders:
-        line.put(None)
-
-
-class Abandoned(KeyboardInterrupt):
-    """Interrupted a second time while jobs still ran: their replicas' state is unknown."""
-
-
-def wait(done: concurrency.SimpleQueue[None]) -> None:
-    """Until a job has ended."""
-    done.get()
+    def close(self) -> None:
+        """End the threads, and wait for them."""
+        self.end()
+        for thread in self._threads:
+            thread.join()
 
 
 def note_once(failure: BaseException, text: str) -> None:

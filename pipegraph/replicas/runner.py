@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.nn import Module
 
+from pipegraph.closing import Closing
 from pipegraph.device.backend import Backend, Slot, Stream, normalised
 from pipegraph.device.opening import backend_for
 from pipegraph.device.own_moves import tensors_within
@@ -19,7 +20,6 @@ from pipegraph.device.slabs import on_device
 from pipegraph.device.split import leaves
 from pipegraph.errors import PipegraphWarning
 from pipegraph.replicas.replica_threads import (
-    Abandoned,
     CallerState,
     Job,
     ReplicaThreads,
@@ -33,7 +33,7 @@ T = TypeVar("T")
 MIN_RATIO = 0.75
 
 
-class ReplicaRunner:
+class ReplicaRunner(Closing):
     """One replica runs in the calling thread. Several run in threads: on the CPU one each, among which its cores are
     dealt, and one for each accelerator, which is given the work of its replicas in turn.
 
@@ -130,13 +130,12 @@ class ReplicaRunner:
             for tensor in tensors_within(held, backend.device):
                 backend.read_on(tensor, stream)
 
-    def close(self, join: bool = True) -> None:
-        """End threads and streams; with ``join=False`` without waiting for what still runs."""
+    def close(self) -> None:
+        """End threads and streams, once what still runs has ended."""
         if self.threads is not None:
-            self.threads.close(join)
-        if join:
-            for backend in self.backends.values():
-                backend.close()
+            self.threads.close()
+        for backend in self.backends.values():
+            backend.close()
 
 
 def _noted(job: Job, name: str) -> Any:
@@ -237,12 +236,5 @@ def parallel_apply(
         with on_device(places[0] if count > 1 else None):
             return [_noted(call, name) for call, name in zip(calls, names, strict=True)]
     # All are first slots: on the caller's own streams.
-    runner = ReplicaRunner([Slot(place) for place in places], names)
-    all_ended = True
-    try:
+    with ReplicaRunner([Slot(place) for place in places], names) as runner:
         return list(runner.run(dict(enumerate(calls))).values())
-    except Abandoned:
-        all_ended = False
-        raise
-    finally:
-        runner.close(join=all_ended)

@@ -185,10 +185,6 @@ FOUND: dict[tuple[str, str], Callable[[], None]] = {
 }
 NOT_HERE = {
     (SUMS, "stream.synchronize()"): "after a failed step; no program here fails while sums are under way",
-    (
-        "pipegraph/replicas/reducer.py",
-        "backend.synchronize()",
-    ): "after an interrupt, which kills whatever was under way",
 }
 
 

@@ -16,10 +16,9 @@ from pipegraph.device.opening import every_device
 from pipegraph.replicas import (
     ReplicaExecutor,
     Whole,
-    build,
 )
 
-from .conftest import MakeExecutor, assert_close
+from .conftest import MakeExecutor
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -118,31 +117,6 @@ def test_autocast_around_a_step_ends_before_the_backward_and_the_optimizer(
             )
     assert {("forward", True), ("step", False)} <= set(seen)
     assert ("step", True) not in seen
-
-
-def test_an_interrupt_between_the_step_and_dropping_its_gradients_applies_them_once(
-    make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = mlp()
-    optimizer = sgd(alone.parameters())
-    executor = make_executor(mlp(), 2, optimizer=sgd)
-    for number in range(3):
-        optimizer.zero_grad()
-        square(alone(data()), None).backward()
-        optimizer.step()
-        with monkeypatch.context() as patched:
-            if number == 1:
-
-                def interrupted(parameters: Any) -> None:
-                    patched.undo()
-                    raise KeyboardInterrupt
-
-                patched.setattr(build, "zero_grads", interrupted)
-                with pytest.raises(KeyboardInterrupt):
-                    executor.step(data(), square)
-            else:
-                executor.step(data(), square)
-    assert_close(executor, alone)
 
 
 # Copies, waits and devices
