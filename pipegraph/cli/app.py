@@ -7,13 +7,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import rich  # noqa: F401  a missing one is reported before any command starts
 import typer
 
-from pipegraph.cli.progress_bars import keeping_interrupts
 from pipegraph.errors import DataError, GraphError, MissingExtraError, PipegraphError, StateError
 
 app = typer.Typer(
@@ -35,33 +33,13 @@ Target = Annotated[
 ]
 
 
-def _bounded(value: float) -> float:
-    """Refuse what no clock can wait for."""
-    if not value <= threading.TIMEOUT_MAX:
-        raise typer.BadParameter(f"{value:g} is longer than can be waited for")
-    return value
-
-
 StepMs = Annotated[
-    float,
-    typer.Option(
-        min=0.0, callback=_bounded, help="A simulated training step of this many milliseconds per batch."
-    ),
+    float, typer.Option(min=0.0, help="A simulated training step of this many milliseconds per batch.")
 ]
+Seconds = Annotated[float, typer.Option(min=0.1, max=threading.TIMEOUT_MAX, help="How long to run.")]
 Output = Annotated[
     str | None, typer.Option(help="The stage to deliver from, where the graph has several sinks.")
 ]
-
-
-def _file_to_write(path: str | None) -> str | None:
-    """Refuse a path that nothing can be written to, before a run and not behind it."""
-    if path is not None and not Path(path).parent.is_dir():
-        raise typer.BadParameter(
-            f"there is no folder {str(Path(path).parent)!r} to write {Path(path).name!r} to"
-        )
-    if path is not None and Path(path).is_dir():
-        raise typer.BadParameter(f"{path!r} is a folder: name a file in it")
-    return path
 
 
 def _show_version(wanted: bool) -> None:
@@ -89,7 +67,7 @@ def demo(
         str | None,
         typer.Option(
             help="A folder of class folders, a flat folder of images, or tar shards (a folder, a glob, or "
-            "'part-{0000..0099}.tar'). By default drawn shapes, kept in the user's cache folder."
+            "'part-{0000..0099}.tar'). By default drawn shapes."
         ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the data.")] = None,
@@ -101,11 +79,13 @@ def demo(
     ] = None,
 ) -> None:
     """Train a small network on images, stop in the middle, resume, and show the profile."""
-    from pipegraph.cli.demo import make_files, run_demo
-
     if make is not None:
+        from pipegraph.cli.demo_shapes import make_files
+
         print(*make_files(make), sep="\n")
     else:
+        from pipegraph.cli.demo import run_demo
+
         run_demo(data, epochs)
 
 
@@ -115,9 +95,7 @@ def demo(
 def plan(
     graph: Target,
     output: Output = None,
-    svg: Annotated[
-        str | None, typer.Option(metavar="FILE", callback=_file_to_write, help="Draw it, as an SVG picture.")
-    ] = None,
+    svg: Annotated[str | None, typer.Option(metavar="FILE", help="Draw it, as an SVG picture.")] = None,
 ) -> None:
     """Check a graph and print what would run: operators, workers, queues, rewrites, decoders. Runs no stage."""
     from pipegraph.cli.graph_commands import load_graph, run_plan
@@ -130,24 +108,18 @@ def plan(
 )
 def profile(
     graph: Target,
-    seconds: Annotated[float, typer.Option(min=0.1, callback=_bounded, help="How long to run.")] = 20.0,
+    seconds: Seconds = 20.0,
     output: Output = None,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON only.")] = False,
     step_ms: StepMs = 0.0,
     report: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            callback=_file_to_write,
-            help="Write the profile as a page of HTML that opens from disk.",
-        ),
+        typer.Option(metavar="FILE", help="Write the profile as a page of HTML that opens from disk."),
     ] = None,
     trace: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE",
-            callback=_file_to_write,
-            help="Write a trace for Perfetto: every worker's work, and samples followed.",
+            metavar="FILE", help="Write a trace for Perfetto: every worker's work, and samples followed."
         ),
     ] = None,
 ) -> None:
@@ -160,7 +132,7 @@ def profile(
 @app.command(epilog="Example:  pipegraph tune train.py:graph --seconds 30 --step-ms 120")
 def tune(
     graph: Target,
-    seconds: Annotated[float, typer.Option(min=0.1, callback=_bounded, help="How long to run.")] = 30.0,
+    seconds: Seconds = 30.0,
     output: Output = None,
     step_ms: StepMs = 0.0,
 ) -> None:
@@ -250,8 +222,7 @@ def run(arguments: Sequence[str]) -> int:
     resumes = arguments and arguments[0] == "pack"
     interrupted = "interrupted; the same command continues" if resumes else "interrupted"
     try:
-        with keeping_interrupts():
-            code = command.main(list(arguments), prog_name="pipegraph", standalone_mode=False)
+        code = command.main(list(arguments), prog_name="pipegraph", standalone_mode=False)
         # typer turns a Ctrl-C inside a command into the exit code that it returns.
         return _fail(interrupted, INTERRUPTED) if code == INTERRUPTED else code or 0
     except typer.Exit as done:
@@ -268,28 +239,12 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(_line(error), 1)
     except Exception as error:
         if isinstance(error, _USAGE_ERROR):
-            message: str = error.format_message()  # type: ignore[attr-defined]
-            if message.startswith("No such command") and message.endswith("'."):
-                message += f" There are {', '.join(command.list_commands(None))}."  # type: ignore[attr-defined]
             if not arguments:
                 return 2  # the help was printed
-            return _fail(_with_hint(message.rstrip("."), arguments, command), 2)
-        return _fail(f"{type(error).__name__} at {_place(error)}: {_line(error)}", 1)
-
-
-def _with_hint(message: str, arguments: Sequence[str], command: Any) -> str:
-    """A usage error, and where it is explained."""
-    name = arguments[0] if arguments else ""
-    asks = message.endswith("?")
-    if not command.get_command(None, name):
-        return message if asks else f"{message}."
-    return f"{message}{' See' if asks else '; see'} pipegraph {name} --help"
-
-
-def _place(error: BaseException) -> str:
-    """File and line where it was raised: most often in a function of the user's."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{os.path.relpath(frame.filename)}:{frame.lineno}"
+            return _fail(f"{error.format_message()} See pipegraph --help.", 2)  # type: ignore[attr-defined]
+        frame = traceback.extract_tb(error.__traceback__)[-1]  # most often in a function of the user's
+        place = f"{os.path.relpath(frame.filename)}:{frame.lineno}"
+        return _fail(f"{type(error).__name__} at {place}: {_line(error)}", 1)
 
 
 def _line(error: BaseException) -> str:

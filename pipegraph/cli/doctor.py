@@ -6,7 +6,6 @@ import platform
 import shutil
 import sys
 from importlib import metadata, util
-from pathlib import Path
 from typing import NamedTuple
 
 from pipegraph.errors import MissingExtraError, install_line
@@ -93,14 +92,10 @@ def _processes() -> list[tuple[str, str]]:
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     advice = f"; ulimit -n {min(hard, ENOUGH_FILES)} allows more" if soft < min(hard, ENOUGH_FILES) else ""
-    found = [
+    return [
         ("processes", "backend='process' works; shared memory has no names, and counts as memory"),
         ("open files", f"{soft} at most{advice}"),
     ]
-    if Path("/dev/shm").exists():
-        free = format_bytes(shutil.disk_usage("/dev/shm").free)
-        found.append(("/dev/shm", f"{free} free; DataLoader's processes need it, pipegraph's do not"))
-    return found
 
 
 def _devices() -> list[tuple[str, str]]:

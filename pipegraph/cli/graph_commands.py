@@ -82,7 +82,7 @@ def _run_for(loader: Loader, seconds: float, step_s: float, progress: ProgressLi
     clock.start()
     try:
         with progress:
-            progress.start("running", seconds, unit="s")
+            progress.start("running", seconds, unit="samples")
             while not over.is_set():
                 before = loader.profile().items
                 for chunk in loader.chunks():

@@ -35,7 +35,7 @@ def run_index(
             out = manifest_beside(found)
             if out is None or out.startswith(("http://", "https://")):
                 out = MANIFEST
-        progress = stack.enter_context(ProgressLine(""))
+        progress = stack.enter_context(ProgressLine())
 
         def show(state: IndexProgress) -> None:
             progress.count("indexing", state.parts_done, state.parts, f"{state.samples:,} samples")
@@ -70,7 +70,7 @@ def run_pack(
 ) -> None:
     """Pack ``source`` into the folder ``target``; a run that was stopped resumes."""
     complete = Path(target, MANIFEST).is_file()  # written last: then nothing more is
-    with ProgressLine("") as progress:
+    with ProgressLine() as progress:
 
         def report(state: PackProgress) -> None:
             total, done = state.shards, state.shards_done

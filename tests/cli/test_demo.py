@@ -8,7 +8,7 @@ import pytest
 
 from pipegraph.cli import main
 from pipegraph.cli.demo import run_demo
-from pipegraph.cli.demo.shapes import CLASSES, draw
+from pipegraph.cli.demo_shapes import CLASSES, draw
 
 
 @pytest.fixture(autouse=True)
