@@ -13,7 +13,7 @@ from typing import Any
 
 from pipegraph.cli.progress_bars import ProgressLine
 from pipegraph.errors import DataError, GraphError, LoaderClosedError, described
-from pipegraph.graph import Graph, Node
+from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
 from pipegraph.paths import write_text
 from pipegraph.profile.drawing import plan_svg
@@ -104,30 +104,20 @@ def load_graph(target: str) -> Graph:
     """The graph that ``train.py:graph`` names, or the only one in ``train.py``; a function without arguments is called
     for it."""
     if target.endswith(".py"):
-        return _only_graph(target)
+        graphs = _named(_run(Path(target)), Graph)
+        different = {id(graph) for graph in graphs.values()}
+        if len(different) != 1:
+            raise GraphError(
+                f"{target} has {len(different)} graphs: {', '.join(graphs) or 'none'}; say which, or which function "
+                f"returns it: {target}:{next(iter(graphs), 'FUNCTION')}"
+            )
+        return next(iter(graphs.values()))  # type: ignore[no-any-return]
     found = load_object(target, Graph)
-    if isinstance(found, Node):
-        raise GraphError(f"{target} is a node of graph {found.graph.name!r}: name the graph, not the node")
     if not isinstance(found, Graph):
         raise GraphError(
             f"{target} is of type {type(found).__name__}, no graph and no function that returns one"
         )
     return found
-
-
-def _only_graph(file: str) -> Graph:
-    module = _run(Path(file))
-    found = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, Graph)}
-    if len(found) == 1:
-        return next(iter(found.values()))[1]
-    if found:
-        names = [name for name, _ in found.values()]
-        raise GraphError(f"{file} has {len(names)} graphs: {', '.join(names)}; say which: {file}:{names[0]}")
-    functions = _names(module, FunctionType)
-    raise GraphError(
-        f"{file} has no graph: no name at its top level is a pipegraph.Graph. If a function returns it, name the "
-        f"function: {file}:FUNCTION (functions in it: {functions})"
-    )
 
 
 def load_object(target: str, kind: type | None = None) -> Any:
@@ -144,8 +134,8 @@ def load_object(target: str, kind: type | None = None) -> Any:
         raise GraphError(f"expected a Python file and a name in it, such as train.py:graph, got {target!r}")
     module = _run(Path(file))
     if not hasattr(module, name):
-        there = "" if kind is None else f"graphs in it: {_names(module, kind)}; "
-        raise GraphError(f"{file} has no {name!r}; {there}functions in it: {_names(module, FunctionType)}")
+        there = ", ".join([*_named(module, kind or FunctionType), *_named(module, FunctionType)])
+        raise GraphError(f"{file} has no {name!r}; it has {there or 'nothing of the kind'}")
     found: Any = getattr(module, name)
     if callable(found) and not (kind is not None and isinstance(found, kind)):
         try:
@@ -155,12 +145,13 @@ def load_object(target: str, kind: type | None = None) -> Any:
     return found
 
 
-def _names(module: ModuleType, kind: type) -> str:
+def _named(module: ModuleType, kind: type) -> dict[str, Any]:
     """What the file itself has of a kind: functions that it imports are none of its own."""
-    found = [name for name, value in vars(module).items() if isinstance(value, kind)]
-    if kind is FunctionType:
-        found = [name for name in found if vars(module)[name].__module__ == module.__name__]
-    return ", ".join(found) or "none"
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, kind) and getattr(value, "__module__", "") in (module.__name__, kind.__module__)
+    }
 
 
 def _run(path: Path) -> ModuleType:
