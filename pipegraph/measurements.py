@@ -160,15 +160,8 @@ class StageProfile:
         "per item: table page",
         lambda stage: stage.life["busy_ns"] / 1e9 / max(1, stage.pieces),
     )
-    piece_mean_s: float = measurement(
-        "mean seconds of one piece of work: an item, a row of a batch where workers share batches, a bundle where rows "
-        "travel in bundles.",
-        "seconds",
-        "mean: page",
-        lambda stage: stage.durations.mean_s,
-    )
     service_p50_s: float = measurement(
-        "seconds that one piece of work took, within 1 %: the median.",
+        "seconds that one piece of work (an item, a row of a batch, a bundle of rows) took, within 1 %: the median.",
         "seconds",
         "p50: notebook page log",
         lambda stage: stage.durations.quantile_s(0.5),

@@ -73,7 +73,7 @@ def draw(label: int, rng: np.random.Generator) -> NDArray[np.uint8]:
     ground, colour = rng.integers(0, 256, (2, 3))
     if np.abs(colour - ground).sum() < 250:
         colour = (ground + 128) % 256
-    image = np.clip(ground + rng.normal(0, 8, (SIZE, SIZE, 3)), 0, 255).astype(np.uint8)
+    image: NDArray[np.uint8] = np.clip(ground + rng.normal(0, 8, (SIZE, SIZE, 3)), 0, 255).astype(np.uint8)
     radius, angle = rng.uniform(0.28, 0.44) * SIZE, rng.uniform(0, 2 * math.pi)
     center = rng.uniform(radius, SIZE - radius, 2)
     turn = radius * np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])

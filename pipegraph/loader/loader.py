@@ -91,7 +91,7 @@ class Loader(Closing):
             self._tuner = Tuner(self.plan)
         self._observers: list[Observer] = [] if self._tuner is None else [self._tuner]
         if options.log_every is not None:
-            from pipegraph.profile.log_lines import LogLines
+            from pipegraph.profile.live import LogLines
 
             self._observers.append(LogLines(options.log_every))
         self._turn = concurrency.RLock()  # who begins a pass or takes the next chunk

@@ -27,9 +27,6 @@ from .values import Profile, run_of
 WORTH = 0.05
 """A predicted gain that is worth a sentence."""
 
-MANY = 16
-"""Workers of a stage that waits from which on it is said what they may do to a service."""
-
 
 @dataclass(frozen=True)
 class Prediction:
@@ -60,14 +57,12 @@ class Advice:
         processes: stages that should get ``backend="process"``.
         prediction: with all of these.
         limit: why nothing more is proposed, in words.
-        caution: what many workers that wait may do to a service that they read from, in words.
     """
 
     settings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     processes: tuple[str, ...] = ()
     prediction: Prediction = Prediction(0.0, 0.0)
     limit: str = ""
-    caution: str = ""
 
     def __str__(self) -> str:
         words = [f'{name!r} with backend="process"' for name in self.processes]
@@ -78,7 +73,7 @@ class Advice:
                 words.append(f"capacity={size['capacity']} in {name!r}")
         if not words:
             return f"No other sizes help: {self.limit}."
-        return f"With {', '.join(words)}: {self.prediction}; then {self.limit}.{self.caution}"
+        return f"With {', '.join(words)}: {self.prediction}; then {self.limit}."
 
 
 def advise(profile: Profile) -> Advice:
@@ -128,11 +123,7 @@ def _advice(profile: Profile) -> Advice:
         settings[name] = {"workers": size.workers}
         if size.capacity > now.works[name].size.capacity:
             settings[name]["capacity"] = size.capacity
-    many = [size.workers for name, size in grown.items() if now.works[name].waits and size.workers >= MANY]
-    caution = (
-        f" If they read from a service, {max(many)} connections at once may be throttled." if many else ""
-    )
-    return Advice(settings, processes, found, words, caution)
+    return Advice(settings, processes, found, words)
 
 
 def _in_processes(profile: Profile, now: Pipeline) -> tuple[Pipeline, tuple[str, ...]]:

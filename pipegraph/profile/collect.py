@@ -116,7 +116,6 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
         wait_p50_s=took.quantile_s(0.5),
         wait_p90_s=took.quantile_s(0.9),
         wait_p99_s=took.quantile_s(0.99),
-        waits=tuple(took.bins()),
         cores_used=cores_used,
         cores=measured.cores,
         memory_bytes=memory_bytes,

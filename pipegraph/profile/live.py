@@ -1,12 +1,14 @@
 """A live view in the terminal: how far the pass is, and every stage with its rate and its queue.
 
 Redrawn in place where the output is a terminal, else a plain line once in a while, so that logs and notebooks stay
-readable. Needs the ``cli`` extra (rich).
+readable. Needs the ``cli`` extra (rich). ``log_every=`` writes the same line to the log, without it.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from time import perf_counter
@@ -22,6 +24,8 @@ from .values import Profile, Watched
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+logger = logging.getLogger("pipegraph")
 
 REDRAW_S = 0.25
 LINE_S = 10.0
@@ -204,6 +208,33 @@ def line(profile: Profile, prefix: str = "") -> str:
     if not profile.conclusive or (trains and stall > STARTING):
         return words
     return f"{words}, {'training' if trains else profile.bottleneck} sets the pace"
+
+
+class LogLines:
+    """Logs a line as a chunk is asked for, if ``every`` seconds have passed since the last; starts no thread."""
+
+    def __init__(self, every: float) -> None:
+        self._every = every
+        self._loader: Any = None
+        self._last: Profile | None = None
+        self._due = 0.0
+
+    def begins(self, loader: Watched, crew: object) -> None:
+        """A pass begins. Rates continue, for only the time in passes counts."""
+        if self._last is None:
+            self._loader = weakref.proxy(loader)
+            self._last, self._due = loader.profile(), perf_counter() + self._every
+
+    def asked(self, items: int) -> None:
+        """The training loop asks for the next chunk, after this many."""
+        now = perf_counter()
+        if now < self._due:
+            return
+        self._due = now + self._every
+        found = self._loader.profile(self._last)
+        self._last = self._loader.profile()
+        epoch, done = found.measured.in_pass
+        logger.info("%s", line(found, f"graph {found.graph!r}, epoch {epoch}, {done:,} delivered: "))
 
 
 live = Live

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import floor, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +25,13 @@ from pipegraph.units import (
 )
 
 from .bottleneck import CONSUMER
-from .series import Moment
 from .table import conclude
 from .values import Profile
 
 if TYPE_CHECKING:
     from jinja2 import Template
-from math import floor, log10
+
+    from .record import Moment
 
 SHOWN_QUARANTINED = 100
 """Samples that the page lists; the rest is a number."""
@@ -82,7 +83,6 @@ def render_report(profile: Profile, moments: Sequence[Moment] = ()) -> str:
         "consumer": CONSUMER,
         "drawing": _drawing(profile),
         "charts": _charts(profile, moments),
-        "waits": histogram(profile.waits),
         "quarantined": quarantined,
         "stall_share": profile.stall_share,
         "columns": in_view(StageProfile, "page"),
@@ -192,43 +192,6 @@ def line_chart(
         end=_time(end),
         summary=f"{title}: on average {_short(mean)} {unit}, least {_short(min(values))}, most {_short(max(values))}",
     )
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One bar of a histogram: its range, how many fell into it, that as a share 0..1, and the bar's length 0..1."""
-
-    range: str
-    count: int
-    share: float
-    length: float
-
-
-EDGES_S = tuple(base * 10.0**power for power in range(-5, 2) for base in (1, 2, 5))
-"""Of the histogram's bars: 10 us to 50 s, three to a decade; the first and the last are open."""
-
-
-def histogram(bins: Sequence[tuple[float, int]]) -> list[Bar]:
-    """Bars for ``(seconds, how many)``; their length is the square root of their share, so that rare ones show."""
-    counts = [0] * (len(EDGES_S) + 1)
-    for seconds, count in bins:
-        counts[sum(seconds >= edge for edge in EDGES_S)] += count
-    used = [at for at, count in enumerate(counts) if count]
-    if not used:
-        return []
-    total, top = sum(counts), max(counts)
-    return [
-        Bar(_between(at), counts[at], counts[at] / total, float((counts[at] / top) ** 0.5))
-        for at in range(used[0], used[-1] + 1)
-    ]
-
-
-def _between(at: int) -> str:
-    if at == 0:
-        return f"under {_time(EDGES_S[0])}"
-    if at == len(EDGES_S):
-        return f"{_time(EDGES_S[-1])} and more"
-    return f"{_time(EDGES_S[at - 1])} to {_time(EDGES_S[at])}"
 
 
 def _round_up(value: float) -> float:

@@ -94,9 +94,6 @@ class Profile:
     wait_p99_s: float = measurement(
         "the same: 99 % took no longer.", "seconds", ": log", metric="wait_seconds 0.99"
     )
-    waits: tuple[tuple[float, int], ...] = measurement(
-        "all waits as ``(seconds, how many)``, in ascending order, within 1 %.", "text", default=()
-    )
     cores_used: float = measurement("cores that this process and its workers' kept running.", views=": log")
     cores: float = measurement("cores that they may use.")
     memory_bytes: int = measurement("bytes that chunks hold now.", "bytes", ": log", metric="memory_bytes")
@@ -157,11 +154,6 @@ class Profile:
     def stall_share(self) -> float:
         """Share 0..1 of the time of passes that the training loop waited for data."""
         return self.stall_s / self.elapsed_s if self.elapsed_s else 0.0
-
-    @property
-    def lock(self) -> bool:
-        """Whether the bottleneck is one because it holds the GIL, for which the others wait."""
-        return self.cause == "lock"
 
     @property
     def conclusive(self) -> bool:

@@ -9,8 +9,8 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.profile.record import Moment, append
 from pipegraph.profile.report import render_report
-from pipegraph.profile.series import Moment, append
 
 HOSTILE = (
     "<script>window.broken=1</script>&\"'</title></svg><img src=https://example.invalid/x onerror=alert(1)>"
