@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, final
 
 import torch
@@ -15,8 +15,11 @@ from pipegraph.integers import integer
 from pipegraph.randomness import generator
 
 Begin = Literal["first", "middle", "random"]
-First = Callable[[int, int], int]
-"""With which to begin, of how many there are and how many are wanted."""
+
+
+def _first(part: float, there: int, wanted: int) -> int:
+    """With which of those that are there a clip begins."""
+    return int(part * (max(0, there - wanted) + 1))
 
 
 class _Decode(Operator):
@@ -27,10 +30,10 @@ class _Decode(Operator):
     fields: tuple[str, ...]
     """Where encoded bytes, or the path of a file, are looked for, in this order."""
 
-    def __init__(self, begin: Begin, field: str | None, output: str) -> None:
+    def __init__(self, begin: Begin, field: str | None) -> None:
         if begin not in ("first", "middle", "random"):
             raise GraphError(f'{self.name}: begin must be "first", "middle" or "random", got {shown(begin)}')
-        self.begin, self.field, self.output = begin, field, output
+        self.begin, self.field = begin, field
         self.depends_on = "item|random" if begin == "random" else "item"
 
     def open(self, context: Context) -> None:
@@ -44,8 +47,8 @@ class _Decode(Operator):
             ) from error
 
     @abstractmethod
-    def decode(self, source: Any, first: First) -> dict[str, Any]:
-        """The fields to add."""
+    def decode(self, source: Any, part: float) -> dict[str, Any]:
+        """The fields to add; a clip begins behind this part of what it leaves out."""
 
     def process(self, chunk: Chunk) -> Chunk:
         data, name, source = chunk.data, None, chunk.data
@@ -55,17 +58,11 @@ class _Decode(Operator):
             if name is None:
                 raise DataError(f"{self.name}: no field {' or '.join(names)} in {', '.join(map(str, data))}")
             source = data[name]
-
-        def first(there: int, wanted: int) -> int:
-            spare = max(0, there - wanted)
-            if self.begin != "random":
-                return 0 if self.begin == "first" else spare // 2
-            context = self._context
-            drawn = generator(context.seed, chunk.epoch, chunk.lineages[0], context.stage)
-            return int(drawn.integers(spare + 1))
-
+        context = self._context
+        drawn = generator(context.seed, chunk.epoch, chunk.lineages[0], context.stage).random()
+        part = {"first": 0.0, "middle": 0.5, "random": drawn}[self.begin]
         try:
-            made = self.decode(bytes(source) if isinstance(source, bytearray | memoryview) else source, first)
+            made = self.decode(bytes(source) if isinstance(source, bytearray | memoryview) else source, part)
         except (RuntimeError, ValueError, IndexError) as error:
             of = f"{len(source)} bytes" if isinstance(source, bytes) else shown(source)
             raise DecodeError(f"{of} cannot be decoded as {self.what}: {error}") from error
@@ -89,7 +86,6 @@ class DecodeVideo(_Decode):
             sample's own.
         field: of the encoded bytes, or of a file's path; by default the first of ``video, mp4, webm, mkv, mov, avi,
             bytes, path`` that is there. It is left out, but for ``path``.
-        output: the field of the frames.
 
     Raises:
         DecodeError: it is not a video, is broken, or has no frame.
@@ -105,24 +101,23 @@ class DecodeVideo(_Decode):
         stride: int = 1,
         begin: Begin = "first",
         field: str | None = None,
-        output: str = "video",
     ) -> None:
-        super().__init__(begin, field, output)
+        super().__init__(begin, field)
         self.frames = None if frames is None else integer(frames, "DecodeVideo: frames")
         self.stride = integer(stride, "DecodeVideo: stride")
 
-    def decode(self, source: Any, first: First) -> dict[str, Any]:
+    def decode(self, source: Any, part: float) -> dict[str, Any]:
         decoder = self._open.VideoDecoder(source, num_ffmpeg_threads=1)
         count = len(decoder)
         if not count:
             raise ValueError("it has no frame")
         numbers = list(range(0, count, self.stride))
         if self.frames is not None:
-            begin = first(count, (self.frames - 1) * self.stride + 1)
+            begin = _first(part, count, (self.frames - 1) * self.stride + 1)
             numbers = list(range(begin, count, self.stride))[: self.frames]
             numbers += numbers[-1:] * (self.frames - len(numbers))
         found = decoder.get_frames_at(numbers)
-        return {self.output: found.data, f"{self.output}_seconds": found.pts_seconds}
+        return {"video": found.data, "video_seconds": found.pts_seconds}
 
 
 @final
@@ -139,7 +134,6 @@ class DecodeAudio(_Decode):
             sample's own.
         field: of the encoded bytes, or of a file's path; by default the first of ``audio, wav, flac, mp3, ogg, opus,
             m4a, bytes, path`` that is there. It is left out, but for ``path``.
-        output: the field of the samples, and the beginning of the other fields' names.
 
     Raises:
         DecodeError: it is not audio, is broken, or has no sample.
@@ -156,14 +150,13 @@ class DecodeAudio(_Decode):
         channels: int | None = None,
         begin: Begin = "first",
         field: str | None = None,
-        output: str = "audio",
     ) -> None:
-        super().__init__(begin, field, output)
+        super().__init__(begin, field)
         self.samples = None if samples is None else integer(samples, "DecodeAudio: samples")
         self.rate = None if rate is None else integer(rate, "DecodeAudio: rate")
         self.channels = None if channels is None else integer(channels, "DecodeAudio: channels")
 
-    def decode(self, source: Any, first: First) -> dict[str, Any]:
+    def decode(self, source: Any, part: float) -> dict[str, Any]:
         decoder = self._open.AudioDecoder(source, sample_rate=self.rate, num_channels=self.channels)
         found = decoder.get_all_samples()
         data, begins, rate = found.data, float(found.pts_seconds), int(found.sample_rate)
@@ -171,9 +164,9 @@ class DecodeAudio(_Decode):
             raise ValueError("it has no sample")
         made: dict[str, Any] = {}
         if self.samples is not None:
-            start = first(data.shape[1], self.samples)
+            start = _first(part, data.shape[1], self.samples)
             data = data[:, start : start + self.samples].clone()  # else the whole of it would be kept
             begins += start / rate
-            made[f"{self.output}_length"] = data.shape[1]
+            made["audio_length"] = data.shape[1]
             data = torch.nn.functional.pad(data, (0, self.samples - data.shape[1]))
-        return {self.output: data, f"{self.output}_rate": rate, f"{self.output}_seconds": begins, **made}
+        return {"audio": data, "audio_rate": rate, "audio_seconds": begins, **made}

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Number
 from typing import Any, final
 
 import numpy as np
@@ -23,7 +24,6 @@ from pipegraph.paths import PATHS, path_of
 from pipegraph.reader.columns_filter import chosen_columns
 from pipegraph.storage.formats.arrow_rows import ArrowRows
 from pipegraph.storage.formats.arrowvalues import (
-    ListFilling,
     filling,
     kind_of,
     nulls_inside,
@@ -50,8 +50,8 @@ class FromTable(OrderedSource):
         table: of pyarrow, pandas or polars, or a map-style Hugging Face dataset, whose stored values are then read as
             they are: an image is a dict of its bytes and path.
         columns: to read; all by default.
-        fill: column -> value in place of its nulls; of lists of numbers, a list for the missing ones, a
-            number for the nulls inside, or ``(number, list)`` for both.
+        fill: column -> value in place of its nulls; of lists of numbers, a list for the missing ones or a
+            number for the nulls inside.
         order: which row at which position.
         shuffle: whether the default order shuffles; by default rows come as they lie.
 
@@ -173,15 +173,13 @@ def _fillings(table: Any, fill: dict[str, Any]) -> dict[str, Any]:
             fill[name] = filling(fill[name], column.type, name, "FromTable")
         kind, inside, nulls = kind_of(column.type), nulls_inside(column), nulls_of(column)
         lists = kind.startswith("array")
-        given = fill.get(name)
-        filled = given if isinstance(given, ListFilling) else ListFilling(None, given)
-        if inside and filled.inside is None:
+        number = lists and isinstance(fill.get(name), Number)
+        if inside and not number:
             which = f"{inside} nulls inside its lists, for which a NumPy array has no value"
-            number = "False" if kind == "array of bool" else "-1"
-            value = f"({number}, [])" if nulls else number
-        elif nulls and kind != "float" and filled.lists is None:
+            value = "False" if kind == "array of bool" else "-1"
+        elif nulls and kind != "float" and (number or name not in fill):
             which = f"{nulls} nulls, which a batch has no place for"
-            value = ("[]" if filled.inside is None else f"({filled.inside!r}, [])") if lists else "..."
+            value = "[]" if lists else "..."
         else:
             continue
         raise GraphError(

@@ -147,7 +147,7 @@ class Bucket(Regroup):
 
     A cursor is ``(outputs, start, counts, drop)``: restart where the oldest sample that has not left came
     in, with that number already in each bucket (only counted, as they have left since), and drop the first outputs.
-    With a limit, ``counts`` holds the number and the cost in each bucket.
+    ``counts`` holds the number and the cost in each bucket; without ``cost`` each sample costs 1.
 
     Raises:
         DataError: one sample costs more than ``limit``.
@@ -179,7 +179,8 @@ class Bucket(Regroup):
         self.measure = length
         self.boundaries = bounds
         self.size = integer(32 if size is None else size, "Bucket: size")
-        self.cost, self.limit = cost, limit
+        self.cost = cost
+        self.limit: float = self.size if limit is None else limit
         self.begin()
 
     def config(self) -> dict[str, Any]:
@@ -207,15 +208,10 @@ class Bucket(Regroup):
         self._drop = 0
         self._last: Cursor = None
 
-    def _state(self, counts: tuple[int, ...], sums: tuple[float, ...]) -> tuple[Any, ...]:
-        return counts if self.cost is None else (counts, sums)
-
     def resume(self, cursor: Cursor) -> Cursor:
-        emitted, start, counts, drop = cursor
-        if self.cost is not None:
-            counts, sums = counts
-            self._sums = list(sums)
-        self._emitted, self._ghosts, self._drop, self._last = emitted - drop, list(counts), drop, cursor
+        emitted, start, (counts, sums), drop = cursor
+        self._ghosts, self._sums = list(counts), list(sums)
+        self._emitted, self._drop, self._last = emitted - drop, drop, cursor
         return start
 
     def _bucket_of(self, sample: Any) -> int:
@@ -223,26 +219,19 @@ class Bucket(Regroup):
 
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
         number = self._bucket_of(chunk.data)
-        cost: float = 0
-        if self.cost is not None:
-            cost = amount(self.cost(chunk.data), "Bucket: cost(sample)")
-            assert self.limit is not None
-            if cost > self.limit:
-                raise DataError(f"Bucket: one sample costs {cost}, more than limit={self.limit}")
+        cost = 1 if self.cost is None else amount(self.cost(chunk.data), "Bucket: cost(sample)")
+        if cost > self.limit:
+            raise DataError(f"Bucket: one sample costs {cost}, more than limit={self.limit}")
         counts = tuple(g + len(b) for g, b in zip(self._ghosts, self._buckets, strict=True))
         sums = tuple(self._sums)
         held = _Held(chunk, chunk.before, counts, sums, self._emitted)
-        if self.cost is None:
-            self._buckets[number].append(held)
-            full = counts[number] + 1 >= self.size
-            return self._release(number, chunk.after) if full else ()
-        assert self.limit is not None
-        # What is in the bucket leaves when this one does not fit with it any more.
-        made = (
-            self._release(number, None, held) if counts[number] and sums[number] + cost > self.limit else []
-        )
+        made: list[Chunk] = []
+        if counts[number] and sums[number] + cost > self.limit:
+            made = self._release(number, None, held)  # this one does not fit with it any more
         self._buckets[number].append(held)
         self._sums[number] += cost
+        if self.cost is None and self._sums[number] >= self.limit:
+            made = self._release(number, chunk.after)
         return made
 
     def flush(self) -> Iterable[Chunk]:
@@ -265,11 +254,10 @@ class Bucket(Regroup):
             first = min(others, key=_arrival, default=None)
             if first is None and after is not None:
                 zeros = (0,) * len(self._ghosts)
-                cursor: Cursor = (self._emitted, after, self._state(zeros, zeros), 0)
+                cursor: Cursor = (self._emitted, after, (zeros, zeros), 0)
             else:
                 back = first or held  # at the end of the epoch: its last sample
-                state = self._state(back.counts, back.sums)
-                cursor = (self._emitted, back.start, state, self._emitted - back.emitted)
+                cursor = (self._emitted, back.start, (back.counts, back.sums), self._emitted - back.emitted)
             if self._drop:
                 self._drop -= 1
                 continue

@@ -124,10 +124,10 @@ class Search:
         self.decisions[-1] = replace(decision, after=rate, outcome=outcome)  # type: ignore[arg-type]
         if kept:
             self.sizes = dict(then)
-        self._learn(decision, kept, before, window)
+        self._learn(decision, kept, window)
         return kept
 
-    def _learn(self, decision: Decision, kept: bool, before: Window, window: Window) -> None:
+    def _learn(self, decision: Decision, kept: bool, window: Window) -> None:
         """What a raise has shown of the stages that it changed."""
         raised = {
             name: (old.workers, new.workers)
@@ -151,17 +151,6 @@ class Search:
             for name, (old, new) in raised.items():
                 refused = window.refused.get(name)
                 self._stuck[name] = refused or f"{new} workers were no faster than {old}"
-                self._explain(name, before)
-
-    def _explain(self, name: str, before: Window) -> None:
-        """Say why more threads of a stage that computes did not help, where it is the GIL."""
-        work, cores = before.pipeline.works[name], before.pipeline.limits.cores
-        running = sum(each.core_s for each in before.pipeline.works.values()) * before.rate
-        if work.computes and work.threads and running < cores - 0.5:
-            self.advice[name] = (
-                f"{name}: computes and was no faster with more threads, while cores were free: it holds the "
-                "GIL, and backend='process' would help"
-            )
 
     # -- steps ---------------------------------------------------------------------------------
 

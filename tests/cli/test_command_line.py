@@ -104,12 +104,12 @@ def test_plan_draws_a_picture_where_it_is_asked_to(pipeline, capsys, tmp_path):
     ("target", "said"),
     [
         ("nowhere.py:graph", "there is no file 'nowhere.py'"),
-        ("{file}", "has 5 graphs: graph, two, failing, images, nothing; say which: {file}:graph"),
+        ("{file}", "has 5 graphs: graph, two, failing, images, nothing; say which, or which function"),
         ("{file}:", "expected a Python file and a name in it, such as train.py:graph"),
         ("train", "expected a Python file and a name in it, such as train.py:graph"),
         (
             "{file}:absent",
-            "has no 'absent'; graphs in it: graph, two, failing, images, nothing; functions in it: build, takes",
+            "has no 'absent'; it has graph, two, failing, images, nothing, build, takes",
         ),
         ("{file}:number", "is of type int, no graph and no function that returns one"),
         ("{file}:takes", "failed: TypeError"),

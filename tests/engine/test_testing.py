@@ -81,7 +81,7 @@ def test_leaks_are_named(tmp_path):
     [
         ({"a": 1}, {"a": 2}, r"\['a'\]: should be 1, is 2"),
         ([1, 2], [1, 2, 3], r"2 entries.*3"),
-        ({"a": 1}, {"b": 1}, "key 'a' .*missing"),
+        ({"a": 1}, {"b": 1}, r"should have the keys \['a'\], has \['b'\]"),
         (np.zeros(3), np.zeros(3, np.float32), "<f8.*<f4"),
         (torch.zeros(3), torch.zeros(4), r"\(3,\).*\(4,\)"),
         ("x" * 10**6, "y" * 10**6, "should be 'xxx"),

@@ -66,7 +66,7 @@ def numbers(found):
         ({}, list(range(20))),
         ({"stride": 6}, [0, 6, 12, 18]),
         ({"frames": 4}, [0, 1, 2, 3]),
-        ({"frames": 4, "stride": 2, "begin": "middle"}, [6, 8, 10, 12]),
+        ({"frames": 4, "stride": 2, "begin": "middle"}, [7, 9, 11, 13]),
         ({"frames": 4, "stride": 8}, [0, 8, 16, 16]),
     ],
 )

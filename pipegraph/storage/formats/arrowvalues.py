@@ -6,7 +6,7 @@ import importlib
 import math
 from collections.abc import Callable
 from numbers import Number
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipegraph.errors import GraphError, ShardError, shown
 
@@ -15,13 +15,6 @@ Convert = Callable[[Any], list[Any]]
 
 Nulls of floats are NaN, also inside lists; those of a column with a filling are that; all others are None.
 """
-
-
-class ListFilling(NamedTuple):
-    """In place of the nulls of a column of lists of numbers; None keeps them."""
-
-    inside: Any
-    lists: Any
 
 
 def arrow_errors() -> tuple[type[Exception], ...]:
@@ -37,7 +30,7 @@ def converter(kind: Any, copied: bool = True, fill: Any = None) -> Convert:
     What is returned raises ShardError for a list of integers or bools with a null inside, for which NumPy has no
     value, and no filling.
     """
-    inside, value = fill if isinstance(fill, ListFilling) else (None, fill)
+    inside, value = (fill, None) if _is_array(kind) and isinstance(fill, Number) else (None, fill)
     convert = _unfilled(kind, copied, inside)
     if value is None and kind_of(kind) == "float":
         value = math.nan
@@ -54,8 +47,7 @@ def converter(kind: Any, copied: bool = True, fill: Any = None) -> Convert:
 def filling(value: Any, kind: Any, name: str, operator: str) -> Any:
     """A user's ``fill`` for a column as the column's own values are read, so that no field depends on its nulls.
 
-    Of lists of numbers the missing ones are filled by a list, and the nulls inside by a number; ``(number, list)`` is
-    for both.
+    Of lists of numbers a list fills the missing ones, and a number the nulls inside.
 
     Raises:
         GraphError: it is no value of the column's type.
@@ -65,14 +57,8 @@ def filling(value: Any, kind: Any, name: str, operator: str) -> Any:
         raise GraphError(f"{operator}: fill={{{name!r}: None}} fills nothing: a batch has no place for None")
     if arrow.types.is_null(kind):  # which says no other type
         return value
-    if _is_array(kind):
-        both = isinstance(value, tuple) and len(value) == 2 and not isinstance(value[1], Number)
-        inside, lists = value if both else (value, None) if isinstance(value, Number) else (None, value)
-        return ListFilling(
-            None if inside is None else _as_read(inside, kind.value_type, name, operator),
-            None if lists is None else _as_read(lists, kind, name, operator),
-        )
-    return _as_read(value, kind.value_type if arrow.types.is_dictionary(kind) else kind, name, operator)
+    inside = arrow.types.is_dictionary(kind) or (_is_array(kind) and isinstance(value, Number))
+    return _as_read(value, kind.value_type if inside else kind, name, operator)
 
 
 def _as_read(value: Any, plain: Any, name: str, operator: str) -> Any:

@@ -51,7 +51,7 @@ class ParquetFormat(Format):
         filter: as ``pyarrow.parquet.read_table`` takes it, such as ``[("label", "<", 10)]``; rows that it does not
             let pass are left out.
         fill: column -> value in place of its nulls; of lists of numbers, a list for the missing ones, a
-            number for the nulls inside, or ``(number, list)`` for both.
+            number for the nulls inside.
     """
 
     suffixes = (".parquet",)
