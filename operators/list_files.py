@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 from pipegraph.errors import GraphError, shown
+from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import flag
 from pipegraph.once import Once
 from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
@@ -49,6 +50,7 @@ class ListFiles(OrderedSource):
 
     name = "listfiles"
 
+    @names_ours
     def __init__(
         self,
         root: str | os.PathLike[str],

@@ -12,6 +12,7 @@ from pipegraph.bundle import DROPPED, Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Source, Traits
 from pipegraph.errors import GraphError, shown
+from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import flag
 from pipegraph.operators.shared_reader import (
     Reading,
@@ -116,6 +117,7 @@ class Load(_Reads):
     needs = "sample|part"
     gives = "sample"
 
+    @names_ours
     def __init__(
         self,
         cache: NodeCache | None = None,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from pipegraph.columns import Columns
 from pipegraph.contracts import Traits
 from pipegraph.errors import DataError, GraphError, extra_module
+from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import integer
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import Order, StridedOrder
@@ -62,6 +63,7 @@ class FromTable(OrderedSource):
 
     name = "fromtable"
 
+    @names_ours
     def __init__(
         self,
         table: Any,
@@ -214,6 +216,7 @@ class FromTokens(OrderedSource):
 
     name = "fromtokens"
 
+    @names_ours
     def __init__(
         self,
         tokens: Any,

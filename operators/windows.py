@@ -12,6 +12,7 @@ from typing import Any, final
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Regroup, Traits
 from pipegraph.errors import DataError, GraphError
+from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import amount, integer
 from pipegraph.parameters import function_name, plain_function
 from pipegraph.randomness import generator
@@ -30,6 +31,7 @@ class Shuffle(Regroup):
 
     traits = Traits(seeds_itself=True)
 
+    @names_ours
     def __init__(self, window: int) -> None:
         self.window = integer(window, "Shuffle: window")
         self._context = Context("")
@@ -155,6 +157,7 @@ class Bucket(Regroup):
 
     needs = "sample"
 
+    @names_ours
     def __init__(
         self,
         length: Callable[[Any], float],

@@ -24,6 +24,7 @@ _HERE = {
     "shuffle": "ops.FromSequence(dataset, shuffle=True), or ops.Shuffle(window) behind a stream",
     "sampler": "ops.FromSequence(dataset, sampler=sampler)",
     "pin_memory": "the operator ops.Pin()",
+    "normalize mean std": "the operator ops.Normalize(mean, std) behind it",
     "in_order deterministic order": "ordered= of a stage",
     "num_epochs repeat": "epochs= of graph.loader()",
     "seed generator": "pg.Graph(name, seed=1)",
@@ -55,7 +56,7 @@ def names_ours(function: Function) -> Function:
                 continue
             # "epoch" is a misspelt "epochs", "num_workers" is not.
             near = [] if name in HERE else difflib.get_close_matches(name, known, 1)
-            here = f"here that is {HERE[name]}" if name in HERE else f"there are {', '.join(known)}"
+            here = f"here that is {HERE[name]}" if name in HERE else f"it takes {', '.join(known)}"
             raise TypeError(f"{owner}() has no {name}=; " + (f"did you mean {near[0]}=?" if near else here))
         if len(args) > positional:
             chain = " and chain stages, node.then(a).then(b)" if owner == "Node.then" else ""

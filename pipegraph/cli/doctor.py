@@ -31,7 +31,7 @@ PARTS = (
     ),
     OptionalPart("nvidia.dali", "dali", "decoding with DALI", "nvidia-dali-cuda130"),
     OptionalPart("obstore", "cloud", "object stores (S3, GCS, Azure, HTTP)", "obstore"),
-    OptionalPart("fsspec", "fsspec", "other stores (hf://, hdfs://, ftp:// ...)", "fsspec"),
+    OptionalPart("fsspec", "fsspec", "other stores (hf://, hdfs://, ftp://)", "fsspec"),
     OptionalPart("pyarrow", "shards", "Parquet and Arrow shards", "pyarrow"),
     OptionalPart("zstandard", "shards", "zstd-compressed shards", "zstandard"),
     OptionalPart("google_crc32c", "shards", "checksums of shards", "google-crc32c"),

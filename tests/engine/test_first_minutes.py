@@ -53,7 +53,7 @@ def test_an_argument_known_from_elsewhere_is_answered_with_ours(call: Any, messa
         ),
         (
             lambda g, n: ops.FromSequence([1], xyz=2),
-            r"^FromSequence\(\) has no xyz=; there are dataset, order",
+            r"^FromSequence\(\) has no xyz=; it takes dataset, order",
         ),
         (
             lambda g, n: g.loader(n, 2),
