@@ -78,11 +78,11 @@ class Batch(Regroup):
             plain_function(function, f"Batch: collate of {name!r}", "a list of values")
         if collate is not None and not isinstance(collate, Mapping):
             plain_function(collate, "Batch: collate", "a list of samples")
-        if pad is not None and collate is not None and (not fields or _named_twice(pad, fields)):
+        named = pad if isinstance(pad, Mapping) else {}
+        if pad is not None and collate is not None and (not fields or named.keys() & fields.keys()):
             raise GraphError(
                 "Batch: give pad or collate, not both: pad is for the batches and fields that Batch makes itself"
             )
-        named = pad if isinstance(pad, Mapping) else {}
         self._rules: Any = pad
         self._only_fills = True  # equal sizes stay as they are, and no field is added
         if pad is not None or fields:
@@ -248,10 +248,6 @@ class Batch(Regroup):
 
 def _name(function: Any) -> str | None:
     return None if function is None else function_name(function)
-
-
-def _named_twice(pad: Any, fields: Mapping[Any, Any]) -> bool:
-    return isinstance(pad, Mapping) and any(name in pad for name in fields)
 
 
 @final

@@ -17,7 +17,6 @@ from pipegraph.integers import flag
 from pipegraph.operators.shared_reader import (
     Reading,
     ShardFeed,
-    ShardPart,
     ShardSample,
     ShardSamples,
     blocks_nbytes,
@@ -284,7 +283,7 @@ class LoadParts(_Reads):
         return {**self._order.config(), **self.choice.config()}
 
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
-        given: ShardPart = chunk.data
+        given: ShardSample = chunk.data
         reader = self._reader(given.feed)
         entry = reader.acquire(given.number, chunk.epoch, chunk.before)
         try:

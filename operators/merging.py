@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import or_
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 from pipegraph.batches import AS_AT_THE_TOP, WHOLE
 from pipegraph.chunk import Chunk, Cursor
@@ -19,8 +19,22 @@ from pipegraph.operators.rounds import Rounds, round_of
 from pipegraph.parameters import function_name, plain_function
 
 
+class _Remembering(FanIn):
+    """A fan-in whose cursor is the values of some attributes, one that grows first, and the inputs' positions."""
+
+    remembers: ClassVar[tuple[str, ...]] = ()
+
+    def cursor(self, positions: Sequence[Cursor]) -> Cursor:
+        return (*[getattr(self, name) for name in self.remembers], *positions)
+
+    def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
+        for name, value in zip(self.remembers, cursor, strict=False):
+            setattr(self, name, value)
+        return list(cursor[len(self.remembers) :])
+
+
 @final
-class Zip(FanIn):
+class Zip(_Remembering):
     """Join inputs into tuples of one item from each, until the shortest input ends.
 
     Keys and positions are those of the first input.
@@ -58,18 +72,13 @@ class Zip(FanIn):
     def merged_length(self, lengths: Sequence[int]) -> int | None:
         return min(lengths)
 
-    def cursor(self, positions: Sequence[Cursor]) -> Cursor:
-        return tuple(positions)
-
-    def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
-        return list(cursor)
-
 
 @final
-class Concat(FanIn):
+class Concat(_Remembering):
     """Read one input after the other."""
 
     traits = Traits(seeds_itself=True, trusted=True, separate=True)
+    remembers = ("_at",)
 
     def begin(self, inputs: int, epoch: int) -> None:
         self._inputs = inputs
@@ -84,16 +93,9 @@ class Concat(FanIn):
     def merged_length(self, lengths: Sequence[int]) -> int | None:
         return sum(lengths)
 
-    def cursor(self, positions: Sequence[Cursor]) -> Cursor:
-        return (self._at, *positions)
-
-    def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
-        self._at = cursor[0]
-        return list(cursor[1:])
-
 
 @final
-class Mix(FanIn):
+class Mix(_Remembering):
     """Take each item from an input chosen at random by weights.
 
     The choice depends on the seed and the output's number, so it is the same on every rank.
@@ -112,6 +114,8 @@ class Mix(FanIn):
     Raises:
         GraphError: a weight is not positive, ``stop`` is unknown, or, at the plan, the number of inputs differs.
     """
+
+    remembers = ("_drawn", "_ended", "_again")
 
     def __init__(self, weights: Sequence[float], stop: Literal["first", "all", "repeat"] = "first") -> None:
         try:
@@ -152,8 +156,7 @@ class Mix(FanIn):
     def begin(self, inputs: int, epoch: int) -> None:
         self._epoch = epoch
         self._drawn = 0
-        self._ended = [False] * inputs
-        self._again = [False] * inputs  # begun for a second time
+        self._ended = self._again = (False,) * inputs  # ``_again``: begun for a second time
         self._over = False
         self._choice: int | None = None
 
@@ -175,7 +178,7 @@ class Mix(FanIn):
         return alive[-1]
 
     def end_input(self, index: int) -> None:
-        self._ended[index] = True
+        self._ended = _with(self._ended, index)
         self._choice = None
         self._over = self.stop == "first" or self._all_ended()
 
@@ -185,7 +188,7 @@ class Mix(FanIn):
 
     def process(self, chunk: Chunk) -> Chunk | None:
         if self.stop == "repeat" and self._choice is not None and round_of(chunk):
-            self._again[self._choice] = True
+            self._again = _with(self._again, self._choice)
             self._over = self._all_ended()
             if self._over:
                 return None
@@ -196,17 +199,9 @@ class Mix(FanIn):
     def merged_length(self, lengths: Sequence[int]) -> int | None:
         return sum(lengths) if self.stop == "all" else None
 
-    def cursor(self, positions: Sequence[Cursor]) -> Cursor:
-        ended = (tuple(self._ended), tuple(self._again)) if self.stop == "repeat" else tuple(self._ended)
-        return (self._drawn, ended, *positions)
 
-    def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
-        ended: Any = cursor[1]
-        if self.stop == "repeat":
-            ended, again = ended
-            self._again = list(again)
-        self._drawn, self._ended = cursor[0], list(ended)
-        return list(cursor[2:])
+def _with(flags: tuple[bool, ...], index: int) -> tuple[bool, ...]:
+    return (*flags[:index], True, *flags[index + 1 :])
 
 
 def _endlessly(source: Source) -> Source:
@@ -214,7 +209,7 @@ def _endlessly(source: Source) -> Source:
 
 
 @final
-class Take(FanIn):
+class Take(_Remembering):
     """Pass on the first ``count`` items of each epoch, on each rank. No more items are read than those already in work.
 
     Args:
@@ -225,6 +220,7 @@ class Take(FanIn):
     """
 
     traits = Traits(seeds_itself=True, trusted=True, needs_order=True, ends=True)
+    remembers = ("_taken",)
     inputs = 1
 
     def __init__(self, count: int) -> None:
@@ -249,13 +245,6 @@ class Take(FanIn):
 
     def merged_length(self, lengths: Sequence[int]) -> int | None:
         return min(self.count, lengths[0])
-
-    def cursor(self, positions: Sequence[Cursor]) -> Cursor:
-        return (self._taken, *positions)
-
-    def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
-        self._taken = cursor[0]
-        return list(cursor[1:])
 
 
 @final
@@ -288,16 +277,17 @@ class Route(FanOut):
 
 
 @final
-class Merge(FanIn):
+class Merge(_Remembering):
     """One item of each input in turn, until all have ended. To keep an order of items that go different ways, branch
     inside a function instead.
     """
 
     traits = Traits(seeds_itself=True, trusted=True, separate=True)
+    remembers = ("_sent", "_at")
 
     def begin(self, inputs: int, epoch: int) -> None:
         self._inputs = inputs
-        self._at = 0
+        self._sent = self._at = 0
         self._ended: set[int] = set()
 
     def next_input(self) -> int | None:
@@ -311,15 +301,8 @@ class Merge(FanIn):
         self._ended.add(index)
 
     def process(self, chunk: Chunk) -> Chunk:
-        self._at = (self._at + 1) % self._inputs
+        self._sent, self._at = self._sent + 1, (self._at + 1) % self._inputs
         return chunk
 
     def merged_length(self, lengths: Sequence[int]) -> int | None:
         return sum(lengths)
-
-    def cursor(self, positions: Sequence[Cursor]) -> Cursor:
-        return (*positions, self._at)
-
-    def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
-        self._at = cursor[-1]
-        return list(cursor[:-1])

@@ -15,7 +15,7 @@ from pipegraph.errors import GraphError, StateError
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.once import Once
 from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
-from pipegraph.operators.shared_reader import ShardFeed, ShardPart, ShardSample, ShardSamples
+from pipegraph.operators.shared_reader import ShardFeed, ShardSample, ShardSamples
 from pipegraph.order import LaneOrder, Order, PartOrder
 from pipegraph.order.layout import Int64Array
 from pipegraph.paths import path_of, paths_of
@@ -213,11 +213,11 @@ class ShardSelect(OrderedSource):
         return [int(number) for number in numbers]
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
-        parts, mine = self.part_list(), self._my_parts(epoch, rank, world_size)
+        mine = self._my_parts(epoch, rank, world_size)
         feed = self._feed
         assert feed is not None
         numbers = np.array(mine, dtype=np.int64)
         blocks: Callable[[int, int], Int64Array] = lambda first, last: numbers[first:last]  # noqa: E731
         feed.deal(RankSteps(epoch, start, len(mine), blocks))
         for step in range(start, len(mine)):
-            yield step * world_size + rank, ShardPart(feed, mine[step], parts[mine[step]])
+            yield step * world_size + rank, ShardSample(feed, mine[step])

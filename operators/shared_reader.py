@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pipegraph.reader.block_reader import BlockReader
     from pipegraph.reader.columns_filter import Choice
     from pipegraph.reader.schedule import RankSteps
-    from pipegraph.storage import NodeCache, Part
+    from pipegraph.storage import NodeCache
 
 
 COUNTERS: Final = {
@@ -75,11 +75,11 @@ class ShardFeed:
 
 
 class ShardSample:
-    """Sample ``index`` of block ``number``; ``Load`` reads it."""
+    """Sample ``index`` of block ``number``, or a whole part of that number; ``Load`` reads it."""
 
     __slots__ = ("feed", "index", "number")
 
-    def __init__(self, feed: ShardFeed, number: int, index: int) -> None:
+    def __init__(self, feed: ShardFeed, number: int, index: int = 0) -> None:
         self.feed = feed
         self.number = number
         self.index = index
@@ -122,17 +122,6 @@ class ShardSamples:
     def buffers(self) -> tuple[()]:
         """None that count."""
         return ()
-
-
-class ShardPart:
-    """A whole part, by its number in the list of parts; ``Load`` reads its samples."""
-
-    __slots__ = ("feed", "number", "part")
-
-    def __init__(self, feed: ShardFeed, number: int, part: Part) -> None:
-        self.feed = feed
-        self.number = number
-        self.part = part
 
 
 @final

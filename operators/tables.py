@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pipegraph.columns import Columns
 from pipegraph.contracts import Traits
-from pipegraph.errors import DataError, GraphError, extra_module
+from pipegraph.errors import GraphError, extra_module
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import integer
 from pipegraph.operators.ordered import OrderedSource, order_of
@@ -211,7 +211,6 @@ class FromTokens(OrderedSource):
     Raises:
         GraphError: not such an array, fewer tokens than a window, a raw file without a dtype or of another one, or a
             damaged file.
-        DataError: while it runs: the file was cut short.
     """
 
     name = "fromtokens"
@@ -278,30 +277,16 @@ class FromTokens(OrderedSource):
     def layout(self) -> int:
         return (len(self._tokens) - self.window) // self.stride + 1
 
-    def _refuse_cut(self) -> None:
-        """Reading a map where its file no longer reaches would end the process."""
-        tokens, mapped = self._tokens, getattr(self._tokens, "_mmap", None)
-        if isinstance(tokens, np.memmap) and isinstance(mapped, mmap.mmap):
-            needed = tokens.offset - tokens.offset % mmap.ALLOCATIONGRANULARITY + len(mapped)
-            if (now := mapped.size()) < needed:
-                raise DataError(
-                    f"FromTokens: {str(tokens.filename)!r} was cut short: it had {needed} bytes when it was opened, "
-                    f"and has {now}. Write another file and rename it, or make the graph once it is complete"
-                )
-
     def item(self, index: int) -> Any:
-        self._refuse_cut()
         start = index * self.stride
         return {"tokens": np.array(self._tokens[start : start + self.window], np.int64)}
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
-        self._refuse_cut()
         tokens, window, stride = self._tokens, self.window, self.stride
         starts = [index * stride for index in indices[start:]]
         found += [{"tokens": np.array(tokens[first : first + window], np.int64)} for first in starts]
 
     def columns(self, indices: Sequence[Any]) -> Columns:
-        self._refuse_cut()
         if self._windows is None:
             tokens = self._tokens.view(np.ndarray)
             step = tokens.strides[0]
@@ -333,8 +318,6 @@ def _mapped(path: Any, dtype: npt.DTypeLike | None) -> Any:
         raise GraphError(
             f"FromTokens: dtype must be one of NumPy's, such as 'uint16', got {dtype!r}"
         ) from error
-    if os.path.exists(name) and not os.path.isfile(name):  # a pipe would be waited for
-        raise GraphError(f"FromTokens: {name!r} is no regular file (a folder, a pipe or a device)")
     try:
         if name.endswith(".npy"):
             return np.load(name, mmap_mode="r", allow_pickle=False)

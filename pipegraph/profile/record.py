@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -199,15 +198,10 @@ class Recording:
 def _file(what: str, where: str | Path) -> Path:
     """The file to write at the end. That it cannot be written is said now, and not after an hour of training."""
     path = Path(path_of(where, f"record: {what}"))
-    why = None
-    if path.is_dir():
-        why = "is a folder"
-    elif not path.parent.is_dir():
-        why = f"lies in {str(path.parent)!r}, which is no folder"
-    elif not os.access(path if path.exists() else path.parent, os.W_OK):
-        why = "cannot be written"
-    if why is not None:
-        raise GraphError(f"record: {what}={str(where)!r} {why}")
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise GraphError(f"record: {what}={str(where)!r} cannot be written: {error.strerror}") from error
     return path
 
 

@@ -88,16 +88,9 @@ def conclude(profile: Profile) -> str:
     stall = f"training waited for data {_share(waited)} of the time"
     if profile.bottleneck == CONSUMER and profile.cause != "bursts":
         worked = sum(stage.busy * stage.workers for stage in profile.stages.values())
-        if waited > max(HAND_OVER, 2 * worked):
+        if waited > IDLE or waited > max(HAND_OVER, 2 * worked):
             return (
                 f"No stage sets the pace: {stall}, and all stages together worked {_share(worked)} of it. "
-                "Handing items from thread to thread takes longer than the work: larger batches help, or "
-                "backend='inline' for cheap stages."
-            )
-        if waited > IDLE:
-            busiest = max((stage.busy for stage in profile.stages.values()), default=0.0)
-            return (
-                f"No stage sets the pace: {stall}, and the busiest stage worked {_share(busiest)} of it. "
                 "Starting passes and handing items over take the rest: longer passes and larger batches help, or "
                 "backend='inline' for cheap stages."
             )
