@@ -10,20 +10,8 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
-import numpy as np
-import torch
-
 from pipegraph import concurrency
 from pipegraph.parameters import is_iterator, iterator_of, without_rewind
-from pipegraph.tree import ATOMS, copy_containers
-
-SHARED = ATOMS | {np.ndarray, torch.Tensor, bytes, str}
-"""What has no containers to copy."""
-
-
-def own(item: Any) -> Any:
-    """An item with containers of its own; what the user holds is not changed through it."""
-    return item if item.__class__ in SHARED else copy_containers(item)
 
 
 class Turn:

@@ -17,10 +17,11 @@ from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
 from pipegraph.handed_out import Results
 from pipegraph.integers import flag
-from pipegraph.operators.drawn_items import DrawnItems, Turn, own
+from pipegraph.operators.drawn_items import DrawnItems, Turn
 from pipegraph.operators.ordered import POSITIONS_AT_ONCE
 from pipegraph.order.left import Left, check_history, left_of
 from pipegraph.parameters import UNORDERED, function_name, is_iterator, length_of
+from pipegraph.tree import copy_containers
 
 _CLAIMS: WeakKeyDictionary[Any, dict[str, tuple[int, object]]] = WeakKeyDictionary()
 """The epoch that has read a generator, by generator: a later one would begin behind what that had read ahead."""
@@ -191,8 +192,8 @@ class FromIterable(Source):
         wanted.append(islice(items, left.start + number - len(left.front) - read, None, stride))
         found = chain.from_iterable(wanted)
         if self._in_memory:
-            return found if type(self.iterable) is range else map(own, found)
-        return map(own, Results(f"stage {self._stage!r}: the iterable").each(found))
+            return found if type(self.iterable) is range else map(copy_containers, found)
+        return map(copy_containers, Results(f"stage {self._stage!r}: the iterable").each(found))
 
     def _delivered(self, left: Left, start: int, stride: int, offset: int) -> int:
         """How many items there must be: the last one that was delivered is behind as many, but itself."""

@@ -18,12 +18,12 @@ from pipegraph.errors import GraphError, shown
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
 from pipegraph.nested_samplers import generators_of, nested_samplers, seed_of
-from pipegraph.operators.drawn_items import SHARED, Turn
+from pipegraph.operators.drawn_items import Turn
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order.base import Order
 from pipegraph.order.strided_order import StridedOrder
 from pipegraph.parameters import length_of
-from pipegraph.tree import copy_containers
+from pipegraph.tree import PLAIN, copy_containers
 
 LOOPS_CHANGE = (MutableSequence, np.ndarray, torch.Tensor)
 """Data that a training loop may change between epochs, read only once a pass begins."""
@@ -213,7 +213,7 @@ class FromSequence(OrderedSource):
         rows = Lineages(self._stage, given.positions)
         for index in draws.rows(given.epoch, rows, found, start, indices):
             item = dataset[index]
-            add(item if item.__class__ in SHARED else copy_containers(item))
+            add(item if item.__class__ in PLAIN else copy_containers(item))
         draws.over()
 
     def has_length(self) -> bool:

@@ -17,7 +17,7 @@ import torch
 ATOMS = frozenset(
     {int, float, bool, complex, type(None), np.float32, np.float64, np.int64, np.int32, np.bool_}
 )
-_PLAIN = ATOMS | {str, bytes, np.ndarray, torch.Tensor}
+PLAIN = ATOMS | {str, bytes, np.ndarray, torch.Tensor}
 """Types of nearly all leaves."""
 
 LONG_TEXT = 64
@@ -120,7 +120,7 @@ def _below(data: Any) -> Collection[Any] | None:
 
 def leaves(data: Any) -> Iterator[Any]:
     """The leaves of a tree, containers in their own order."""
-    if type(data) in _PLAIN or (below := _below(data)) is None:
+    if type(data) in PLAIN or (below := _below(data)) is None:
         yield data
     else:
         for value in below:
@@ -129,7 +129,7 @@ def leaves(data: Any) -> Iterator[Any]:
 
 def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
     """A tree of the same shape with ``function`` applied to each leaf."""
-    if type(data) in _PLAIN or (below := _below(data)) is None:
+    if type(data) in PLAIN or (below := _below(data)) is None:
         return function(data)
     return rebuilt(data, [map_leaves(function, value) for value in below])
 
@@ -144,7 +144,7 @@ def own_memory(leaf: Any) -> Any:
 def copy_containers(data: Any) -> Any:
     """A shallow copy of the containers; arrays and tensors are shared with the original."""
     kind = type(data)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return data
     if kind is dict:
         return {key: copy_containers(value) for key, value in data.items()}

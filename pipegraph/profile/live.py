@@ -1,7 +1,7 @@
 """A live view in the terminal: how far the pass is, and every stage with its rate and its queue.
 
-Redrawn in place where the output is a terminal, else a plain line once in a while, so that logs and notebooks stay
-readable. Needs the ``cli`` extra (rich). ``log_every=`` writes the same line to the log, without it.
+Redrawn in place where the output is a terminal, else shown once at the end. Needs the ``cli`` extra (rich).
+``log_every=`` writes lines to the log, without it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pipegraph")
 
 REDRAW_S = 0.25
-LINE_S = 10.0
-"""Between two lines where the output is no terminal."""
 
 OTHER_COLUMNS = 52
 """Characters that all columns but the name take; in narrower terminals the last ones are cut."""
@@ -71,17 +69,14 @@ class Live:
         self._view: Any = None
         self._last = loader.profile()
         self._begun = 0.0
-        self._epoch = 0
 
     def __enter__(self) -> Self:
         self._begun = perf_counter()
-        if self._in_place:
-            from rich.live import Live as View
+        from rich.live import Live as View
 
-            with self._shown():
-                self._view = View(console=self._console, auto_refresh=False, transient=False)
-                self._view.__enter__()
-                self._show()
+        with self._shown():
+            self._view = View(console=self._console, auto_refresh=False, transient=False)
+            self._view.__enter__()
         self._thread = threading.Thread(target=self._watch, name="pipegraph-live", daemon=True)
         self._thread.start()
         return self
@@ -92,14 +87,10 @@ class Live:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-        if self._view is not None:
-            with self._shown():
-                self._show(whole=True)
-            with self._shown():
-                self._view.__exit__(kind, error, trace)
-        else:
-            with self._shown():
-                self._say(line(self._loader.profile(), "done: " if kind is None else "stopped: "))
+        with self._shown():
+            self._show(whole=True)
+        with self._shown():
+            self._view.__exit__(kind, error, trace)
 
     @contextmanager
     def _shown(self) -> Iterator[None]:
@@ -113,40 +104,13 @@ class Live:
         with self:
             yield from self._loader
 
-    @property
-    def _in_place(self) -> bool:
-        return (
-            self._console.is_terminal and not self._console.is_jupyter and not self._console.is_dumb_terminal
-        )
-
     def _watch(self) -> None:
-        while not self._over.wait(REDRAW_S if self._in_place else LINE_S):
+        while not self._over.wait(REDRAW_S):
             with self._shown():
-                self._look()
-
-    def _look(self) -> None:
-        if self._in_place:
-            self._show()
-        else:
-            found = self._loader.profile(self._last)
-            self._last = self._loader.profile()
-            done, total = self._done(found)
-            of = f" of {total:,}" if total else ""
-            self._say(line(found, f"epoch {self._epoch}, {done:,}{of}: "))
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True, emoji=False)
+                self._show()
 
     def _show(self, whole: bool = False) -> None:
         self._view.update(self._draw(whole), refresh=True)
-
-    def _done(self, now: Profile) -> tuple[int, int | None]:
-        """Chunks of the running epoch that were delivered, and how many it has."""
-        self._epoch, done = now.measured.in_pass if now.measured else (0, 0)
-        total = None
-        with suppress(TypeError):
-            total = len(self._loader)
-        return done, total
 
     def _draw(self, whole: bool = False) -> RenderableType:
         from rich.console import Group
@@ -157,8 +121,11 @@ class Live:
         now = self._loader.profile(None if whole else self._last)
         if not whole and now.elapsed_s > 1:
             self._last = self._loader.profile()  # rates are of the last second or so
-        done, total = self._done(now)
-        words = [f"epoch {self._epoch}", f"{done:,}" + (f"/{total:,}" if total else "")]
+        epoch, done = now.measured.in_pass if now.measured else (0, 0)
+        total = None
+        with suppress(TypeError):
+            total = len(self._loader)
+        words = [f"epoch {epoch}", f"{done:,}" + (f"/{total:,}" if total else "")]
         words += [f"{now.samples_per_s:,.0f} samples/s", f"{perf_counter() - self._begun:.0f} s"]
         if total and now.items and not whole:
             left = max(0, total - done) * now.elapsed_s / now.items
@@ -200,16 +167,6 @@ def queue_bar(profile: Profile, stage: str) -> str:
     return f"{'█' * filled}{'─' * (BAR - filled)} {fullest.depth}/{fullest.capacity}"
 
 
-def line(profile: Profile, prefix: str = "") -> str:
-    """A profile in one line; who sets the pace is left out where the passes do not say, as while queues first fill."""
-    stall = profile.stall_share
-    words = f"{prefix}{profile.samples_per_s:,.0f} samples/s, waited {100 * stall:.0f} %"
-    trains = profile.bottleneck == CONSUMER
-    if not profile.conclusive or (trains and stall > STARTING):
-        return words
-    return f"{words}, {'training' if trains else profile.bottleneck} sets the pace"
-
-
 class LogLines:
     """Logs a line as a chunk is asked for, if ``every`` seconds have passed since the last; starts no thread."""
 
@@ -234,7 +191,15 @@ class LogLines:
         found = self._loader.profile(self._last)
         self._last = self._loader.profile()
         epoch, done = found.measured.in_pass
-        logger.info("%s", line(found, f"graph {found.graph!r}, epoch {epoch}, {done:,} delivered: "))
+        stall = found.stall_share
+        words = (
+            f"graph {found.graph!r}, epoch {epoch}, {done:,} delivered: {found.samples_per_s:,.0f} samples/s"
+        )
+        trains = found.bottleneck == CONSUMER
+        pace = f", {'training' if trains else found.bottleneck} sets the pace"
+        # Who sets the pace is left out where the passes do not say, as while queues first fill.
+        said = found.conclusive and not (trains and stall > STARTING)
+        logger.info("%s, waited %.0f %%%s", words, 100 * stall, pace * said)
 
 
 live = Live

@@ -52,7 +52,7 @@ def test_several_epochs_in_one_block_and_an_exception_inside():
     assert not any(thread.name == "pipegraph-live" for thread in threading.enumerate())
 
 
-def test_a_pipe_gets_plain_lines_and_the_programs_output_stays_apart(programs):
+def test_a_pipe_gets_the_view_at_the_end_and_the_programs_output_stays_apart(programs):
     program = (
         "import pipegraph as pg\nfrom pipegraph import operators as ops\n"
         "graph = pg.Graph('piped')\ngraph.add(ops.FromIterable(range(20)), name='source')\n"
@@ -60,4 +60,4 @@ def test_a_pipe_gets_plain_lines_and_the_programs_output_stays_apart(programs):
     )
     done = programs.run(program)
     assert done.stdout == "190\n"
-    assert re.fullmatch(r"done: [\d,]+ samples/s, waited \d+ %(, \w+ sets the pace)?\n", done.stderr)
+    assert done.stderr.startswith("epoch 0, 20/20, ") and done.stderr.count("source") == 1
