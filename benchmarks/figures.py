@@ -256,6 +256,7 @@ def idle() -> str:
             *(f"{found[key] / 1e3:,.2f}" for key in ("median_us", "p99_us", "most_us")),
         ]
         for name, found in results_of("reader_idle")["idle"].items()
+        if "warm" not in name and "slow" not in name
     ]
     return markdown(["two ranks", "idle", "wait of a step, ms: median", "99 %", "longest"], rows)
 

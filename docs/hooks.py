@@ -34,7 +34,21 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, **others):
     """Called by MkDocs for each page before it is converted."""
     page.meta.setdefault("description", description(markdown))
-    return linked(markdown) if page.file.src_uri == "api.md" else markdown
+    if page.file.src_uri == "api.md":
+        return linked(markdown)
+    if page.file.src_uri == "reference/operators.md":
+        # Below the titles of its sections; only the bases have members.
+        below = "\n    options: { heading_level: 3 }"
+        alone = "\n    options: { members: false, heading_level: 3 }"
+        return re.sub(
+            r"^::: pipegraph\.(\w+)\S*",
+            lambda found: (
+                found[0] + (alone if found[1] == "operators" else below)
+            ),
+            markdown,
+            flags=re.M,
+        )
+    return markdown
 
 
 def description(markdown):

@@ -24,7 +24,6 @@ MODULES = {
     "DALI": "nvidia.dali",
     "SPDL": "spdl.pipeline",
     "Grain": "grain",
-    "tf.data": "tensorflow",
 }
 """By the title of a block: what has to be installed for it."""
 
