@@ -84,6 +84,27 @@ def killed(x):
     return x
 
 
+def test_a_process_that_is_killed_while_it_has_nothing_to_do_costs_no_sample():
+    ended = threading.Event()
+
+    def numbers():
+        yield 0
+        ended.wait()
+        yield from (1, 2)
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(numbers)).then(lambda x: (x, os.getpid()), backend="process")
+    with graph.loader() as loader:
+        passing = iter(loader)
+        _, pid = next(passing)
+        end = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        select.select([end], [], [])
+        os.close(end)
+        ended.set()
+        assert [number for number, _ in passing] == [1, 2]
+
+
 DEATHS = [(exits, r"called exit\(3\)"), (faults, "SIGSEGV"), (killed, "SIGKILL")]
 
 
