@@ -35,12 +35,6 @@ def test_a_share_is_judged_again_at_the_end_of_the_epoch(placement):
         assert got == list(range(99, 1000))
 
 
-@placed
-def test_a_short_epoch_that_fails_as_a_whole_is_no_empty_epoch(placement):
-    got, error, _ = collect(make(breaks(*range(90)), 90, on_error=pg.Skip(0.05), **placement))
-    assert got == [] and isinstance(error, pg.errors.BudgetError)
-
-
 def test_every_epoch_is_judged_by_itself():
     graph = make(
         breaks(*range(100, 150)),
@@ -53,37 +47,6 @@ def test_every_epoch_is_judged_by_itself():
         with pytest.raises(pg.errors.BudgetError, match="50 of the 100 items of epoch 1"):
             list(loader)
         assert len(list(loader)) == 100
-
-
-class Data:
-    """A map-style dataset of which some items cannot be read."""
-
-    def __init__(self, items, *bad):
-        self.items, self.bad = items, bad
-
-    def __len__(self):
-        return self.items
-
-    def __getitem__(self, i):
-        return breaks(*self.bad)(i)
-
-
-class Groups(Data):
-    def __getitems__(self, indices):
-        return [self[i] for i in indices]
-
-
-@placed
-@pytest.mark.parametrize("kind", [Data, Groups])
-def test_a_source_is_judged_at_the_end_too(kind, placement):
-    graph = pg.Graph("g")
-    graph.add(ops.FromSequence(kind(300, *range(60, 120))), name="source", on_error=pg.Skip(0.1), **placement)
-    _, error, _ = collect(graph)
-    assert isinstance(error, ValueError)  # from the hundredth item on a tenth may fail, and 40 have
-    graph = pg.Graph("g")
-    graph.add(ops.FromSequence(kind(90, *range(60))), name="source", on_error=pg.Skip(0.1), **placement)
-    _, error, _ = collect(graph)
-    assert isinstance(error, pg.errors.BudgetError) and "60 of the 90 items" in str(error)
 
 
 def test_rows_of_batches_routes_regroups_flat_maps_and_bundles_are_judged_at_the_end():
@@ -137,26 +100,3 @@ def test_the_first_skip_of_a_stage_is_logged_once(caplog, placement):
             "stage 'work': sample 3 at position 3, epoch 0, was left out: Broken: no 3. on_error=Skip(budget=None) "
             "says so; further ones are only counted, and listed in loader.profile().quarantined"
         )
-
-
-def odd(x):
-    if x % 2:
-        raise ValueError("odd")
-    return x
-
-
-@pytest.mark.parametrize(
-    "policy",
-    ["raise", pg.Skip(0), pg.Skip(3), pg.Skip(0.1), pg.Retry(1), pg.Retry(1, then=pg.Skip(1))],
-    ids=repr,
-)
-def test_what_a_policy_raises_names_the_stage_in_processes_as_in_threads(policy):
-    said = []
-    for backend in ("inline", "thread", "process"):
-        graph = pg.Graph("odd")
-        node = graph.add(ops.FromSequence(range(50))).then(int, name="before", backend=backend)
-        node.then(odd, name="work", backend=backend, on_error=policy).then(int, name="after", backend=backend)
-        _, error, _ = collect(graph)
-        said.append((type(error), str(error), getattr(error, "__notes__", [])))
-    assert said[0] == said[1] == said[2]
-    assert all("stage 'work'" in text for text in said[0][2] or [said[0][1]])

@@ -1,8 +1,6 @@
 """Rows handed over in bundles: where, how many, and that nothing else changes. test_fuzz.py compares whole graphs."""
 
-import os
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -137,38 +135,6 @@ def test_a_row_that_fails_has_its_own_key_place_and_policy(long_bundles, workers
         assert inline == counts
 
 
-class Rough:
-    """Row 33 cannot be read; several at once where the subclass offers it."""
-
-    def __len__(self):
-        return 100
-
-    def __getitem__(self, index):
-        if index == 33:
-            raise ValueError("unreadable")
-        return {"key": f"k{index}", "x": np.full(3, index)}
-
-
-class Several(Rough):
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
-
-
-@pytest.mark.parametrize("dataset", [Rough, Several])
-@pytest.mark.parametrize("policy", ["raise", pg.Skip(), pg.Retry(2, then=pg.Skip())], ids=repr)
-def test_a_row_that_cannot_be_read_has_its_policy(long_bundles, dataset, policy):
-    found, quarantined, counts = outcome(
-        chain(source=ops.FromSequence(dataset()), on_error=policy, workers=2)
-    )
-    expected, ledger, inline = outcome(
-        chain(source=ops.FromSequence(Rough()), on_error=policy, backend="inline")
-    )
-    assert expected == found
-    assert ledger == quarantined
-    if policy != "raise":
-        assert inline == counts
-
-
 def test_a_queue_never_holds_more_rows_than_its_capacity_and_memory_is_given_back(long_bundles):
     graph = chain(source=ops.FromSequence([np.ones(100) for _ in range(200)]), capacity=8)
     with graph.loader() as loader:
@@ -180,17 +146,6 @@ def test_a_queue_never_holds_more_rows_than_its_capacity_and_memory_is_given_bac
         assert channel.stats().depth <= 8
         assert len(list(passing)) == 19
         assert run.account.used == 0
-
-
-def test_rows_larger_than_their_share_of_the_limit_do_not_travel_together(long_bundles):
-    graph = chain(
-        source=ops.FromSequence([np.zeros(100_000, np.uint8) for _ in range(50)]), batch=ops.Batch(5)
-    )
-    with graph.loader(memory_limit="2MB") as loader:
-        assert len(list(loader)) == 10
-        assert (
-            loader._crew.run.account.peak <= 3_200_000
-        )  # with what is being worked on: an open batch, a row, a batch
 
 
 def test_an_iterable_that_breaks_off_delivers_what_came_before(long_bundles):
@@ -205,42 +160,6 @@ def test_an_iterable_that_breaks_off_delivers_what_came_before(long_bundles):
 
 
 # -- items that had to be waited for ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("backend", ["thread", "process"])
-@pytest.mark.parametrize("kind", ["source", "generator"])
-def test_a_source_or_generator_that_took_long_once_hands_over_row_by_row(kind, backend, tmp_path):
-    """Each item from the second on is made only once the loop has had the one before."""
-    path = str(tmp_path / "had")
-    os.mkfifo(path)
-
-    def items(_=None):
-        with open(path, "rb", buffering=0) as had:
-            yield 0
-            time.sleep(0.05)
-            for number in range(1, 30):
-                yield number
-                had.read(1)
-
-    graph = pg.Graph("waits")
-    if kind == "source":
-        graph.add(ops.FromIterable(items), backend=backend)
-    else:
-        graph.add(ops.FromSequence([0])).then(ops.FlatMap(items), backend=backend)
-    with graph.loader() as loader:
-        passing = iter(loader)
-        with open(path, "wb", buffering=0) as had:
-            for number in range(30):
-                assert next(passing) == number
-                if number:
-                    had.write(b".")
-
-
-def test_a_bundle_holds_no_more_than_a_millisecond_of_measured_work():
-    pace = Pace(64)
-    for _ in range(8):
-        pace.note(pace.rows(), 300_000 * pace.rows(), 0)
-    assert pace.rows() == 3
 
 
 def test_threads_that_share_a_pass_get_each_row_once():

@@ -4,7 +4,6 @@ to have."""
 from __future__ import annotations
 
 import itertools
-import json
 from typing import Any
 
 import pytest
@@ -51,57 +50,6 @@ def test_a_users_function_runs_whatever_its_name_before_a_scatter(function: Any)
     assert "left out" not in str(graph.plan())
 
 
-class Weighed(torch.nn.Module, pg.Operator):  # type: ignore[misc]
-    """A module that is an operator too: its ``state_dict`` is the module's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(1))
-
-    def process(self, chunk: Chunk) -> Chunk:
-        chunk.data = float((self.weight * chunk.data).detach())
-        return chunk
-
-
-class SaysSo(Weighed):
-    stateful = False
-
-
-class OwnMethods(pg.Operator):
-    """Its state is saved by other means."""
-
-    stateful = False
-
-    def state_dict(self) -> Any:
-        return object()
-
-    def load_state_dict(self, state: Any) -> None:
-        raise AssertionError
-
-    def process(self, chunk: Chunk) -> Chunk:
-        chunk.data = float(chunk.data)
-        return chunk
-
-
-@pytest.mark.parametrize("operator", [SaysSo, OwnMethods])
-def test_a_state_dict_that_is_there_for_something_else_is_left_alone(operator: Any) -> None:
-    graph = pg.Graph("module")
-    graph.add(ops.FromIterable(range(100))).then(operator(), workers=2)
-    assert graph.plan().elastic
-    assert "1 worker instead" not in str(graph.plan())
-    with graph.loader() as loader:
-        passing = iter(loader)
-        assert [next(passing) for _ in range(70)] == [float(i) for i in range(70)]
-        assert "weight" not in json.dumps(loader.state_dict())
-
-
-def test_an_operator_that_inherits_a_state_from_elsewhere_must_say_what_it_is_for() -> None:
-    graph = pg.Graph("undeclared")
-    graph.add(ops.FromIterable(range(3))).then(Weighed())
-    with pytest.raises(pg.PipegraphError, match=r"stage 'weighed'.*stateful = True.*stateful = False"):
-        graph.plan()
-
-
 class Counting:
     """A mix-in that keeps a count."""
 
@@ -144,48 +92,6 @@ def test_a_route_with_a_state_is_refused() -> None:
     graph.add(ops.FromIterable(range(3))).then(CountingRoute())[0].then(abs)
     with pytest.raises(pg.PipegraphError, match=r"stage 'countingroute'.*a route has no state"):
         graph.plan()
-
-
-class Scale(pg.Operator):
-    """Has parameters and no ``config()``; ``seen`` changes while it works."""
-
-    def __init__(self, factor: Any, how: Any = abs, table: Any = ()) -> None:
-        self._factor = factor
-        self.how = how
-        self.table = table
-        self.seen: list[int] = []
-        self.made_by = object()
-
-    def process(self, chunk: Chunk) -> Chunk:
-        self.seen.append(chunk.data)
-        chunk.data = self.how(chunk.data)
-        return chunk
-
-
-def scaled(*parameters: Any) -> pg.Graph:
-    graph = pg.Graph("scaled")
-    graph.add(ops.FromIterable(range(20))).then(Scale(*parameters), name="scale")
-    return graph
-
-
-@pytest.mark.parametrize(
-    ("saved", "loaded"),
-    [
-        ((2,), (3,)),
-        (("a",), (b"a",)),
-        (({"a": (1, None)},), ({"a": (1, True)},)),
-        (({1, 2},), ({1, 3},)),
-        ((1, abs, [0] * 2000), (1, abs, [0] * 2001)),
-    ],
-)
-def test_other_parameters_of_an_operator_without_config_are_noticed(saved: Any, loaded: Any) -> None:
-    with scaled(*saved).loader() as loader:
-        state = loader.state_dict()
-    with (
-        scaled(*loaded).loader() as loader,
-        pytest.raises(pg.errors.StateError, match=r"stage 'scale' has other parameters.*no config\(\)"),
-    ):
-        loader.load_state_dict(state)
 
 
 class Steps(pg.Source):

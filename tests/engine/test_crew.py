@@ -9,7 +9,7 @@ from lines import at_line
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.contracts import Operator
-from pipegraph.errors import LoaderClosedError, StuckWorker
+from pipegraph.errors import LoaderClosedError
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -96,19 +96,6 @@ def test_close_from_another_thread_while_a_pass_starts_ends_everything(where):
     assert closing() is None
     assert len(slow.closed) == len(slow.opened) > 0
     assert not [t for t in threading.enumerate() if t.name.startswith("pipegraph-")]
-
-
-def test_a_start_that_does_not_return_is_named_and_closes_what_it_has_opened_later():
-    slow = Slow()
-    loader = graph_with(slow, "inline").loader()
-    beginning = outcome(lambda: iter(loader))
-    assert slow.entered.wait(30)
-    with pytest.warns(StuckWorker, match="the thread that starts the pipeline did not return within 0 s"):
-        loader._crew.close(0)
-    slow.go.set()
-    assert isinstance(beginning(), LoaderClosedError)
-    assert len(slow.closed) == len(slow.opened) == 1
-    loader.close()
 
 
 @pytest.mark.parametrize("first", range(4))

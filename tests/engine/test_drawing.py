@@ -30,11 +30,3 @@ def test_every_stage_is_drawn_with_its_workers_and_its_queue():
     ):
         assert said in found
     assert found.count("2 batches") == 1
-
-
-def test_names_that_look_like_markup_are_only_names():
-    graph = pg.Graph('<script>"&')
-    graph.add(ops.FromSequence(range(8)), name="a<b&c>").then(str, name="training")
-    found = texts(graph.to_svg())
-    assert "a<b&c>" in found
-    assert found.count("training") == 2  # the stage of that name, and the loop

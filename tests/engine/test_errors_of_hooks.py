@@ -1,7 +1,6 @@
 """Errors of the methods with which users' operators, sources and samplers are begun, asked and ended: they arrive,
 with their stage's name, wherever the stage runs; and StopIteration does not end a loop in silence."""
 
-import itertools
 from collections import deque
 
 import pytest
@@ -140,12 +139,3 @@ def test_an_error_of_a_hook_arrives_and_names_its_stage(made, method, place):
         deque(iter(loader), maxlen=0)
     assert "stage 'work'" in "".join(caught.value.__notes__)
     assert "'batch'" not in "".join(caught.value.__notes__)
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(("made", "method"), HOOKS, ids=lambda each: getattr(each, "__name__", each))
-def test_stopiteration_of_a_hook_ends_no_loop_in_silence(made, method, place):
-    with loader_of(made, method, StopIteration, place) as loader, pytest.raises(RuntimeError) as caught:
-        list(itertools.chain.from_iterable([loader]))
-    assert "StopIteration" in str(caught.value)
-    assert "stage 'work'" in "".join([str(caught.value), *caught.value.__notes__])

@@ -88,19 +88,6 @@ def test_in_completion_order_a_failure_is_raised_at_once(placement):
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_keyboard_interrupt_and_system_exit_of_user_code_reach_the_consumer(kind, placement):
-    def leave(x):
-        if x == 3:
-            raise kind("enough")
-        return x
-
-    got, error, _ = collect(make(leave, **placement))
-    assert got == [0, 1, 2]
-    assert type(error) is kind
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS)
 def test_stop_iteration_of_user_code_does_not_end_the_loop_in_silence(placement):
     def stop(x):
         raise StopIteration("early")
@@ -268,16 +255,3 @@ def test_retry_then_skip():
     got, error, loader = collect(make(Flaky(9, 3), on_error=pg.Retry(1, then=pg.Skip(1))))
     assert error is None and 3 not in got and len(got) == 19
     assert [q.key for q in loader.profile().quarantined] == [3]
-
-
-def test_a_backoff_is_not_waited_out_by_a_stage_that_stops():
-    failed = threading.Event()
-
-    def fail(x):
-        failed.set()
-        raise Broken
-
-    loader = make(fail, on_error=pg.Retry(3, backoff=3600.0)).loader()
-    iter(loader)
-    assert failed.wait(20)
-    loader.close()  # within its grace, else a StuckWorker warning is an error here

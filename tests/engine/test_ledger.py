@@ -8,40 +8,8 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.order import BlockOrder, StridedOrder
-from tests.engine.breaking_stages import breaks, make
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-
-
-def reachable(thing):
-    """How many objects of the project's and of containers a thing leads to."""
-    seen, waiting = {}, [thing]
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen[id(each)] = each
-        if isinstance(each, dict):
-            waiting += [*each.keys(), *each.values()]
-        elif isinstance(each, list | tuple | set | frozenset) or type(each).__name__ == "deque":
-            waiting += list(each)
-        elif type(each).__module__.startswith("pipegraph."):
-            waiting += [
-                getattr(each, name) for name in getattr(type(each), "__slots__", ()) if hasattr(each, name)
-            ]
-            waiting += list(vars(each).values()) if hasattr(each, "__dict__") else []
-    return len(seen)
-
-
-def test_short_epochs_leave_nothing_in_the_ledger_but_what_was_quarantined():
-    graph = make(breaks(3), 100, on_error=pg.Skip(5))
-    sizes = []
-    with graph.loader(epochs=12) as loader:
-        for _ in range(12):
-            assert len(list(loader)) == 99
-            sizes.append(reachable(loader._ledger))
-        assert len(loader.profile().quarantined) == 12
-    assert sizes[-1] - sizes[2] < 9 * 100  # nine entries more, not 900 items
 
 
 # -- samples below completion-order stages -------------------------------------------------------------
@@ -94,40 +62,3 @@ def test_what_was_delivered_out_of_order_is_not_delivered_again(order, stop):
 
 
 # -- bounds ------------------------------------------------------------------------------------------
-
-
-def fails_if_odd(n):
-    if n % 2:
-        raise ValueError(n)
-    return n
-
-
-@pytest.mark.parametrize("cut", [0, 1, 15, 20])
-def test_the_count_goes_on_after_a_resume_with_more_entries_than_a_state_holds(cut):
-    def loader():
-        graph = pg.Graph("g", seed=1)
-        source = graph.add(ops.FromSequence(range(400)), name="src")
-        source.then(fails_if_odd, name="f", on_error=pg.Skip(200)).then(ops.Batch(10), name="batch")
-        return graph.loader(epochs=1)  # no epoch is read ahead, whose failures count when they happen
-
-    with loader() as before:
-        batches = iter(before)
-        samples = sum(len(next(batches)) for _ in range(cut))
-        state = json.loads(json.dumps(before.state_dict()))
-    with loader() as after:
-        after.load_state_dict(state)
-        lost = after.profile().quarantined_count
-        # Behind the last delivered sample may lie a failed one.
-        assert lost in (samples, samples - 1)
-        assert after.state_dict()["rank0"]["ledger"][0] == lost
-        again = iter(after)
-        next(again, None)
-        assert after.state_dict()["rank0"]["ledger"][0] <= lost + 10
-        for _ in again:
-            pass
-        assert after.profile().quarantined_count == 200
-        assert 'pipegraph_quarantined_total{graph="g"} 200.0' in after.metrics()
-        for _ in after:
-            pass
-        assert after.profile().quarantined_count == 400
-        assert after.state_dict()["rank0"]["ledger"][0] == 400

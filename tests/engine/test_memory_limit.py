@@ -154,11 +154,6 @@ def test_views_count_with_their_own_extent_and_the_same_buffer_once():
     assert sum(n for _, n in buffers({"a": b"12345", "b": [bytearray(7)]})) == 12
 
 
-def test_an_image_of_pillow_counts_by_its_size_and_a_plain_object_counts_nothing():
-    image = pytest.importorskip("PIL.Image").new("RGB", (100, 50))
-    assert buffers({"image": image, "object": object()}) == ((id(image), 15_000),)
-
-
 class Stack:
     """An iterator whose state is as large as what it holds."""
 

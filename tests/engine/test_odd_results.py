@@ -61,31 +61,6 @@ def test_a_map_that_returns_an_earlier_chunk_is_refused(kind, backend):
     assert seen == ([] if kind is Late else [0])
 
 
-class Bare(pg.Source):
-    """Yields its items without their positions."""
-
-    def __init__(self, items):
-        self.items = items
-
-    def length(self, epoch, rank, world_size):
-        return len(self.items)
-
-    def iterate(self, epoch, rank, world_size, start):
-        return iter(self.items[start:])
-
-
-@pytest.mark.parametrize("backend", ["thread", "process"])
-@pytest.mark.parametrize("items", [[5, 6, 7], ["ab", "cd"], [{"a": 1, "b": 2}], [(0, "whole"), "not"]])
-def test_a_source_that_yields_bare_items_is_told_so(items, backend):
-    graph = pg.Graph("bare")
-    graph.add(Bare(items), name="rows", backend=backend)
-    with (
-        graph.loader() as loader,
-        pytest.raises(GraphError, match=r"stage 'rows': iterate must yield \(position, item\), .*, got "),
-    ):
-        list(loader)
-
-
 class Nothing(pg.Source):
     def length(self, epoch, rank, world_size):
         return 3
@@ -116,42 +91,6 @@ def test_a_source_with_nothing_to_read_is_refused_by_the_plan(source, text):
     graph.add(source(), name="rows")
     with pytest.raises(GraphError, match=text):
         graph.plan()
-
-
-class Expands(pg.Operator):
-    kind = "expand"
-    one_to_one = False
-
-    def __init__(self, number):
-        self.number = number
-
-    def process(self, chunk):
-        return chunk if self.number is None else self.number
-
-
-class Regroups(pg.Regroup):
-    def __init__(self, number):
-        self.number = number
-
-    def process(self, chunk):
-        return chunk if self.number is None else self.number
-
-
-@pytest.mark.parametrize("backend", ["thread", "process"])
-@pytest.mark.parametrize("kind", [Expands, Regroups])
-@pytest.mark.parametrize(("number", "got"), [(None, "Chunk"), (7, "int")])
-def test_process_that_should_give_several_chunks_and_gives_none_is_told_so(kind, number, got, backend):
-    graph = pg.Graph("several")
-    source = graph.add(ops.FromIterable(range(3)))
-    graph.add(kind(number), source, name="work", backend=backend)
-    with (
-        graph.loader() as loader,
-        pytest.raises(
-            TypeError, match=f"must return an iterable of chunks, got {got}: return \\[chunk\\]"
-        ) as failed,
-    ):
-        list(loader)
-    assert "stage 'work'" in failed.value.__notes__[0]
 
 
 def doubled(window):

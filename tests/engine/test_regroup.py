@@ -133,19 +133,3 @@ def test_a_packer_that_always_holds_something_restarts_from_its_newest_snapshot(
 def test_below_a_completion_order_stage_a_packer_delivers_each_sample_once(monkeypatch):
     monkeypatch.setattr("pipegraph.engine.kinds.stateful.SNAPSHOT_EVERY", 2)
     assert_resumes_exactly(over(FirstFitWithState, ordered=False))
-
-
-@pytest.mark.parametrize(
-    "made", [lambda chunk: chunk, lambda chunk: None, lambda chunk: [pg.Chunk.group([], [])]]
-)
-def test_a_regroup_that_returns_no_groups_is_told_what_to_return(made):
-    class Wrong(pg.Regroup):
-        def process(self, chunk):
-            return made(chunk)
-
-    graph = pg.Graph("g")
-    graph.add(ops.FromSequence(range(3))).then(Wrong(), name="wrong")
-    with graph.loader() as loader, pytest.raises((TypeError, ValueError)) as failed:
-        list(loader)
-    assert "must return an iterable of chunks" in str(failed.value) or "was given none" in str(failed.value)
-    assert "stage 'wrong'" in "".join(failed.value.__notes__)
