@@ -57,13 +57,6 @@ def test_a_pass_that_was_cut_off_before_and_after_its_first_batch():
     assert check(loader).items == 2
 
 
-@pytest.mark.parametrize("source", [ops.FromSequence(range(0)), ops.FromIterable(())])
-def test_an_empty_pass(source):
-    with loader_of(source) as loader:
-        assert list(loader) == []
-        assert check(loader).items == 0
-
-
 def test_a_pass_that_failed_at_an_item_and_one_that_could_not_start():
     def fails(x):
         if x == 7:
