@@ -84,13 +84,6 @@ def test_stages_that_hold_nothing_may_change_and_nothing_is_lost_or_comes_twice(
     assert flat(items) == list(range(COUNT))
 
 
-def test_what_an_open_window_had_given_comes_again_and_nothing_is_lost():
-    head, state = saved(chain(("shuffle", ops.Shuffle(16))), 20)
-    found = rest(chain(("shuffle", ops.Shuffle(8))), state, ["shuffle"])
-    assert sorted(found) == list(range(16, COUNT))
-    assert sorted(head[:16]) == list(range(16))
-
-
 def mixture(**weights):
     def make():
         graph = pg.Graph("mixture", seed=1)
@@ -112,16 +105,6 @@ def test_each_input_of_a_mix_continues_and_a_new_one_begins_at_its_start():
     head, state = saved(mixture(news=1.0, books=1.0), 40)
     found = rest(mixture(books=1.0), state, ("mix", "news"))
     assert [x for x in head if x[0] == "b"] + found == [f"books{i}" for i in range(50)]
-
-
-def test_every_rank_resumes_at_another_size_with_a_changed_function():
-    parts = [saved(chain(("map", same)), 8, rank=rank, world_size=2) for rank in range(2)]
-    states = [state for _, state in parts]
-    found = [x for head, _ in parts for x in head]
-    for rank in range(3):
-        found += rest(chain(("map", renamed)), states, ["map"], rank=rank, world_size=3)
-    assert sorted(set(found)) == list(range(COUNT))
-    assert len(found) <= COUNT + 2
 
 
 @pytest.mark.parametrize(

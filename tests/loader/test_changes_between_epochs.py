@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 
 import pytest
-import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -83,35 +82,6 @@ def test_an_iterable_that_the_loop_changes_is_asked_when_its_pass_begins(kind, w
     assert passes(graph, change) == [[2 * epoch, 2 * epoch + 1] for epoch in range(EPOCHS)]
 
 
-@pytest.mark.parametrize("way", ["inline", "threads"])
-@pytest.mark.parametrize("kind", [list, torch.tensor])
-def test_lists_and_tensors_that_the_loop_changes_or_extends_are_read_when_their_pass_begins(kind, way):
-    data = kind([0, 1, 2])
-    graph = pg.Graph()
-    graph.add(ops.FromSequence(data), **WAYS[way])
-
-    def change(epoch):
-        if epoch == 1:
-            data[1] = 10  # a better label
-        if epoch == 2 and kind is list:
-            data.append(30)
-
-    added = [30] if kind is list else []
-    assert passes(graph, change) == [[0, 1, 2], [0, 10, 2], *[[0, 10, 2, *added]] * 2]
-
-
-@pytest.mark.parametrize("way", ["inline", "threads"])
-def test_a_dataset_that_the_loop_changes_is_read_when_its_pass_begins_unless_later_ones_were_announced(way):
-    data = Numbers([0, 1, 2])
-    graph = pg.Graph()
-    graph.add(ops.FromSequence(data), **WAYS[way])
-
-    def change(epoch):
-        data.items = list(range(epoch, 3 + 2 * epoch))
-
-    assert passes(graph, change, epochs=1) == [list(range(e, 3 + 2 * e)) for e in range(EPOCHS)]
-
-
 def test_set_epoch_and_a_resume_ask_the_sampler_anew_too():
     sampler = Weights()
     graph = pg.Graph()
@@ -145,17 +115,3 @@ def test_orders_of_our_own_still_read_across_the_boundary_of_epochs():
             assert read.acquire(timeout=60)
         assert list(loader) == [1, 2, 3]
         assert not read.acquire(blocking=False)  # what was read ahead is used
-
-
-@pytest.mark.parametrize("way", ["inline", "threads"])
-def test_what_is_added_in_the_middle_of_an_epoch_belongs_to_the_next_and_no_sample_comes_twice(way):
-    data = Numbers(list(range(40)))
-    graph = pg.Graph()
-    graph.add(ops.FromSequence(data, shuffle=True), capacity=1, **WAYS[way])
-    with graph.loader() as loader:
-        for epoch in range(3):
-            size, found = len(data), []
-            for item in loader:
-                found.append(item)
-                data.items.append(1_000 * epoch + len(data))
-            assert sorted(found) == sorted(data.items[:size])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 from torch.utils import data
 
 import pipegraph as pg
-from pipegraph import operators as ops
 from tests.process.process_pipelines import tell_that_it_hangs
 
 __all__ = ["tell_that_it_hangs"]
@@ -107,16 +105,6 @@ def test_timeout(tell_that_it_hangs: Callable[[], None]) -> None:
         next(passing)
 
 
-class Counted(Squares):
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __getitem__(self, index: int) -> int:
-        with open(self.path, "a") as file:
-            file.write(f"{index}\n")
-        return index
-
-
 def test_prefetch_factor_is_how_many_batches_each_worker_reads_ahead(tmp_path: Path) -> None:
     drawn = []
 
@@ -144,13 +132,6 @@ def test_an_error_comes_in_its_batchs_place_and_the_batches_behind_it_follow() -
     with pytest.raises(KeyError, match="four"):
         next(passing)
     assert list(passing) == [5, 6, 7, 8, 9]
-
-
-def test_two_passes_at_once() -> None:
-    loader = pg.DataLoader(Squares(), 3, num_workers=1)
-    assert [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=True)] == [
-        (x, x) for x in numbers(loader)
-    ]
 
 
 def paired(batch: list[int]) -> list[int]:
@@ -241,36 +222,6 @@ def test_pin_memory(workers: dict[str, Any]) -> None:
 
 
 # -- threads -----------------------------------------------------------------------------------
-
-
-class Rows(data.Dataset[Any]):
-    """Opens its database at the first read, as such datasets do; a connection belongs to one thread."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.connection: sqlite3.Connection | None = None
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> int:
-        if self.connection is None:
-            self.connection = sqlite3.connect(self.path)
-        ((value,),) = self.connection.execute("select value from numbers where id = ?", (int(index),))
-        return int(value)
-
-
-@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 3, "workers": "thread"}])
-def test_a_data_set_with_a_lazy_handle_has_one_in_every_worker(tmp_path: Path, options: Any) -> None:
-    with sqlite3.connect(tmp_path / "rows.db") as connection:
-        connection.execute("create table numbers (id integer, value integer)")
-        connection.executemany("insert into numbers values (?, ?)", [(i, i * 7) for i in range(40)])
-    connection.close()
-    dataset: Any = Rows(tmp_path / "rows.db")
-    for _ in range(2):
-        assert [x for batch in pg.DataLoader(dataset, 4, **options) for x in batch.tolist()] == [
-            i * 7 for i in range(40)
-        ]
 
 
 class Noisy(Squares):
@@ -370,19 +321,6 @@ def test_the_loader_goes_behind_a_break_with_the_rest_where_its_state_is_loaded(
     assert sorted(seen + [x for batch in other for x in batch.tolist()]) == list(range(10))
 
 
-def test_a_resumed_pass_reads_no_sample_again(tmp_path: Path) -> None:
-    path = tmp_path / "read"
-    loader = pg.DataLoader(Counted(path), 2, True)
-    passing = iter(loader)
-    next(passing), next(passing)
-    state = loader.state_dict()
-    path.unlink()
-    again = pg.DataLoader(Counted(path), 2, True)
-    again.load_state_dict(state)
-    rest = [x for batch in again for x in batch.tolist()]
-    assert [int(line) for line in path.read_text().split()] == rest and len(rest) == 6
-
-
 def test_a_state_that_does_not_fit_is_refused() -> None:
     with pytest.raises(pg.errors.StateError, match="not the state of a pg.DataLoader"):
         pg.DataLoader(range(3)).load_state_dict({"x": 1})  # type: ignore[arg-type]
@@ -405,29 +343,6 @@ def test_set_epoch_reaches_the_sampler() -> None:
 
 
 # -- the pipeline ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_the_graph_behind_it_can_be_built_on_and_resumes(place: dict[str, Any]) -> None:
-    loader = pg.DataLoader(range(10), 3, False, **place)  # type: ignore[arg-type]
-
-    def make() -> pg.Graph:
-        graph = loader.graph
-        graph["batches"].then(lambda batch: batch * 2, name="double").then(ops.CopyToDevice("cpu"))
-        return graph
-
-    with make().loader(epochs=2) as running:
-        assert len(running) == 4
-        for _ in range(2):
-            assert numbers(running) == [[0, 2, 4], [6, 8, 10], [12, 14, 16], [18]]
-        passing = iter(running)
-        next(passing)
-        state = running.state_dict()
-    with make().loader() as running:
-        running.load_state_dict(state)
-        assert numbers(running) == [[6, 8, 10], [12, 14, 16], [18]]
-    with pytest.raises(KeyError, match="has no stage 'nothing'; it has: "):
-        loader.graph["nothing"]
 
 
 def test_nothing_is_left_behind() -> None:

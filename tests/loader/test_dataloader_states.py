@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -232,51 +230,6 @@ def test_a_stream_with_epochs_resumes_in_a_later_one(place: Any) -> None:
     assert flat(again) == list(range(403, 412))
 
 
-@pytest.mark.parametrize(
-    "place", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2, "workers": "thread"}]
-)
-def test_a_script_that_saves_the_next_epoch_s_number_gets_the_rest_of_this_one(place: Any) -> None:
-    def make() -> tuple[Any, pg.DataLoader]:
-        sampler: Any = data.DistributedSampler(Squares(), 2, 0, seed=3)
-        return sampler, pg.DataLoader(Squares(), 3, sampler=sampler, **place)
-
-    sampler, loader = make()
-    sampler.set_epoch(1)
-    passing = iter(loader)
-    next(passing)
-    state = json.loads(json.dumps(loader.state_dict()))
-    rest = flat(passing)
-
-    sampler, again = make()
-    sampler.set_epoch(2)
-    again.load_state_dict(state)
-    with pytest.warns(
-        UserWarning, match="middle of epoch 1 and its sampler was set to epoch 2: the rest of epoch 1"
-    ):
-        assert flat(again) == rest
-    sampler.set_epoch(2)  # the next pass is the script's own again
-    assert flat(again) == list(sampler)
-
-
-def test_a_sampler_that_cannot_be_put_back_is_named() -> None:
-    class Drifts(Stepping):
-        drawn = 0
-
-        def __iter__(self) -> Iterator[int]:
-            Drifts.drawn += 1
-            return iter([Drifts.drawn, 0, 1, 2])
-
-    loader = pg.DataLoader(range(10), 2, sampler=Drifts())
-    next(iter(loader))
-    state = loader.state_dict()
-    Drifts.drawn = 5
-    loader.load_state_dict(state)
-    with pytest.raises(
-        pg.errors.StateError, match=r"Drifts, begins with \[7, 0\] where the state has \[1, 0\]"
-    ):
-        next(iter(loader))
-
-
 def ranks(count: int, seed: int = 0) -> Any:
     return data.DistributedSampler(Squares(), count, 0, seed=seed)
 
@@ -305,48 +258,6 @@ def test_a_state_of_the_middle_of_an_epoch_is_for_the_same_batches(
     assert sum(1 for _ in other) == len(other)
 
 
-class Held(Squares):
-    """Index 0 waits until others have been delivered; every worker's copy shares the gate by its path."""
-
-    def __init__(self, gate: str, lock: Any = None) -> None:
-        self.gate, self.lock = gate, lock
-
-    def __getitem__(self, index: int) -> int:
-        if index == 0 and self.gate:
-            with open(self.gate):  # blocks until it is opened for writing
-                pass
-        return index
-
-
-@pytest.mark.parametrize("kind", ["processes", "threads", "torch's"])
-@pytest.mark.parametrize("back", [False, True])
-def test_a_state_out_of_order_has_what_was_delivered(kind: str, back: bool, tmp_path: Any) -> None:
-    gate = str(tmp_path / "gate")
-    os.mkfifo(gate)
-    lock = threading.Lock() if kind == "torch's" else None  # which cannot be sent
-    options: dict[str, Any] = {"num_workers": 2, "workers": "thread" if kind == "threads" else "process"}
-    loader = pg.DataLoader(Held(gate, lock), 3, in_order=False, **options)
-    passing = iter(loader)
-    found = [next(passing).tolist() for _ in range(2)]
-    state = json.loads(json.dumps(loader.state_dict()))
-    with open(gate, "w"):
-        rest = [batch.tolist() for batch in passing]
-    assert found == ([[3, 4, 5], [9, 10, 11]] if lock else [[3, 4, 5], [6, 7, 8]])
-    again = pg.DataLoader(Held("", lock), 3, in_order=back, **options)
-    again.load_state_dict(state)
-    assert json.loads(json.dumps(again.state_dict())) == state
-    resumed = iter(again)
-    batches = [next(resumed).tolist()]
-    state = again.state_dict()  # inside the resumed pass
-    batches += [batch.tolist() for batch in resumed]
-    assert sorted(batches) == sorted(rest)
-    if back:
-        assert batches == sorted(rest)
-    second = pg.DataLoader(Held("", lock), 3, num_workers=0)
-    second.load_state_dict(state)
-    assert sorted(flat(second) + batches[0]) == [row for batch in sorted(rest) for row in batch]
-
-
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("taken", [None, 0, 2, 7, 8])
 @pytest.mark.parametrize("kind", [Squares, Counts, Positioned, Anything])
@@ -371,34 +282,6 @@ def test_a_distributed_checkpoint_holds_a_state(kind: Any, taken: int | None, tm
     assert flat(fresh) == rest
 
 
-def become(rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", str(rank))
-    monkeypatch.setenv("WORLD_SIZE", str(world_size))
-
-
-def test_a_graph_whose_source_splits_itself_resumes_its_epoch_with_as_many_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def graph(rank: int, world_size: int) -> pg.Graph:
-        become(rank, world_size, monkeypatch)
-        made, ops = pg.Graph("split"), pg.operators
-        sampler = data.DistributedSampler(range(24), world_size, rank)  # type: ignore[arg-type]
-        made.add(ops.FromSequence(range(24), sampler=sampler), name="rows")
-        return made
-
-    states = []
-    for rank in range(2):
-        with graph(rank, 2).loader(equal_steps=False) as loader:
-            next(iter(loader))
-            states.append(loader.state_dict())
-    for given in (states, states[0]):
-        with (
-            graph(0, 1).loader() as loader,
-            pytest.raises(StateError, match="'rows' reads may be split.* with 2"),
-        ):
-            loader.load_state_dict(given)
-
-
 def test_each_rank_has_its_own_part_of_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
     states: dict[str, Any] = {}
     for rank in range(2):
@@ -413,54 +296,6 @@ def test_each_rank_has_its_own_part_of_a_state(monkeypatch: pytest.MonkeyPatch) 
     del states["rank1"]
     with pytest.warns(pg.errors.PipegraphWarning, match="no part of rank 1, only of rank0"):
         loader.load_state_dict(states)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("batches", [1, 2])
-def test_a_script_that_seeds_itself_repeats_no_order_after_a_resume_within_an_epoch(workers, batches):
-    def begun(state=None):
-        torch.manual_seed(3)
-        loader = pg.DataLoader(range(12), batch_size=4, shuffle=True, num_workers=workers, workers="thread")
-        if state is not None:
-            loader.load_state_dict(state)
-        return loader
-
-    def orders(loader, epochs):
-        return [[batch.tolist() for batch in loader] for _ in range(epochs)]
-
-    whole = orders(begun(), 4)
-    loader = begun()
-    for _ in range(2):
-        iterator = iter(loader)
-        for _ in range(batches):
-            next(iterator)
-        state = loader.state_dict()
-        del iterator
-    resumed = orders(begun(state), 3)
-    assert resumed == [whole[1][batches:], *whole[2:]]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", ["dataset", "stream"])
-def test_a_dataset_that_has_become_shorter_than_what_was_delivered_is_named(kind: str, workers: int) -> None:
-    """Else the rest of the epoch would be empty, and the training loop go on with the next."""
-
-    def made(count: int) -> Any:
-        if kind == "dataset":
-            return pg.DataLoader(list(range(count)), 2, num_workers=workers)
-        return pg.DataLoader(Plain(count), 2, num_workers=workers)
-
-    batches = iter(loader := made(20))
-    for _ in range(4):
-        next(batches)
-    state = loader.state_dict()
-    (rest := made(20)).load_state_dict(state)
-    assert len(list(rest)) == len(list(batches))
-    (short := made(1)).load_state_dict(state)
-    with pytest.raises(
-        StateError, match="of this epoch were delivered before the state was taken, and now there"
-    ):
-        list(short)
 
 
 class Plain(data.IterableDataset[int]):

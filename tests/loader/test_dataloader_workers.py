@@ -6,7 +6,6 @@ import mmap
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from torch import multiprocessing as mp
 from torch.utils import data
 
 import pipegraph as pg
-from pipegraph import operators as ops
-from pipegraph.errors import PipegraphWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -92,30 +89,6 @@ def test_memory_that_a_dataset_shares_stays_shared(kind: str, tmp_path: Path) ->
     assert loader._inherits == (kind != "tensor")
 
 
-def test_a_graph_says_that_its_processes_get_a_copy_of_what_is_shared() -> None:
-    dataset = Counter(np.frombuffer(mp.RawArray("d", 1)))
-    graph = pg.Graph("g")
-    graph.add(ops.FromSequence(dataset), name="rows", backend="process")
-    with (
-        graph.loader() as loader,
-        pytest.warns(PipegraphWarning, match="stage 'rows': its processes get a copy"),
-    ):
-        assert list(loader) == [1, 2]
-    assert dataset.counts[0] == 0
-
-
-def test_processes_of_a_graph_share_tensors_that_a_dataset_shares(no_leaks: Any) -> None:
-    memory = torch.zeros(8).share_memory_()
-    dataset = Counter((memory[3:5], memory))  # two tensors of one storage
-    graph = pg.Graph("g")
-    graph.add(ops.FromSequence(dataset), backend="process")
-    for start in (0, 20):
-        memory[3] = start
-        with graph.loader() as loader:
-            assert list(loader) == [start + 1, start + 2]
-        assert memory.tolist() == [0, 0, 0, start + 2, 0, 0, 0, 0]
-
-
 def test_a_pass_over_what_is_inherited_resumes() -> None:
     def make() -> pg.DataLoader:
         return pg.DataLoader(Holds(threading.Lock()), 2, shuffle=True, num_workers=2)
@@ -128,39 +101,6 @@ def test_a_pass_over_what_is_inherited_resumes() -> None:
     again = make()
     again.load_state_dict(state)
     assert [x.tolist() for x in again] == rest
-
-
-class Shares(data.IterableDataset[int]):
-    """Worker 0 waits until another has delivered all."""
-
-    def __init__(self, gate: Any = None) -> None:
-        self.gate = gate
-
-    def __iter__(self) -> Iterator[int]:
-        info = data.get_worker_info()
-        assert info is not None
-        if info.id == 0 and self.gate is not None:
-            assert self.gate.wait(60)
-        yield from range(10 * info.id, 10 * info.id + 5)
-
-
-def test_an_iterable_out_of_order_comes_as_it_is_ready() -> None:
-    gate = mp.get_context("fork").Event()
-    found = []
-    for batch in pg.DataLoader(Shares(gate), num_workers=2, in_order=False):
-        found.append(int(batch))
-        if len(found) == 5:
-            gate.set()
-    assert found[:5] == [10, 11, 12, 13, 14] and sorted(found[5:]) == [0, 1, 2, 3, 4]
-    inherited = Shares()
-    inherited.lock = threading.Lock()  # type: ignore[attr-defined]
-    loader = pg.DataLoader(inherited, num_workers=2)
-    passing = iter(loader)
-    assert [int(next(passing)) for _ in range(3)] == [0, 10, 1]
-    state = loader.state_dict()
-    del passing
-    loader.load_state_dict(state)
-    assert [int(x) for x in loader] == [11, 2, 12, 3, 13, 4, 14]
 
 
 @pytest.mark.parametrize(

@@ -127,69 +127,6 @@ def test_ranks_that_leave_a_pass_at_different_steps_are_an_error(monkeypatch):
         assert "leave passes at the same step on all ranks" in text
 
 
-def test_a_pass_that_delivered_nothing_takes_part_in_no_agreement(monkeypatch):
-    def run(times):
-        def job(rank):
-            with loader_of(lambda epoch: range(9), rank, []) as loader:
-                for _ in range(times):
-                    iter(loader)
-                return list(loader)
-
-        return job
-
-    assert Ranks(2, monkeypatch).run(run(2), run(0)) == [list(range(9))] * 2
-
-
-def test_an_epoch_that_one_rank_empties_for_all_is_warned_of(monkeypatch):
-    def job(items):
-        def run(rank):
-            with loader_of(lambda epoch: items if epoch else range(3), rank, []) as loader:
-                return [list(loader), list(loader)]
-
-        return run
-
-    with pytest.warns(pg.errors.PipegraphWarning) as caught:
-        assert Ranks(2, monkeypatch).run(job(range(9)), job([])) == [[[0, 1, 2], []]] * 2
-    texts = sorted(str(each.message) for each in caught)
-    assert len(texts) == 2
-    assert texts[0].startswith(
-        "epoch 1 delivers nothing on any rank: another rank has no step in it, this one (rank 0 of 2)"
-    )
-    assert texts[1].startswith(
-        "epoch 1 delivers nothing on any rank: rank 1 of 2 has no step in it, and equal_steps=True"
-    )
-    assert all(each.filename == __file__ for each in caught)
-
-
-def uneven():
-    graph = pg.Graph("uneven")
-    graph.add(ops.FromIterable(range(5)))
-    return graph
-
-
-def test_ranks_whose_known_numbers_of_steps_differ_end_together(monkeypatch):
-    def run(rank):
-        with uneven().loader(equal_steps=True, rank=rank, world_size=2) as loader:
-            return len(loader), list(loader)
-
-    assert Ranks(2, monkeypatch).run(run, run) == [(2, [0, 2]), (2, [1, 3])]
-
-
-@pytest.mark.parametrize(("items", "equal_steps", "said"), [(5, None, 1), (5, False, 0), (6, None, 0)])
-def test_known_numbers_of_steps_that_differ_are_logged(caplog, items, equal_steps, said):
-    graph = pg.Graph("uneven")
-    graph.add(ops.FromIterable(range(items)))
-    with graph.loader(equal_steps=equal_steps, rank=1, world_size=2) as loader:
-        assert len(loader) == len(list(loader)) == items // 2
-        list(loader)  # said once
-    text = (
-        "graph 'uneven': epoch 0 has 3 steps on rank 0 and 2 on rank 1, and ranks that wait for each other in every "
-        "step hang at the end; loader(equal_steps=True) ends all at the same step, equal_steps=False says that they "
-        "may differ"
-    )
-    assert [record.getMessage() for record in caplog.records] == [text] * said
-
-
 RANK = """
 import json, sys, warnings
 import torch.distributed as dist

@@ -51,26 +51,6 @@ def test_it_resumes_exactly_behind_every_chunk():
     assert_resumes_exactly(lambda: graph(16), isolate=True)
 
 
-def test_far_into_an_epoch_it_resumes_from_the_childs_state():
-    with graph(800).loader() as here:
-        whole = seen(here)
-    with graph(800).loader(isolate=True) as apart:
-        chunks = apart.chunks()
-        for _ in range(150):
-            next(chunks)
-        state = apart.state_dict()
-    with graph(800).loader(isolate=True) as again:
-        again.load_state_dict(state)
-        assert seen(again) == whole[150:]
-
-
-def test_a_pass_that_was_left_begins_the_next_epoch_whole():
-    with graph().loader(epochs=3) as here, graph().loader(epochs=3, isolate=True) as apart:
-        for loader in (here, apart):
-            next(iter(loader))
-        assert seen(here) == seen(apart)
-
-
 def test_a_child_that_is_killed_again_and_again_is_named():
     def dies(x):
         if x == 7:

@@ -5,12 +5,10 @@ import re
 import threading
 
 import pytest
-from gates import Gate
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import LoaderClosedError, PipegraphWarning, StateError
-from tests.loader.counting import Counting
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -262,25 +260,6 @@ def test_workers_backends_capacities_and_policies_may_change_between_save_and_lo
             assert list(loader) == list(range(8, 21))
 
 
-def test_an_unordered_stage_may_change_its_workers_between_save_and_load():
-    def make(workers):
-        graph = pg.Graph("g")
-        loose = graph.add(ops.FromIterable(range(12))).then(
-            lambda x: x, name="loose", workers=workers, ordered=False
-        )
-        loose.then(ops.FlatMap(lambda x: [x, -x]), name="both")
-        return graph
-
-    for before, after in ((4, 1), (1, 4)):
-        with make(before).loader() as loader:
-            got = [item for _, item in zip(range(7), loader, strict=False)]
-            state = through_json(loader)
-        with make(after).loader() as loader:
-            loader.load_state_dict(state)
-            got += list(loader)
-        assert sorted(got) == sorted([*range(12), *(-x for x in range(12))])
-
-
 # -- set_epoch and prefetching ----------------------------------------------------------------------
 
 
@@ -438,56 +417,6 @@ def test_close_twice_and_use_after_close():
     assert "closed" in repr(loader)
 
 
-def test_close_from_another_thread_wakes_the_consumer():
-    gate, graph = Gate(), pg.Graph("g")
-    graph.add(ops.FromIterable(range(3))).then(gate)
-    loader = graph.loader()
-    numbers = iter(loader)
-    outcome = []
-
-    def consume():
-        try:
-            next(numbers)
-        except LoaderClosedError as error:
-            outcome.append(error)
-
-    consumer = threading.Thread(target=consume)
-    consumer.start()
-    gate.wait_until_waiting(1)
-    loader.close()
-    consumer.join(20)
-    assert len(outcome) == 1
-
-
-def test_states_may_be_taken_by_another_thread_while_the_loop_runs():
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(range(3000))).then(lambda x: x, name="loose", workers=3, ordered=False)
-    states, saving, stop = [], threading.Event(), threading.Event()
-    with graph.loader() as loader:
-        loop = iter(loader)
-        next(loop)
-
-        def save():
-            while not stop.is_set():
-                states.append(json.dumps(loader.state_dict()))
-                saving.set()
-
-        saver = threading.Thread(target=save)
-        saver.start()
-        assert saving.wait(60)
-        rest = sum(1 for _ in loop)
-        stop.set()
-        saver.join()
-    assert rest == 2999
-    for state in (states[0], states[len(states) // 2], states[-1]):
-        fresh = pg.Graph("g")
-        fresh.add(ops.FromIterable(range(3000))).then(lambda x: x, name="loose", workers=3, ordered=False)
-        fresh.stages["loose"] = graph.stages["loose"]
-        with fresh.loader() as loader:
-            loader.load_state_dict(json.loads(state))
-            assert len(list(loader)) <= 3000
-
-
 # -- passes that deliver nothing --------------------------------------------------------------------
 
 
@@ -528,86 +457,6 @@ def test_after_iter_alone_a_restored_position_is_still_to_come():
     with epoch_graph().loader() as loader:
         loader.load_state_dict(again)
         assert list(loader) == [4, 5, 6, 7, 8, 9]
-
-
-def counting_graph(batched):
-    graph = pg.Graph("counting")
-    node = graph.add(ops.FromIterable(Counting), name="source", capacity=4)
-    if batched:
-        node.then(ops.Batch(1, collate=lambda one: one[0]))
-    return graph
-
-
-@pytest.mark.parametrize("batched", [False, True])
-@pytest.mark.parametrize("between", ["iter", "set_epoch", "interrupt"])
-def test_a_run_that_ended_early_leaves_no_restored_position_behind(batched, between):
-    with counting_graph(batched).loader() as loader:
-        for number in loader:
-            if number == 300:
-                break
-        state = through_json(loader)
-    assert state["rank0"]["iterators"]["source"][0] > 0
-    with counting_graph(batched).loader(epochs=3) as loader:
-        loader.load_state_dict(state)
-        passing = iter(loader)
-        if between == "iter":
-            assert list(loader) == list(range(301, 1000))
-        elif between == "set_epoch":
-            loader.set_epoch(1)
-            with pytest.warns(PipegraphWarning, match="discards what was restored of epoch 0"):
-                passing = iter(loader)
-            assert list(passing) == list(range(1000))
-        else:
-            loader._crew.end_run()
-            assert list(loader) == list(range(301, 1000))
-        assert list(loader) == list(range(1000))
-
-
-def test_a_pass_that_was_interrupted_before_its_first_chunk_consumes_nothing(monkeypatch):
-    with restorable() as loader:
-        passing = iter(loader)
-
-        def interrupted():
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(passing, "_get", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            next(passing)
-        assert loader.epoch == 0
-        with pytest.raises(LoaderClosedError, match="it was interrupted"):
-            next(passing)
-        assert list(loader) == [4, 5, 6, 7, 8, 9]
-
-
-def test_what_an_interruption_keeps_from_the_loop_was_not_delivered():
-    class Event:
-        def __init__(self, number):
-            self.number = number
-
-        def delivered(self, data):
-            if self.number == 2:
-                raise KeyboardInterrupt
-
-    class Copy(pg.Operator):
-        def process(self, chunk):
-            chunk.ready = (Event(chunk.data),)
-            return chunk
-
-    def make(copy):
-        graph = pg.Graph("g")
-        graph.add(ops.FromIterable(range(5))).then(copy, name="copy")
-        return graph
-
-    with make(Copy()).loader() as loader:
-        passing = iter(loader)
-        got = [next(passing), next(passing)]
-        with pytest.raises(KeyboardInterrupt):
-            next(passing)
-        state = through_json(loader)
-        with pytest.raises(LoaderClosedError, match="it was interrupted"):
-            next(passing)
-    assert state["rank0"]["cursor"] == 2
-    assert got == [0, 1]
 
 
 def test_set_epoch_discards_restored_work_with_a_warning_and_only_where_there_is_some():

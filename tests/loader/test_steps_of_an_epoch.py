@@ -1,13 +1,11 @@
 """A state knows how many chunks of its epoch its rank has delivered: one value with the cursor, wherever it is resumed."""
 
 import json
-import warnings
 
 import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from tests.loader.test_equal_steps import Ranks
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -86,23 +84,3 @@ def test_the_steps_of_an_epoch_are_known_at_another_world_size(make, size, other
                 loader.load_state_dict(again)
                 assert len(loader) == left - 3
                 assert len(list(loader)) == left - 3
-
-
-@pytest.mark.parametrize("fewest", [1, 7, 64, 100])
-def test_rows_of_a_bundle_end_where_the_ranks_have_agreed(monkeypatch, fewest):
-    def job(count):
-        def run(rank):
-            graph = graph_of(ops.FromIterable(range(count), shard=False))
-            with graph.loader(equal_steps=True, rank=rank, world_size=2, epochs=2) as loader:
-                found = []
-                for row in loader:
-                    found.append(row)
-                    assert saved(loader)[1] == len(found)
-                return found, list(loader), loader.profile().items
-
-        return run
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = Ranks(2, monkeypatch).run(job(300), job(fewest))
-    assert found == [(list(range(fewest)), list(range(fewest)), 2 * fewest)] * 2

@@ -93,13 +93,6 @@ def by_cost() -> pg.Graph:
     return graph
 
 
-def bucketed() -> pg.Graph:
-    graph = pg.Graph("bucketed", seed=3)
-    source = graph.add(ops.FromSequence(range(N), StridedOrder()))
-    source.then(ops.Bucket(lambda x: x % 3, [1, 2], size=4)).then(ops.Batch(4, collate=list))
-    return graph
-
-
 def flat(data: Any) -> list[int]:
     return list(data) if isinstance(data, list) else [data]
 
@@ -184,68 +177,3 @@ def test_ranks_that_agree_on_equal_steps_go_on_together_at_another_size(monkeypa
     assert set(seen.values()) == {1}
     if make is scattered:  # what agreement cuts off is the tail of some ranks, never a whole rank's part
         assert len(seen) >= 0.85 * sum(1 for x in range(N) if x * 7919 % 101 % 4)
-
-
-def test_a_rank_that_has_nothing_left_joins_the_agreement_and_the_next_epoch(monkeypatch):
-    states = [part(bucketed, rank, 1, None, 3, False)[1] for rank in range(1)]
-    nothing = part(bucketed, 1, 2, states, None, False)
-    assert nothing[0] == [] and nothing[2] == 0
-
-    def graph() -> pg.Graph:
-        made = pg.Graph("filtered-buckets", seed=3)
-        kept = made.add(ops.FromSequence(range(48), StridedOrder())).then(ops.Filter(lambda x: x % 5))
-        kept.then(ops.Bucket(lambda x: x % 3, [1, 2], size=4)).then(ops.Batch(4, collate=list))
-        return made
-
-    first = part(graph, 0, 1, None, 2, None)[1]
-    unequal = []
-    for rank in range(2):
-        with graph().loader(rank=rank, world_size=2, equal_steps=False) as loader:
-            loader.load_state_dict([first])
-            unequal.append(loader.state_dict())
-
-    def both(rank: int) -> Any:
-        with graph().loader(rank=rank, world_size=2, equal_steps=True, epochs=2) as loader:
-            loader.load_state_dict(unequal[rank])
-            return [[len(list(loader)) for _ in range(2)], loader.epoch]
-
-    found = Ranks(2, monkeypatch).together(both)
-    assert [each[0][0] for each in found] == [0, 0]
-    assert found[0] == found[1] and found[0][0][1] > 0 and found[0][1] == 2
-
-
-@pytest.mark.parametrize(("size", "other"), [(1, 2), (2, 3), (3, 2)])
-def test_parts_that_can_only_go_on_whole_and_not_evenly_are_an_error_that_names_the_stage(size, other):
-    states = [part(bucketed, rank, size, None, 3, None)[1] for rank in range(size)]
-    with pytest.raises(pg.errors.StateError, match=r"stage 'bucket' .*equal_steps=False"):
-        part(bucketed, 0, other, states, None, None)
-    seen: Counter[int] = Counter()
-    for rank in range(size):
-        seen.update(x for chunk in part(bucketed, rank, size, None, 3, None)[0] for x in chunk)
-    for rank in range(other):
-        seen.update(x for chunk in part(bucketed, rank, other, states, None, False)[0] for x in chunk)
-    assert sorted(seen) == list(range(N)) and set(seen.values()) == {1}
-
-
-class Own(pg.Source):
-    """A user's source, which says nothing of other world sizes."""
-
-    def length(self, epoch, rank, world_size):
-        return len(range(rank, 24, world_size))
-
-    def iterate(self, epoch, rank, world_size, start):
-        for position in range(rank + start * world_size, 24, world_size):
-            yield position, position
-
-
-def test_a_source_of_a_user_continues_in_whole_parts():
-    def make() -> pg.Graph:
-        graph = pg.Graph("own")
-        graph.add(Own(), name="own").then(ops.Batch(2, collate=list))
-        return graph
-
-    assert "because of: own" in str(make().plan())
-    before = [part(make, rank, 2, None, 2, None) for rank in range(2)]
-    rest = part(make, 0, 1, [after for _, after, _ in before], None, None)
-    seen = [x for got, _, _ in (*before, rest) for chunk in got for x in chunk]
-    assert sorted(seen) == list(range(24)) and rest[2] is None
