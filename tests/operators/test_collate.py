@@ -124,15 +124,6 @@ def test_a_field_is_made_by_its_own_function_and_the_others_are_padded() -> None
         ops.Batch(2, collate={"ids": 0})
 
 
-@pytest.mark.parametrize("backend", ["thread", "process"])
-def test_what_its_own_function_makes_does_not_depend_on_shapes_that_are_equal(backend: str) -> None:
-    graph = pg.Graph("g")
-    rows = graph.add(ops.FromSequence([{"x": np.arange(3.0), "y": i} for i in range(4)]))
-    rows.then(lambda row: row, backend=backend).then(ops.Batch(2, collate={"x": list}))
-    with graph.loader() as loader:
-        assert [type(batch["x"]) for batch in loader] == [list, list]
-
-
 @pytest.mark.parametrize(
     ("dtype", "pad"), [("uint8", -1), ("uint8", 300), ("int64", 0.5), ("int64", float("nan")), ("bool", 2)]
 )
@@ -163,8 +154,3 @@ def test_a_rule_for_no_field_and_an_added_field_of_a_taken_name_are_errors(optio
     )
     with graph.loader() as loader, pytest.raises(pg.PipegraphError, match=said):
         list(loader)
-
-
-def test_a_batch_by_cost_has_no_full_one_to_drop_the_last_for():
-    with pytest.raises(pg.PipegraphError, match="drop_last=True needs size"):
-        ops.Batch(cost=len, limit=9, drop_last=True)

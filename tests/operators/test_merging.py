@@ -3,12 +3,9 @@
 import threading
 
 import pytest
-import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError
-from pipegraph.testing import assert_resumes_exactly
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -66,45 +63,3 @@ def test_an_epoch_ends_while_an_input_that_nobody_needs_waits(merging, backend):
         if isinstance(merging, ops.Zip):
             assert delivered == [(0, 0), (1, 1), (2, 2)]
         assert list(loader) is not None  # and the next resumes behind what was not needed
-
-
-class Alternating(pg.FanIn):
-    """A user's fan-in of two, which draws too."""
-
-    inputs = 2
-
-    def begin(self, inputs, epoch):
-        self.left, self.next = [True] * inputs, 0
-
-    def next_input(self):
-        if not any(self.left):
-            return None
-        if not self.left[self.next]:
-            self.next = 1 - self.next
-        return self.next
-
-    def end_input(self, index):
-        self.left[index] = False
-
-    def process(self, chunk):
-        self.next = 1 - self.next
-        return chunk.replace((chunk.data, float(torch.rand(()))))
-
-    def cursor(self, positions):
-        return (*positions, self.next)
-
-    def cursors(self, cursor, inputs):
-        self.next = cursor[-1]
-        return list(cursor[:-1])
-
-
-def test_a_users_fan_in_of_two_takes_two_and_resumes_exactly():
-    def build():
-        graph = pg.Graph("g")
-        graph.add(Alternating(), *(graph.add(ops.FromSequence(range(n, 2 * n)), name=f"{n}") for n in (4, 7)))
-        return graph
-
-    assert_resumes_exactly(build)
-    graph = pg.Graph("g")
-    with pytest.raises(GraphError, match="alternating takes exactly 2 upstream nodes, got 1"):
-        graph.add(ops.FromSequence(range(3))).then(Alternating())

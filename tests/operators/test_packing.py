@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import DataError, GraphError
-from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
+from pipegraph.testing import assert_resumes_exactly
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -111,11 +111,6 @@ def test_a_resume_is_exact_at_every_step(method, batch):
     assert_resumes_exactly(packed(method, batch=batch))
 
 
-@pytest.mark.parametrize("method", ["split", "fit"])
-def test_it_is_the_same_everywhere(method):
-    assert_same_everywhere(packed(method, batch=2))
-
-
 @settings(max_examples=15)
 @given(
     st.lists(st.integers(0, 24), max_size=10),
@@ -156,29 +151,3 @@ def test_documents_that_cannot_be_packed_are_named(items, message):
     with pytest.raises(DataError, match=message) as caught:
         rows_of(items, 4)
     assert any("stage 'pack'" in note for note in caught.value.__notes__)
-
-
-def test_a_skipped_document_costs_no_other():
-    def make():
-        graph = pg.Graph("g")
-        items = documents([3, 5, 2, 6, 4, 1, 3])
-        items[3] = "no tokens"
-        source = graph.add(ops.FromSequence(items))
-        source.then(ops.Pack(4), name="pack", on_error=pg.Skip(2))
-        return graph
-
-    with make().loader() as loader:
-        rows = list(loader)
-        (lost,) = loader.profile().quarantined
-    assert lost.position == 3 and len(tokens_of(rows)) == 18
-    assert_resumes_exactly(make)
-
-
-def test_a_field_that_pack_makes_is_refused():
-    graph = pg.Graph("taken")
-    graph.add(ops.FromIterable([{"tokens": [1, 2], "segment_ids": [7, 7]}])).then(ops.Pack(4))
-    with (
-        graph.loader() as loader,
-        pytest.raises(pg.PipegraphError, match="'segment_ids' is one that Pack makes"),
-    ):
-        list(loader)

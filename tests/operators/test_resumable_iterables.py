@@ -9,7 +9,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError, StateError
+from pipegraph.errors import StateError
 
 
 class Numbers:
@@ -148,19 +148,6 @@ def test_a_state_of_a_later_epoch_gives_that_epoch(which: str, way: str) -> None
             assert list(again)[-len(then) :] == then
 
 
-@pytest.mark.parametrize("which", SOURCES)
-def test_a_pass_that_was_left_early_does_not_shift_the_next_one(which: str) -> None:
-    made = SOURCES[which]
-    with single(made()).loader() as loader:
-        for number, _ in enumerate(loader):
-            if number == 2:
-                break
-        state, left = next_state(loader, 1)
-    with single(made()).loader() as loader:
-        loader.load_state_dict(state)
-        assert list(loader) == left
-
-
 class Bare:
     """Items without a state and without a length."""
 
@@ -191,13 +178,3 @@ def test_an_iterable_that_ends_before_the_state_is_refused(way: str, world_size:
             StateError, match=f"'numbers': {delivered} items of its iterable .* ended after 4"
         ):
             list(loader)
-
-
-def test_one_iterator_in_two_sources_is_refused() -> None:
-    items = iter(range(6))
-    made = pg.Graph("numbers")
-    made.add(
-        ops.Zip(), made.add(ops.FromIterable(items), name="a"), made.add(ops.FromIterable(items), name="b")
-    )
-    with pytest.raises(GraphError, match="stages 'a' and 'b' read one range_iterator"):
-        made.plan()

@@ -193,20 +193,3 @@ def test_all_inputs_come_whole_and_the_shorter_ones_again():
 @pytest.mark.parametrize("kinds", [("sequence", "stream"), ("list", "sampler"), ("list",)])
 def test_a_repeating_mixture_resumes_exactly(kinds):
     assert_resumes_exactly(mixed(*kinds))
-
-
-@pytest.mark.parametrize("behind", [[], [lambda x: x], [ops.Batch(5, collate=list)]], ids=len)
-@pytest.mark.parametrize("count", [3, 60])
-def test_take_is_the_length_of_a_repeating_mixture(count, behind):
-    def make():
-        graph = mixed("sequence", "stream")()
-        node = graph["mix"].then(ops.Shuffle(4), name="shuffle")
-        for operator in behind:
-            node = node.then(operator)
-        node.then(ops.Take(count), name="take")
-        return graph
-
-    first, second = items_of(make(), 2)
-    assert len(first) == len(second) == count
-    assert "reads its inputs again until 'take' ends the epoch" in str(make().plan())
-    assert_resumes_exactly(make)

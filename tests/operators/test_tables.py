@@ -90,15 +90,6 @@ def test_states_and_workers_change_nothing() -> None:
     assert reference == [batch["id"].tolist() for batch in graph(2, "process").loader()]
 
 
-def test_lists_lie_in_the_tables_memory() -> None:
-    given = table(1)
-    column = given.column("tokens").chunk(0)
-    start, nbytes = column.values.buffers()[1].address, column.values.buffers()[1].size
-    array = ops.FromTable(given).item(3)["tokens"]
-    assert start <= array.__array_interface__["data"][0] < start + nbytes
-    assert not array.flags.writeable
-
-
 def test_nulls_are_filled_for_the_whole_table_or_refused_before_anything_runs() -> None:
     given = pa.table({"n": [1, None, 3], "x": [0.5, None, 1.0], "t": ["a", "b", None]})
     with pytest.raises(GraphError, match=r"column 'n' \(int64\) has 1 nulls.*fill=\{'n': \.\.\.\}"):
@@ -107,32 +98,6 @@ def test_nulls_are_filled_for_the_whole_table_or_refused_before_anything_runs() 
     assert found["n"].tolist() == [1, -1, 3]
     assert found["x"].isnan().tolist() == [False, True, False]
     assert found["t"] == ["a", "b", ""]
-
-
-FILLS: dict[str, Any] = {"n": -1, "t": "", "l": 0, "d": 1}
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_nulls_are_read_alike_from_a_table_and_from_a_shard_of_it(whole: bool, tmp_path: Any) -> None:
-    columns = {
-        "n": [1, None, 3],
-        "x": pa.array([0.5, None, 1.0], pa.float32()),
-        "d": pa.array([None, 7, 7]).dictionary_encode(),
-        "t": ["a", None, "c"],
-        "l": pa.array([[1, None], [2], [3]], pa.list_(pa.int16())),
-        "f": [[0.5], [None], []],
-    }
-    given = pa.table(columns)
-    pytest.importorskip("pyarrow.parquet").write_table(given, tmp_path / "a.parquet")
-    graph = pg.Graph("g")
-    order = pg.order.PartOrder(shuffle=False) if whole else pg.order.LaneOrder(shuffle=False)
-    graph.add(ops.ShardSelect(tmp_path, order=order)).then(ops.Load(fill=FILLS))
-    with graph.loader() as loader:
-        rows = [{**row, "key": 0} for row in loader]
-    table_rows = [{**ops.FromTable(given, fill=FILLS).item(row), "key": 0} for row in range(3)]
-    assert repr(rows) == repr(table_rows)
-    assert rows[1]["n"] == -1 and rows[1]["t"] == "" and rows[0]["d"] == 1 and rows[1]["x"] != rows[1]["x"]
-    assert rows[0]["l"].tolist() == [1, 0] and rows[0]["l"].dtype == np.int16
 
 
 def test_columns_are_checked() -> None:
@@ -203,34 +168,3 @@ def test_windows_of_tokens(tmp_path: Path, kind: str) -> None:
 def test_what_holds_no_tokens_is_refused(tokens: Any, options: Any, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         ops.FromTokens(tokens, **options)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("size", [5, 16])
-def test_windows_gathered_for_a_batch_are_those_read_one_by_one(workers, size, monkeypatch):
-    tokens = np.arange(20_011, dtype=np.uint16)
-    gathered = []
-    gather = ops.FromTokens.columns
-
-    def batches(alone: bool) -> list[Any]:
-        def counted(self: Any, indices: Any) -> Any:
-            if alone:
-                raise RuntimeError("one by one")
-            gathered.append(len(indices))
-            return gather(self, indices)
-
-        monkeypatch.setattr(ops.FromTokens, "columns", counted)
-        graph = pg.Graph("tokens", seed=3)
-        source = graph.add(ops.FromTokens(tokens, 33, stride=32, shuffle=True), workers=workers)
-        source.then(ops.Batch(size))
-        with graph.loader(epochs=2) as loader:
-            return [chunk for _ in range(2) for chunk in loader.chunks()]
-
-    together, alone = batches(False), batches(True)
-    assert max(gathered) > 1
-    assert [chunk.keys for chunk in together] == [chunk.keys for chunk in alone]
-    assert [chunk.lineages for chunk in together] == [chunk.lineages for chunk in alone]
-    for one, other in zip(together, alone, strict=True):
-        assert one.data["tokens"].dtype == other.data["tokens"].dtype == torch.int64
-        assert torch.equal(one.data["tokens"], other.data["tokens"])
-        assert one.data["tokens"].untyped_storage().nbytes() == one.data["tokens"].nbytes
