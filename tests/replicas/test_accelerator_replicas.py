@@ -13,12 +13,6 @@ from accelerators import delay, here
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from pipegraph.device.accelerator import AcceleratorBackend
-from pipegraph.device.backend import Stream, slots_on
-from pipegraph.device.copy import copy_tree
-from pipegraph.device.opening import backend_for
-from pipegraph.device.scattered import Scattered
-from pipegraph.replicas.buckets import plan_buckets
 from pipegraph.replicas.reduce_streams import ReduceStreams
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
@@ -165,28 +159,6 @@ def test_one_wait_removed_under_delayed_streams_is_found(
         assert_close(executor, alone)
 
 
-def test_a_batch_scattered_on_copy_streams(make_executor: MakeExecutor, places: list[str]) -> None:
-    executor, other = (make_executor(model(), places, optimizer=sgd) for _ in range(2))
-    backends = {slot.device: backend_for(slot.device) for slot in slots_on(places)}
-    streams = [backends[slot.device].stream(slot, "copy") for slot in slots_on(places)]
-    for step in (0, 1, 3):
-        whole = batch(step)
-        size = -(-len(whole["x"]) // len(places))
-        parts = [
-            {k: v[i : i + size].pin_memory() for k, v in whole.items()}
-            for i in range(0, len(whole["x"]), size)
-        ]
-        copies = [
-            copy_tree(part, backends[s.slot.device], s) for part, s in zip(parts, streams, strict=False)
-        ]
-        scattered = Scattered([c for c, _ in copies], places[: len(parts)], [event for _, event in copies])
-        assert torch.equal(
-            executor.step(scattered, mean_loss, on_x).loss, other.step(whole, mean_loss, on_x).loss
-        )
-    for backend in backends.values():
-        backend.close()
-
-
 def test_autocast_and_the_scaler(make_executor: MakeExecutor, accelerator: torch.device) -> None:
     executor = make_executor(model().float(), [here()] * 2, optimizer=sgd)
     scaler = torch.amp.GradScaler(accelerator.type, init_scale=2.0**30)
@@ -231,42 +203,3 @@ def test_forward_and_the_users_backward_equal_data_parallel(
             torch.testing.assert_close(ours.grad, other.grad, rtol=1e-12, atol=1e-13)
         executor.zero_grad()
         theirs.zero_grad()
-
-
-def test_a_vendors_own_sum_is_used_over_distinct_devices(
-    make_executor: MakeExecutor, accelerator: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if torch.accelerator.device_count() < 3:
-        pytest.skip("needs three devices")
-    summed: list[int] = []
-
-    def sum_together(self: Any, buffers: list[torch.Tensor], streams: list[Stream]) -> None:
-        """As NCCL does it: each device on its own stream, which waits for the others'."""
-        summed.append(len(buffers))
-        backends = [backend_for(buffer.device) for buffer in buffers]
-
-        def nested(left: int) -> None:
-            if left:
-                with backends[left - 1].use(streams[left - 1]):
-                    nested(left - 1)
-            else:
-                total = sum(buffer.to(buffers[0].device) for buffer in buffers)
-                for buffer in buffers:
-                    buffer.copy_(total)  # type: ignore[arg-type]
-
-        with torch.no_grad():
-            nested(len(streams))
-
-    monkeypatch.setattr(plan_buckets, "__defaults__", (64, 1100))
-    monkeypatch.setattr(AcceleratorBackend, "sums_together", True)
-    monkeypatch.setattr(AcceleratorBackend, "sum_together", sum_together)
-    alone = model()
-    theirs = adamw(alone.parameters())
-    executor = make_executor(model(), [f"{accelerator.type}:{index}" for index in range(3)], optimizer=adamw)
-    for step in (0, 2, 3):
-        theirs.zero_grad()
-        mean_loss(on_x(alone, there(batch(step))), there(batch(step))).backward()
-        theirs.step()
-        executor.step(batch(step), mean_loss, on_x)
-    assert_close(executor, alone)
-    assert set(summed) == {3}

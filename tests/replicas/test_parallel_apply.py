@@ -30,15 +30,6 @@ def test_outputs_come_in_order_from_threads_of_their_own() -> None:
     assert sorted(names) == (own if torch.get_default_device().type == "cpu" else here)
 
 
-def test_replicas_really_run_at_the_same_time() -> None:
-    device = torch.get_default_device().type
-    if device != "cpu" and torch.accelerator.device_count() < 2:
-        pytest.skip("needs two devices: those of one take turns")
-    barrier = threading.Barrier(2)
-    devices = ["cpu", "cpu"] if device == "cpu" else [f"{device}:0", f"{device}:1"]
-    assert sorted(parallel_apply([barrier.wait, barrier.wait], [(), ()], devices=devices)) == [0, 1]
-
-
 def kind() -> str:
     here = torch.get_default_device().type
     return "cpu" if here == "meta" else here
@@ -58,14 +49,6 @@ def seen_state() -> tuple[object, ...]:
 
 def states() -> list[tuple[object, ...]]:
     return parallel_apply([seen_state, seen_state], [(), ()], devices=places(2))
-
-
-def test_threads_see_the_callers_grad_and_inference_mode() -> None:
-    with torch.no_grad():
-        assert states() == [seen_state()] * 2
-    with torch.inference_mode():
-        assert states() == [seen_state()] * 2
-    assert states() == [seen_state()] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

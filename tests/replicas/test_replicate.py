@@ -81,32 +81,6 @@ class Tied(nn.Module):
         return self.rnn(y.unsqueeze(1))[0].squeeze(1)
 
 
-def test_sharing_is_kept_and_parameters_are_found() -> None:
-    model = Tied()
-    for replica in replicate(model, places(3)):
-        assert replica.a.weight is replica.b.weight
-        assert replica.again is replica.a
-        assert [tuple(p.shape) for p in replica.parameters()] == [tuple(p.shape) for p in model.parameters()]
-        assert replica.state_dict().keys() == model.state_dict().keys()
-
-
-def test_gradients_flow_back_as_the_sum() -> None:
-    model, alone = Tied(), Tied()
-    alone.load_state_dict(model.state_dict())
-    for each in (model, alone):
-        each.norm.eval()  # it alone: cuDNN makes no backward of a recurrent layer that does not train
-    x = torch.randn(6, 3, dtype=torch.double)
-    replicas = replicate(model, places(3))
-    sum(
-        replica(part.to(replica.scale.device)).pow(2).sum().to(x.device)
-        for replica, part in zip(replicas, x.chunk(3), strict=True)
-    ).backward()  # type: ignore
-    alone(x).pow(2).sum().backward()
-    for (name, mine), (_, its) in zip(model.named_parameters(), alone.named_parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, its.grad, rtol=1e-12, atol=1e-13, msg=name)
-    torch.testing.assert_close(model.bias.grad, alone.bias.grad, rtol=1e-12, atol=1e-13)
-
-
 def test_statistics_of_the_first_replica_persist() -> None:
     model = Tied().train()
     before = model.norm.running_mean.clone()
