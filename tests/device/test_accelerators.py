@@ -12,13 +12,11 @@ from simulated_device import offer
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.cli import doctor
 from pipegraph.components import Context
 from pipegraph.device import accelerator as module
 from pipegraph.device.opening import every_device
 from pipegraph.device.slabs import pinned
 from pipegraph.errors import DeviceError
-from pipegraph.operators.batch_slabs import StageSlabs
 
 ROWS, WIDTH = 4, 512
 STEPS = 40
@@ -81,12 +79,6 @@ def sent_by_the_loop(node: pg.Node, device: torch.device) -> int:
     return wrong(found)
 
 
-def test_a_loop_that_sends_a_pinned_batch_itself_sends_its_bytes(accelerator: torch.device) -> None:
-    node = numbers().then(ops.Pin(), capacity=2)
-    assert "each tensor is pinned by itself" in str(node.graph.plan())
-    assert sent_by_the_loop(node, accelerator) == 0
-
-
 def test_slabs_that_a_loop_sends_itself_are_written_too_early(
     simulated: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,15 +90,6 @@ def test_slabs_that_a_loop_sends_itself_are_written_too_early(
 
     monkeypatch.setattr(ops.Pin, "open", in_slabs)
     assert sent_by_the_loop(numbers().then(ops.Pin(), capacity=2), simulated) > 0
-
-
-def test_a_stage_whose_slabs_leave_the_graph_gets_memory_of_torchs_own(accelerator: torch.device) -> None:
-    stage = StageSlabs(Context("fill", memory="delivered", device=accelerator))
-    first = stage.take(4096, None)
-    made, _ = stage.deliver(first, torch.uint8, (4096,))
-    assert made.is_pinned() and made.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-    del first, made
-    assert not stage._ring._loans._lent
 
 
 # -- copies beside the slabs --------------------------------------------------------------------------
@@ -187,12 +170,6 @@ def test_memory_is_pinned_for_the_device_that_reads_it(
     assert arrived(node) == 0
     assert arrived(numbers().then(ops.CopyToDevice(second))) == 0
     assert there == {1}
-
-
-def test_doctor_lists_what_each_accelerator_offers(accelerator: torch.device) -> None:
-    rows = dict(doctor._devices())
-    assert rows["devices"].endswith(f"x {accelerator.type}, and cpu")
-    assert "copies on a stream of their own; pinned memory" in rows[str(accelerator)]
 
 
 def test_a_batch_is_scattered_over_the_accelerator_and_the_cpu(accelerator: torch.device) -> None:

@@ -45,39 +45,6 @@ def test_a_read_that_waits_for_no_write_is_found_with_both_places(races: Watch) 
         races.check()
 
 
-WAYS = {
-    "an event": lambda side, here: here.wait_event(side.record_event()),
-    "a stream that is waited for": lambda side, here: here.wait_stream(side),
-    "the host waits for an event": lambda side, here: side.record_event().synchronize(),
-    "the host waits for the stream": lambda side, here: side.synchronize(),
-    "the host waits for the device": lambda side, here: torch.accelerator.synchronize(),
-}
-
-
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.replace(" ", "-"))
-def test_whatever_orders_two_streams_is_known(races: Watch, way: str) -> None:
-    values = allocated()
-    side, here = torch.Stream(FIRST), torch.accelerator.current_stream(FIRST)
-    side.wait_stream(here)
-    with side:
-        values.fill_(1)
-    WAYS[way](side, here)
-    values.sum()
-    races.check()
-    assert races.pieces == 2
-
-
-def test_two_reads_and_neighbouring_bytes_are_no_race(races: Watch) -> None:
-    values = torch.ones(1024, device=FIRST)
-    torch.accelerator.synchronize()
-    with torch.Stream(FIRST):
-        values[:512].fill_(1)
-        values[900:].sum()
-    values[512:900].fill_(2)
-    values[900:].sum()
-    races.check()
-
-
 @pytest.mark.parametrize("recorded", [True, False])
 def test_memory_that_is_used_again_while_another_stream_reads_it_is_found(
     races: Watch, recorded: bool

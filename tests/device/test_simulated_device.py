@@ -57,21 +57,6 @@ def test_streams_are_independent_until_an_event_ties_them() -> None:
     assert values.tolist() == [1] * 4
 
 
-def test_random_schedules_run_some_work_early_and_are_drawn_from_the_seed() -> None:
-    native = simulated_device.native()
-
-    def left(seed: int) -> list[int]:
-        native.finish_all_work()
-        native.schedule("random", seed)
-        counts = []
-        for _ in range(30):
-            torch.ones(4, device=FIRST)
-            counts.append(native.pending())
-        return counts
-
-    assert left(1) == left(1) != left(2)
-
-
 @pytest.mark.parametrize("pinned", [True, False])
 def test_a_copy_to_the_host_is_late_only_if_the_memory_is_pinned(pinned: bool) -> None:
     host = torch.zeros(4, pin_memory=pinned)
@@ -88,14 +73,3 @@ def test_a_copy_from_the_host_reads_pinned_memory_late(pinned: bool) -> None:
     there = host.to(FIRST, non_blocking=True)
     host.fill_(2)
     assert there.tolist() == [2.0 if pinned else 1.0] * 4
-
-
-def test_freed_memory_is_poisoned_and_used_again_by_its_stream() -> None:
-    first = torch.ones(1000, device=FIRST)
-    place = first.data_ptr()
-    del first
-    again = torch.empty(1000, device=FIRST)
-    assert again.data_ptr() == place
-    assert again.isnan().all()
-    with torch.Stream(FIRST):
-        assert torch.empty(1000, device=FIRST).data_ptr() != place
