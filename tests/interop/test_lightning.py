@@ -30,7 +30,6 @@ if importlib.util.find_spec("lightning") is None:
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import lightning
-    import pytorch_lightning
     from lightning.pytorch.callbacks import Callback
 
 EPOCHS, ROWS = 3, 40
@@ -287,30 +286,6 @@ def test_a_checkpoint_of_a_moment_before_a_batch_is_trained_on_repeats_that_batc
     saving = SaveIn(tmp_path / "a.ckpt", hook, lambda trainer: batches(trainer) == counted)
     whole = fit(make, tmp_path, callbacks=(saving,))
     assert fit(make, tmp_path, saving.path) == whole[number - 1 :]
-
-
-@pytest.mark.parametrize("limit", [{"max_steps": 7}, {"max_steps": 10}, {"max_epochs": 1}])
-@pytest.mark.parametrize("loader", SOME)
-def test_a_run_that_reached_its_limit_continues_with_a_greater_one(
-    loader: str, limit: dict[str, int], tmp_path: Path
-) -> None:
-    make = LOADERS[loader]
-    whole = fit(make, tmp_path)
-    saving = SaveIn(tmp_path / "a.ckpt", "on_train_end", lambda trainer: True)
-    head = fit(make, tmp_path, callbacks=(saving,), **limit)
-    assert head + fit(make, tmp_path, saving.path) == whole
-    assert head + fit(make, tmp_path, saving.path, max_steps=25) == whole[:25]
-
-
-def test_the_package_pytorch_lightning_has_the_callback_too(tmp_path: Path) -> None:
-    class Module(Recording, pytorch_lightning.LightningModule):  # type: ignore[misc]
-        pass
-
-    def run(checkpoint: Path | None = None, **options: Any) -> list[Any]:
-        return fit(mapped, tmp_path, checkpoint, package=pytorch_lightning, model=Module(mapped), **options)
-
-    whole = run(save={"every_n_train_steps": 5})
-    assert all(run(path) == whole[done:] for path, done in checkpoints(tmp_path))
 
 
 class Shared(Numbers):

@@ -97,18 +97,6 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one(tmp_path: Path) -> None:
     assert rows(tmp_path) == list(range(ROWS))
 
 
-def test_a_stream_in_hugging_faces_trainer_resumes_where_it_stopped(tmp_path: Path) -> None:
-    if importlib.util.find_spec("transformers") is None:
-        pytest.skip("needs transformers: make test-interop brings it")
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    whole.mkdir(), stopped.mkdir()
-    run("transformers", whole, "--stream")
-    run("transformers", stopped, "--stream", "--stop-after", "3")
-    run("transformers", stopped, "--stream", "--resume")
-    assert steps(whole) == steps(stopped)
-    assert rows(stopped) == list(range(ROWS))
-
-
 @pytest.fixture
 def hugging_face(monkeypatch: pytest.MonkeyPatch) -> Any:
     accelerate = pytest.importorskip("accelerate")
@@ -169,16 +157,6 @@ def rows_loader(rows: int = 12) -> Any:
     return graph.loader(epochs=5)
 
 
-def test_a_graph_is_trained_on_again_from_its_first_epoch(tmp_path: Path) -> None:
-    with rows_loader() as loader:
-        stopped, rows = trainer(tmp_path, loader, max_steps=2, save_strategy="no")
-        stopped.train()
-        first = list(rows)
-        rows.clear()
-        stopped.train()
-        assert rows == first
-
-
 def test_a_checkpoint_without_a_loaders_state_is_refused(tmp_path: Path) -> None:
     with rows_loader() as loader:
         saving, _ = trainer(tmp_path, loader, max_steps=2, save_steps=2)
@@ -187,13 +165,3 @@ def test_a_checkpoint_without_a_loaders_state_is_refused(tmp_path: Path) -> None
         resumed, _ = trainer(tmp_path, loader, max_steps=4)
         with pytest.raises(pg.errors.StateError, match=r"loader0\.pt does not exist"):
             resumed.train(resume_from_checkpoint=True)
-
-
-def test_max_steps_counts_the_optimizers_steps_of_all_epochs(tmp_path: Path) -> None:
-    with rows_loader() as loader:
-        counted, rows = trainer(
-            tmp_path, loader, max_steps=3, gradient_accumulation_steps=2, save_strategy="no"
-        )
-        counted.train()
-    assert len(rows) == 5  # 2, the 1 that is left of the epoch, and 2 of the next
-    assert counted.state.epoch == pytest.approx(5 / 3)
