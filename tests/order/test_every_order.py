@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pipegraph.errors import GraphError, StateError
+from pipegraph.errors import GraphError
 from pipegraph.order import BlockOrder, LaneOrder, Order, PartOrder, StridedOrder
 
 ORDERS: list[Order] = [
@@ -164,15 +164,6 @@ def test_global_batches_are_the_same_at_any_world_sizes(order):
         joined += np.stack(ranks, axis=1).ravel().tolist()
         history.append((world_size, steps))
     assert joined == stream[: len(joined)].tolist()
-
-
-@pytest.mark.parametrize("order", ORDERS, ids=repr)
-def test_a_history_longer_than_the_epoch_is_refused(order):
-    longest = order.length([10, 10, 10, 10], 4)
-    with pytest.raises(StateError, match=rf"consumed {longest + 1} samples, but .* only {longest} left"):
-        order.length([10, 10, 10, 10], 2, [(4, longest + 1)])
-    json_history = json.loads(json.dumps([(4, longest)]))
-    assert order.length([10, 10, 10, 10], 1, json_history) == 0
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=repr)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import threading
 
 import numpy as np
 import pytest
 
-from pipegraph.order._cache import BoundedMemo
 from pipegraph.order.permutation import TABLE_SIZE, derived_keys, key64, permute, permute_one, shuffled
 
 # 2**(2k) + 1 is where a rounded bit count fails; the others are the edges around it.
@@ -68,24 +66,3 @@ def test_keys_are_hashed_not_added():
     assert key64("x", 1) == key64("x", np.int64(1))
     a, b = np.array([0]), np.array([1])
     assert derived_keys(0, a, b) != derived_keys(0, b, a)
-
-
-def test_the_memo_gives_all_threads_the_first_result():
-    memo = BoundedMemo[object](10, lambda value: 1)
-    ready = threading.Barrier(8)
-    got = []
-
-    def draw():
-        def compute():
-            ready.wait(60)  # all eight miss before the first one is kept
-            return object()
-
-        got.append(memo.get("key", compute))
-
-    threads = [threading.Thread(target=draw, daemon=True) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(got) == 8
-    assert len(set(map(id, got))) == 1
