@@ -1,7 +1,6 @@
 """Stages whose operators live in Ray actors: the same data, errors and policies as everywhere, and no actor left."""
 
 import os
-import threading
 import time
 
 import numpy as np
@@ -60,23 +59,6 @@ def test_what_a_function_is_given_may_be_written_to():
     assert items[0]["array"][0] == 0
 
 
-def test_functions_and_samples_may_hold_references_and_handles_of_ray(cluster):
-    @cluster.remote(num_cpus=0)
-    class Names:
-        def of(self, x):
-            return f"n{x}"
-
-    table, names = cluster.put(np.arange(100) ** 2), Names.remote()
-
-    def work(sample):
-        found = cluster.get([table, sample, names.of.remote(int(cluster.get(sample)))])
-        return {"square": int(found[0][found[1]]), "name": found[2], "made": cluster.put(found[1] + 1)}
-
-    with pipeline(work, [cluster.put(x) for x in range(4)]).loader() as loader:
-        found = [(each["square"], each["name"], cluster.get(each["made"])) for each in loader]
-    assert found == [(x * x, f"n{x}", x + 1) for x in range(4)]
-
-
 def test_a_sample_that_ends_its_actor_is_blamed_and_the_others_are_delivered():
     graph = pipeline(lambda x: os._exit(3) if x == 13 else x, on_error=pg.Skip(1))
     with graph.loader() as loader:
@@ -119,44 +101,6 @@ def test_a_resource_that_no_node_has_is_refused():
         ),
     ):
         next(iter(loader))
-
-
-def test_actors_that_decode_batches_read_the_files(tmp_path):
-    cv2 = pytest.importorskip("cv2")
-    for number in range(10):
-        cv2.imwrite(str(tmp_path / f"{number}.png"), np.full((40, 50, 3), 20 * number, np.uint8))
-    here = {"workers": 2, "backend": "ray"}
-    graph = pg.Graph("g", seed=3)
-    files = graph.add(ops.ListFiles(tmp_path, shuffle=True)).then(ops.Load(), name="load", **here)
-    crop = ops.RandomResizedCrop()
-    files.then(ops.Batch(4)).then(ops.DecodeImage(32, crop=crop, flip=0.5), name="decode", **here)
-    assert graph.plan().stages["load"].within == "decode"
-    assert outcome(graph) == outcome(placed(graph, "inline", 1))
-
-
-def test_no_rank_waits_for_anothers_stragglers_and_each_sample_is_made_once(tmp_path):
-    held = str(tmp_path / "held")
-    os.mkfifo(held)
-
-    def work(x):
-        if x == 1:  # of rank 1
-            with open(held, "rb"):  # until somebody opens it to write
-                pass
-        return x
-
-    with (
-        pipeline(work).loader(rank=0, world_size=2) as first,
-        pipeline(work).loader(rank=1, world_size=2) as second,
-    ):
-        straggler = iter(second)
-        waiting = threading.Thread(target=lambda: found.append(next(straggler)))
-        found = []
-        waiting.start()
-        assert list(first) == list(range(0, 20, 2))
-        assert not found
-        with open(held, "wb"):
-            waiting.join()
-        assert [*found, *straggler] == list(range(1, 20, 2))
 
 
 def test_ctrl_c_ends_the_pass_and_leaves_no_actor(live_actors):

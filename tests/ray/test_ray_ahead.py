@@ -6,12 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ray.exceptions import ActorDiedError
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.contracts import Context
-from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.actors import actor_host
 from pipegraph.engine.actors.actor_host import ActorHost
 from pipegraph.engine.actors.parcel import Parcel, Received
@@ -175,23 +173,6 @@ def calls():
     return Call("work", ["a"], 0, 1), Call("work", ["b"], 0, 1)
 
 
-def test_an_answer_on_its_way_is_waited_for_while_the_next_call_is_overdue(host_of):
-    def then_it_comes(actor):
-        actor.give(1, "first")
-        return 2, 0, 9.0, "in hang"
-
-    actor = Answers([(2, 0, 9.0, "in hang"), then_it_comes, (2, 3, 9.0, "in hang")])
-    host, (first, second) = host_of(actor), calls()
-    host.begin(first)
-    host.ahead(second)
-    assert host.answer(first) == "first"
-    assert len(actor.calls) == 2
-    with pytest.raises(Overdue) as late:
-        host.answer(second)
-    assert (late.value.row, late.value.stack) == (3, "in hang")
-    assert len(actor.calls) == 2
-
-
 def answering(actor, *values):
     """An actor that answers its first calls at once."""
     given = iter(values)
@@ -217,18 +198,3 @@ def test_a_call_behind_one_that_hangs_is_sent_again_and_not_blamed(host_of):
     assert len(actor.calls) == 3
     with pytest.raises(Overdue):
         host.answer(second)
-
-
-def test_a_cancelled_call_and_the_one_ahead_of_it_are_waited_for_before_the_next(host_of):
-    actor, another = Answers(), answering(Answers(), "again")
-    host, (first, second) = host_of(actor, another, timeout_s=None), calls()
-    host.begin(first)
-    host.ahead(second)
-    host.cancel()
-    with pytest.raises(Cancelled):
-        host.answer(first)
-    host.uncancel()
-    actor.give(1, "first")
-    actor.calls[1].set_exception(ActorDiedError())
-    assert host.answer(calls()[0]) == "again"
-    assert (len(actor.calls), len(another.calls), host.deaths) == (3, 1, 1)
