@@ -5,7 +5,6 @@ import json
 import threading
 
 import pytest
-from channel_states import wait_until
 from gates import Gate
 from hypothesis import given, strategies as st
 from random_graphs.recipes import recipes
@@ -196,17 +195,6 @@ def test_a_worker_that_is_to_leave_finishes_its_item_and_closes_its_operator():
     assert ways.state["opened"] == ways.state["closed"] == 3
 
 
-@pytest.mark.parametrize("how", ["close", "break"])
-def test_a_pass_may_end_while_workers_are_joining(how):
-    for seed in range(20):
-        with resized_loader(long_graph(), seed=seed, epochs=None) as loader:
-            for index, _ in enumerate(loader):
-                if index == seed:
-                    break
-            if how == "break":
-                list(itertools.islice(loader, 5))
-
-
 def test_stages_whose_order_or_state_needs_one_worker_are_not_resized():
     graph = pg.Graph("fixed")
     node = graph.add(ops.FromIterable(range(9)), name="read", workers="auto").then(ops.Shuffle(3), name="mix")
@@ -216,30 +204,6 @@ def test_stages_whose_order_or_state_needs_one_worker_are_not_resized():
     assert plan.stages["batch"].tuned == ("capacity",)
     assert "read: workers='auto' means 1 here" in str(plan)
     assert "can only be read in sequence" in str(plan)
-
-
-def test_a_leaving_worker_that_drives_an_inline_stage_does_not_end_it():
-    start_deadline()
-    graph, hold, gate = pg.Graph("driver"), Gate(), Gate()
-    node = graph.add(ops.FromSequence(range(40)), name="read").then(hold, name="hold", workers=1)
-    node = node.then(ops.Filter(lambda x: x % 2 == 0), name="even", backend="inline")
-    node.then(gate, name="gate")
-    loader, watch = watched(graph)
-    with loader:
-        items = iter(loader)
-        hold.release_position(0)
-        gate.wait_until_waiting(1)  # the first worker has an item
-        watch.crew.resize("gate", 2)
-        into_even = loader._crew.run.channels["even", 0]
-        wait_until(
-            into_even, lambda stats: stats.gets == 1 and stats.getters_waiting == 1
-        )  # the second drives
-        watch.crew.resize("gate", 1)
-        hold.release_position(1)  # it is dropped: the driver looks for another, and finds none
-        wait_until(into_even, lambda stats: stats.gets == 2 and stats.getters_waiting == 1)
-        hold.release_all()
-        gate.release_all()
-        assert list(range(0, 40, 2)) == list(items)
 
 
 def test_a_worker_that_joins_while_a_stall_is_looked_into_ends_the_stall():

@@ -95,16 +95,6 @@ def test_training_that_does_not_wait_leaves_everything_as_it_is():
     assert search.limit == "training hardly waits"
 
 
-def test_a_queue_that_is_empty_in_turn_with_full_gets_longer():
-    works = {"a": Work(0.001, 0.001, most=1, why="a reads in sequence"), "b": Work(0.001, most=1)}
-
-    def rate(sizes):
-        return 600.0 if sizes["a"].capacity < 32 else 900.0
-
-    search, _ = tuned(works, rate_of=rate, bursts=frozenset("a"))
-    assert search.sizes["a"].capacity >= 32
-
-
 def test_stages_of_fixed_size_bound_those_that_are_tuned():
     works = {
         "fixed": Work(0.02, size=Size(4, 8), most=4, why="its workers are not tuned"),
@@ -116,14 +106,3 @@ def test_stages_of_fixed_size_bound_those_that_are_tuned():
         sizes = search.next(window(works, sizes))
     assert 8 <= search.sizes["auto"].workers <= 10 and set(search.sizes) == {"auto"}
     assert search.limit == "'fixed' sets the pace: its workers are not tuned"
-
-
-def test_a_search_on_a_machine_that_disturbs_every_window_comes_to_rest():
-    search = Search({"a": Size(1, 8)})
-    sizes = search.sizes
-    for number in range(40):
-        seconds, rate = ((0.02, 50.0), (0.04, 40.0))[number % 2]
-        sizes = search.next(window({"a": Work(seconds, seconds)}, sizes, rate))
-        if search.settled:
-            break
-    assert search.settled and search.sizes == {"a": Size(1, 8)}
