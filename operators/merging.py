@@ -13,10 +13,10 @@ from pipegraph.batches import AS_AT_THE_TOP, WHOLE
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, FanIn, FanOut, Operator, Source, Traits
 from pipegraph.errors import GraphError, shown
-from pipegraph.hashed_keys import uniform
 from pipegraph.integers import integer
 from pipegraph.operators.rounds import Rounds, round_of
 from pipegraph.parameters import function_name, plain_function
+from pipegraph.randomness import uniform
 
 
 class _Remembering(FanIn):

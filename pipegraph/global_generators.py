@@ -33,7 +33,7 @@ import torch
 
 from pipegraph import concurrency
 from pipegraph.chunk import Chunk
-from pipegraph.hashed_keys import key
+from pipegraph.randomness import key
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
-"""Counter-based random numbers, keyed by the sample and not by the worker.
+"""Random numbers keyed by what they belong to, a sample in a stage, and not by the worker that draws them.
 
-The key is a 128-bit BLAKE2b hash of (seed, epoch, lineage, stage); the generator is numpy's
-Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+The key is a 128-bit BLAKE2b hash of (seed, epoch, lineage, stage): hashed, not added, so that seed 0, epoch 1 differs
+from 1, 0. The generator is numpy's Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 
 What code draws from the global generators of torch, NumPy and Python is keyed alike: see ``global_generators``.
 """
@@ -9,13 +9,27 @@ What code draws from the global generators of torch, NumPy and Python is keyed a
 from __future__ import annotations
 
 from collections.abc import Iterable
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numpy.random.bit_generator import ISpawnableSeedSequence
 
-from pipegraph.hashed_keys import digest
+
+def digest(*parts: Any) -> bytes:
+    """128 bits (BLAKE2b) from any values with a stable ``repr``."""
+    return blake2b(repr(parts).encode(), digest_size=16).digest()
+
+
+def key(*parts: Any) -> int:
+    """:func:`digest` as an integer."""
+    return int.from_bytes(digest(*parts), "little")
+
+
+def uniform(*parts: Any) -> float:
+    """One number in [0, 1) from its key alone (53 bits)."""
+    return (key(*parts) >> 75) / float(1 << 53)
 
 
 def generator(seed: int, epoch: int, lineage: tuple[Any, ...], stage: str) -> np.random.Generator:

@@ -44,8 +44,8 @@ from pipegraph.engine.stage_worker import HALFWAY, Worker
 from pipegraph.engine.threads import Threads, stack_of
 from pipegraph.errors import Naming, PipegraphWarning, StuckWorker, note
 from pipegraph.global_generators import enter_worker
-from pipegraph.intra_op import narrow
 from pipegraph.planning.plan import Plan, StagePlan
+from pipegraph.torch_modes import narrow
 
 GRACE_S = 5.0
 """Seconds that ``close`` waits for user code to return, and that a new pass waits before it logs for whom."""

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from pipegraph.hashed_keys import key as hashed_key
 from pipegraph.order._cache import BoundedMemo
 from pipegraph.order.layout import Int64Array
+from pipegraph.randomness import key as hashed_key
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -52,9 +52,6 @@ def _refuse_for_copies(model: Module) -> None:
     Raises:
         ReplicaError: a parameter has hooks of its own; a buffer requires grad; a ``SyncBatchNorm``.
     """
-    for name, parameter in model.named_parameters():
-        if parameter._post_accumulate_grad_hooks:
-            raise _hooked(name)
     _refuse_hooks(model)
     for name, buffer in model.named_buffers():
         if buffer.requires_grad:
@@ -70,17 +67,14 @@ def _refuse_for_copies(model: Module) -> None:
             )
 
 
-def _refuse_hooks(model: Module) -> None:
+def _refuse_hooks(model: Module, ours: bool = False) -> None:
+    """Of parameters; ``ours``: the reducer has registered some, that run when a gradient has been accumulated."""
     for name, parameter in model.named_parameters():
-        if parameter._backward_hooks:
-            raise _hooked(name)
-
-
-def _hooked(name: str) -> ReplicaError:
-    return ReplicaError(
-        f"parameter {name!r} has tensor hooks, which its copies cannot share: register them on the "
-        "module (register_full_backward_hook), or remove them"
-    )
+        if parameter._backward_hooks or (not ours and parameter._post_accumulate_grad_hooks):
+            raise ReplicaError(
+                f"parameter {name!r} has tensor hooks, which its copies cannot share: register them on the "
+                "module (register_full_backward_hook), or remove them"
+            )
 
 
 def _refuse_renormalising(tables: Sequence[tuple[str, Any]]) -> None:
@@ -221,7 +215,7 @@ class Replicas:
         """
         _refuse_renormalising(self._tables)
         if len(self.modules) > 1:
-            _refuse_hooks(self.modules[0])
+            _refuse_hooks(self.modules[0], ours=True)
         if self._identities() == self._tree:
             return
         changed = sorted(name for name, _ in self._named() ^ self._names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -20,7 +20,7 @@ def broadcast_coalesced(
 ) -> list[list[torch.Tensor]]:
     """Copies of `tensors` (all on ``devices[0]``) for every device, without autograd.
 
-    Small tensors travel together in buffers of about `buffer_size` bytes, dense and sparse ones; what
+    Small tensors travel together in buffers of about `buffer_size` bytes, sparse ones by themselves; what
     comes back is in the callers' order also for mixed types. Every tensor has a version counter of its
     own and keeps its strides. The first device gets the given tensors themselves.
 
@@ -37,15 +37,18 @@ def broadcast_coalesced(
                 f"{places[0]}"
             )
     with torch.no_grad():
-        dense, join = _opened([tensor.detach() for tensor in tensors])
         copies: list[list[torch.Tensor]] = [list(tensors)]
         for place in places[1:]:
-            received: dict[int, torch.Tensor] = {}
-            for group in _groups(dense, buffer_size):
-                given = [dense[i] for i in group]
+            received = {
+                i: tensor.detach().to(place, copy=True)
+                for i, tensor in enumerate(tensors)
+                if tensor.is_sparse
+            }
+            for group in _groups(tensors, buffer_size):
+                given = [tensors[i].detach() for i in group]
                 flat = torch.cat([_flat(tensor, tensor) for tensor in given])
                 received.update(zip(group, _cut_like(sent(flat, place), given), strict=True))
-            copies.append(join([received[i] for i in range(len(dense))]))
+            copies.append([received[i] for i in range(len(tensors))])
     return copies
 
 
@@ -70,19 +73,18 @@ def reduce_add_coalesced(
     if any(len(given) != count for given in inputs):
         raise ValueError(f"reduce_add: replicas gave {[len(given) for given in inputs]} tensors")
     with torch.no_grad():
-        sums: list[torch.Tensor | None] = [None] * count
-        dense = [i for i in range(count) if not any(given[i].is_sparse for given in inputs)]
-        for i in set(range(count)) - set(dense):
-            sums[i] = sum_in_order([given[i].detach().to(place) for given in inputs])
+        sparse = {i for i in range(count) if any(given[i].is_sparse for given in inputs)}
+        sums = {i: sum_in_order([given[i].detach().to(place) for given in inputs]) for i in sparse}
+        dense = [i for i in range(count) if i not in sparse]
         chosen = [inputs[0][i] for i in dense]
         for group in _groups(chosen, buffer_size):
             flats = [
                 torch.cat([_flat(given[dense[i]].detach(), chosen[i]) for i in group]) for given in inputs
             ]
             total = sum_in_order([sent(flat, place) for flat in flats])
-            for i, part in zip(group, _cut_like(total, [chosen[i] for i in group]), strict=True):
-                sums[dense[i]] = part
-    return [total for total in sums if total is not None]
+            parts = _cut_like(total, [chosen[i] for i in group])
+            sums.update(zip([dense[i] for i in group], parts, strict=True))
+    return [sums[i] for i in range(count)]
 
 
 def sum_in_order(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -121,10 +123,11 @@ def _cut_like(flat: torch.Tensor, likes: Sequence[torch.Tensor]) -> list[torch.T
 
 
 def _groups(tensors: Sequence[torch.Tensor], buffer_size: int) -> Iterator[list[int]]:
-    """Indices that travel together: one dtype each, about `buffer_size` bytes."""
+    """Indices of the dense ones that travel together: one dtype each, about `buffer_size` bytes."""
     by_type: dict[torch.dtype, list[int]] = {}
     for index, tensor in enumerate(tensors):
-        by_type.setdefault(tensor.dtype, []).append(index)
+        if not tensor.is_sparse:
+            by_type.setdefault(tensor.dtype, []).append(index)
     for indices in by_type.values():
         group: list[int] = []
         nbytes = 0
@@ -136,29 +139,3 @@ def _groups(tensors: Sequence[torch.Tensor], buffer_size: int) -> Iterator[list[
                 group, nbytes = [], 0
         if group:
             yield group
-
-
-def _opened(
-    tensors: Sequence[torch.Tensor],
-) -> tuple[list[torch.Tensor], Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]]:
-    """Sparse tensors as their indices and values, and how to put copies together again."""
-    dense: list[torch.Tensor] = []
-    for tensor in tensors:
-        dense.extend([tensor._indices(), tensor._values()] if tensor.is_sparse else [tensor])
-
-    def join(copies: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        left = iter(copies)
-        return [
-            torch.sparse_coo_tensor(
-                next(left),
-                next(left),
-                tensor.shape,
-                is_coalesced=tensor.is_coalesced(),
-                check_invariants=False,
-            )
-            if tensor.is_sparse
-            else next(left)
-            for tensor in tensors
-        ]
-
-    return dense, join

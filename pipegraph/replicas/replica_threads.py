@@ -16,7 +16,7 @@ from torch.utils._device import DeviceContext
 from pipegraph import concurrency
 from pipegraph.device.opening import bind_thread
 from pipegraph.errors import ReplicaError, note
-from pipegraph.intra_op import narrow
+from pipegraph.torch_modes import narrow
 
 T = TypeVar("T")
 Job = Callable[[], Any]

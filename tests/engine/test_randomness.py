@@ -6,8 +6,7 @@ import pickle
 
 import numpy as np
 
-from pipegraph.hashed_keys import key
-from pipegraph.randomness import generator, uniforms
+from pipegraph.randomness import generator, key, uniforms
 
 ITEM = (7, 2, (5, 1), "map")
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.hashed_keys import key
+from pipegraph.randomness import key
 
 
 def delivered(function: Callable[..., Any], n: int, workers: int) -> list[Any]:
