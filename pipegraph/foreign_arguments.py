@@ -15,6 +15,9 @@ _HERE = {
     "num_workers max_workers num_parallel_calls num_threads concurrency n_jobs num_proc": (
         "workers= of a stage: graph.add(operator, workers=4), node.then(function, workers=4)"
     ),
+    "workers backend capacity timeout on_error ordered": (
+        "an option of a stage: graph.add(operator, workers=4), node.then(function, on_error=pg.Skip(2))"
+    ),
     "prefetch_factor prefetch buffer_size queue_size maxsize": (
         "capacity= of a stage, the items that its queue may hold"
     ),

@@ -165,7 +165,7 @@ def length_of(plan: Plan, place: Place, options: LoaderOptions, ledger: Ledger, 
     lengths = [_steps(plan, place, each, world_size, seed) for each in ranks]
     if None in lengths:
         names = ", ".join(map(repr, plan.unknown_counts()))
-        raise TypeError(f"this loader has no length: stages {names} make it depend on the data")
+        raise TypeError(f"this loader has no length: it depends on the data in {names}")
     if place.restored and ledger.resumed_without == place.epoch:
         raise TypeError("this loader has no length in this epoch: samples of it were left out before")
     if place.dealt is None:

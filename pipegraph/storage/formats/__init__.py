@@ -120,6 +120,10 @@ def format_of(part: Part | str) -> Format:
             f"part {name!r}: a tar can be read plain and packed with gz or zst (.tar, .tar.gz, .tgz, .tar.zst), and in "
             "no other packing: decompress it"
         )
+    if name.endswith(".csv"):
+        raise DataError(
+            f"part {name!r}: a CSV file is a table, not a shard: ops.FromTable(pyarrow.csv.read_csv(path))"
+        )
     raise DataError(
         f"part {name!r}: no format for this suffix (known: {', '.join(known_suffixes())}); "
         f"register_format(...) adds one{slash_note(part) if isinstance(part, Part) else ''}"
