@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import replace
 from itertools import chain, count, islice
 from typing import Any, final
@@ -18,7 +18,7 @@ from pipegraph.errors import GraphError, shown
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
 from pipegraph.nested_samplers import generators_of, nested_samplers, seed_of
-from pipegraph.operators.drawn_items import Turn
+from pipegraph.operators.from_iterable import Turn
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order.base import Order
 from pipegraph.order.strided_order import StridedOrder
@@ -87,8 +87,8 @@ class FromSequence(OrderedSource):
         shuffle: whether the samples are shuffled in each epoch; by default they are not.
 
     Raises:
-        GraphError: the dataset lacks ``__len__`` or ``__getitem__``, or is a mapping or data frame without ``sampler``;
-            two of ``order``, ``sampler`` and ``shuffle`` are given; or a sampler can be iterated once only.
+        GraphError: the dataset lacks ``__len__`` or ``__getitem__``; two of ``order``, ``sampler`` and ``shuffle`` are
+            given; or a sampler can be iterated once only.
     """
 
     name = "fromsequence"
@@ -105,12 +105,6 @@ class FromSequence(OrderedSource):
             raise GraphError(
                 f"FromSequence: the dataset needs __len__ and __getitem__, {type(dataset).__name__} lacks one; "
                 "use FromIterable for what can only be iterated"
-            )
-        frame = hasattr(dataset, "iloc") and hasattr(dataset, "columns")
-        if sampler is None and (frame or isinstance(dataset, Mapping)):
-            raise GraphError(
-                f"FromSequence: a {type(dataset).__name__} is not read by position; give list(mapping.values()), or "
-                "its keys as sampler=; FromTable(frame) reads the rows of a data frame"
             )
         if sampler is not None and (order is not None or shuffle is not None):
             raise GraphError("FromSequence: give an order (or shuffle=) or a sampler, not both")

@@ -201,21 +201,14 @@ def memory_of(context: Context) -> int:
     return context.memory_limit or max(1, available_memory() // 2)
 
 
-def share_of(memory_limit: int) -> int:
-    """Bytes of ``memory_limit`` that blocks held in memory may take."""
-    return int(memory_limit * SHARE)
-
-
 def blocks_nbytes(select: ShardSelect, memory_limit: int) -> int:
     """Bytes of ``memory_limit`` that blocks held in memory may take: half of it, less if there is less data.
 
     Where all data fits a node cache, or parts are read in place, nothing is held but what is
     decoded. How large decoded blocks are is known once they are read.
     """
-    limit = share_of(memory_limit)
-    if _decodes(select):
-        return limit
-    return int(min(limit, data_nbytes(select)))
+    limit = int(memory_limit * SHARE)
+    return limit if _decodes(select) else int(min(limit, data_nbytes(select)))
 
 
 def data_nbytes(select: ShardSelect) -> float:
@@ -250,16 +243,14 @@ def check_memory(order: LaneOrder, select: ShardSelect, cache: NodeCache | None,
     """Raise MemoryLimitError, before anything is read, if a rank's fetched blocks cannot be held in memory."""
     from pipegraph.order.lane_plan import require_memory
 
-    manifest, limit = select.manifest(), share_of(memory_of(context))
-    if int(manifest.block_nbytes.sum()) <= limit:
+    manifest, limit = select.manifest(), int(memory_of(context) * SHARE)
+    if manifest.block_nbytes.sum() <= limit or not _fetched_to_memory(select, cache):
         return
-    largest, ranks = int(manifest.block_nbytes.max()), context.world_size
-    if _fetched_to_memory(select, cache):
-        try:
-            require_memory(order, manifest, ranks, largest, limit)
-        except MemoryLimitError as error:
-            error.add_note(
-                f"pipegraph: blocks in memory may take {SHARE:.0%} of the loader's memory_limit; "
-                "in a pg.NodeCache with room for all of them they lie on disk instead"
-            )
-            raise
+    try:
+        require_memory(order, manifest, context.world_size, int(manifest.block_nbytes.max()), limit)
+    except MemoryLimitError as error:
+        error.add_note(
+            f"pipegraph: blocks in memory may take {SHARE:.0%} of the loader's memory_limit; "
+            "in a pg.NodeCache with room for all of them they lie on disk instead"
+        )
+        raise

@@ -157,29 +157,15 @@ def _named(module: ModuleType, kind: type) -> dict[str, Any]:
 def _run(path: Path) -> ModuleType:
     if not path.is_file():
         raise GraphError(f"there is no file {str(path)!r}")
-    # Under its own name, as if imported from its folder, so that what it imports beside it is found; in a package under
-    # the package's name too, as with ``python -m``.
-    folder, name = path.resolve().parent, path.stem
-    folders = [folder]
-    while (folder / "__init__.py").is_file():
-        folder, name = folder.parent, f"{folder.name}.{name}"
-        folders.append(folder)
-    sys.path[:0] = [
-        str(each) for each in dict.fromkeys((folders[0], folders[-1])) if str(each) not in sys.path
-    ]
-    spec = importlib.util.spec_from_file_location(name, path)
+    # Under its own name, as if imported from its folder, so that what it imports beside it is found.
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise GraphError(f"{str(path)!r} is not a Python file (.py)")
-    module = importlib.util.module_from_spec(spec)
-    before = sys.modules.get(name)
-    sys.modules[name] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        if before is None:
-            del sys.modules[name]
-        else:
-            sys.modules[name] = before
         raise GraphError(f"{path} could not be run: {_where(error, str(path))}") from error
     return module
 

@@ -6,9 +6,7 @@ The template (``report.html.jinja``) escapes everything that it is given; here o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
-from math import floor, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +120,7 @@ def _drawing(profile: Profile) -> str:
     return picture(f"the pipeline {profile.graph!r}", boxes, lines)
 
 
-def _charts(profile: Profile, moments: Sequence[Moment]) -> list[Chart]:
+def _charts(profile: Profile, moments: Sequence[Moment]) -> list[dict[str, Any]]:
     if len(moments) < 2:
         return []
     times = [moment.end_s for moment in moments]
@@ -151,60 +149,23 @@ WIDTH, HEIGHT = 320, 100
 """Of the area that lines are drawn in."""
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A line over time.
-
-    Attributes:
-        points: of an SVG ``polyline`` in an area of :data:`WIDTH` by :data:`HEIGHT`.
-        area: the same, closed along the bottom.
-        ticks: ``(y, label)`` of the horizontal lines.
-        end: the time at the right edge, as text.
-        summary: the chart in words.
-    """
-
-    title: str
-    unit: str
-    points: str
-    area: str
-    ticks: tuple[tuple[float, str], ...]
-    end: str
-    summary: str
-
-
 def line_chart(
-    title: str, unit: str, times_s: Sequence[float], values: Sequence[float], maximum: float | None = None
-) -> Chart:
-    """A chart of one value over time, from 0 up to ``most`` or what there is."""
-    top = _round_up(max([*values, maximum or 0.0, 1e-9]))
-    end = max(times_s[-1], 1e-9)
+    title: str, unit: str, times_s: Sequence[float], values: Sequence[float], maximum: float = 0.0
+) -> dict[str, Any]:
+    """A chart of one value over time, from 0 up to ``maximum`` or what there is: points of an SVG ``polyline``, the
+    area under it, ``(y, label)`` of horizontal lines, the time at the right edge, and the chart in words."""
+    top, end = max([*values, maximum, 1e-9]), max(times_s[-1], 1e-9)
     points = [
         (WIDTH * time / end, HEIGHT * (1 - value / top)) for time, value in zip(times_s, values, strict=True)
     ]
     drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    mean = sum(values) / len(values)
-    return Chart(
-        title=title,
-        unit=unit,
-        points=drawn,
-        area=f"{points[0][0]:.1f},{HEIGHT} {drawn} {points[-1][0]:.1f},{HEIGHT}",
-        ticks=tuple((HEIGHT * (1 - part), _short(top * part)) for part in (0.0, 0.5, 1.0)),
-        end=_time(end),
-        summary=f"{title}: on average {_short(mean)} {unit}, least {_short(min(values))}, most {_short(max(values))}",
-    )
-
-
-def _round_up(value: float) -> float:
-    power = 10.0 ** floor(log10(value))
-    return float(next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= value * (1 - 1e-9)))
-
-
-def _short(value: float) -> str:
-    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g}{letter}"
-    return f"{round(value, 6):.3g}"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds / 60:.3g} min" if seconds >= 120 else format_duration(seconds)
+    mean, least, most = map(format_rate, (sum(values) / len(values), min(values), max(values)))
+    return {
+        "title": title,
+        "unit": unit,
+        "points": drawn,
+        "area": f"{points[0][0]:.1f},{HEIGHT} {drawn} {points[-1][0]:.1f},{HEIGHT}",
+        "ticks": [(HEIGHT * (1 - part), format_rate(top * part)) for part in (0.0, 0.5, 1.0)],
+        "end": format_duration(end),
+        "summary": f"{title}: on average {mean} {unit}, least {least}, most {most}",
+    }

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 from pipegraph.importing import lazy_names
 from pipegraph.testing.leaks import Resources as Resources
 from pipegraph.testing.outcome import fingerprint as fingerprint
-from pipegraph.testing.resume import assert_resumes_exactly as assert_resumes_exactly
-from pipegraph.testing.same import assert_same_everywhere as assert_same_everywhere
+from pipegraph.testing.promises import (
+    assert_resumes_exactly as assert_resumes_exactly,
+    assert_same_everywhere as assert_same_everywhere,
+)
 
 if TYPE_CHECKING:
     from pipegraph.testing.leak_fixture import no_leaks as no_leaks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 from collections import Counter
@@ -140,6 +141,16 @@ def placed(graph: Graph, backend: str, workers: int, capacity: int | None = None
             capacity=spec.capacity if capacity is None else capacity,
         )
     return graph
+
+
+def disguised(operator: Any, methods: dict[str, Any]) -> Any:
+    """A copy of an operator with methods of its own, of a class that looks the same."""
+    kind = type(operator)
+    other = copy.copy(operator)
+    other.__class__ = type(
+        kind.__name__, (kind,), {**methods, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    )
+    return other
 
 
 SHOWN = 200

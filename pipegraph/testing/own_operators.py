@@ -16,8 +16,7 @@ from pipegraph.contracts import FanIn, FanOut, Regroup, Source
 from pipegraph.engine.kinds.regroup import resumes_itself
 from pipegraph.engine.stage.cursors import detached, earlier, freeze
 from pipegraph.parameters import chunks_of
-from pipegraph.testing.outcome import MakeGraph, is_ordered, placed
-from pipegraph.testing.same import disguised
+from pipegraph.testing.outcome import MakeGraph, disguised, is_ordered, placed
 
 MOST = 1_000
 """Items of a source that are looked at."""

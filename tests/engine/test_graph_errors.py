@@ -121,18 +121,11 @@ def test_mix_wants_one_weight_per_input(graph, numbers):
         ops.Mix([1], stop="last")
 
 
-class Frame(dict):
-    """As a data frame answers."""
-
-    columns, iloc = (), ()
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: ops.Batch(0), "Batch: size must be an int >= 1, got 0"),
         (lambda: ops.Bucket(3, [1]), "Bucket: length must be a function of a sample, got 3"),
-        (lambda: ops.FromSequence(Frame()), "FromTable(frame) reads the rows of a data frame"),
         (
             lambda: pg.Skip("all"),
             "Skip: budget must be a count (an int >= 0), a share (a float of 0 to 1) or None, got 'all'",
