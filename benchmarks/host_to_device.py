@@ -33,8 +33,8 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Traits
+from pipegraph.device.accelerator import backend_for
 from pipegraph.device.backend import Backend, Slot, normalised
-from pipegraph.device.opening import backend_for
 from pipegraph.device.slabs import delivered, pageable
 from pipegraph.operators.batch_slabs import StageSlabs
 

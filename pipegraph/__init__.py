@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         Source as Source,
         Traits as Traits,
     )
-    from pipegraph.device.scattered import Scattered as Scattered
+    from pipegraph.device.split import Scattered as Scattered
     from pipegraph.errors import PipegraphError as PipegraphError
     from pipegraph.graph import Graph as Graph, Node as Node
     from pipegraph.loader.in_lightning import lightning_callback as lightning_callback
@@ -48,7 +48,7 @@ _MODULES = {
     "backends": "Ray",
     "chunk": "Chunk",
     "contracts": "Context FanIn FanOut Operator Regroup Source Traits",
-    "device.scattered": "Scattered",
+    "device.split": "Scattered",
     "errors": "PipegraphError",
     "graph": "Graph Node",
     "loader.in_lightning": "lightning_callback",

@@ -36,9 +36,9 @@ from pipegraph.components import (
     History as History,
     Kind as Kind,
     Source as Source,
+    Traits as Traits,
     history_of as history_of,
 )
-from pipegraph.traits import Traits as Traits
 
 STATE_METHODS = ("state_dict", "load_state_dict")
 ONE_TO_ONE = ("map", "rows")

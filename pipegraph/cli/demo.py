@@ -20,7 +20,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.cli.demo_shapes import write_shards
 from pipegraph.cli.progress_bars import ProgressLine
-from pipegraph.device.opening import every_device
+from pipegraph.device.accelerator import every_device
 from pipegraph.errors import DataError, PipegraphError
 from pipegraph.machine import cores
 from pipegraph.order import LaneOrder

@@ -99,9 +99,8 @@ def _processes() -> list[tuple[str, str]]:
 
 
 def _devices() -> list[tuple[str, str]]:
-    from pipegraph.device.accelerator import offers, unpinned
+    from pipegraph.device.accelerator import backend_for, offers, unpinned
     from pipegraph.device.backend import devices
-    from pipegraph.device.opening import backend_for
 
     found = devices()
     if not found:

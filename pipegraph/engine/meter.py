@@ -12,7 +12,7 @@ from pipegraph.durations import BATCH, Stopwatch
 from pipegraph.engine.activity import count_wakes
 from pipegraph.engine.tracing import Tracer
 from pipegraph.machine import scheduled
-from pipegraph.measured import COUNTERS
+from pipegraph.measurements import COUNTERS
 
 T = TypeVar("T")
 

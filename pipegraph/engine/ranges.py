@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pipegraph.device.opening import profiler_ranges
+from pipegraph.device.accelerator import profiler_ranges
 from pipegraph.engine.tracing import Tracer
 
 WORKING = (

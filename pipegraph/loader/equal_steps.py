@@ -158,19 +158,17 @@ def length_of(plan: Plan, place: Place, options: LoaderOptions, ledger: Ledger, 
     """Chunks of the epoch that a pass from this place delivers; see :meth:`Loader.__len__`."""
     if place.nothing:
         return 0
-    if place.start.stream is not None or place.later:
-        raise TypeError("this loader has no length in this epoch: it continues with other ranks' parts")
+    others = place.start.stream is not None or place.later
+    left_out = place.restored and ledger.resumed_without == place.epoch
+    if others or left_out or place.dealt is None:
+        raise TypeError(
+            "this loader has no length in this epoch: it continues in a graph that was changed, or with other ranks' "
+            "parts, or samples of it were left out before"
+        )
     rank, world_size = options.own()
     ranks = range(world_size) if options.equal_steps else (rank,)
     lengths = [_steps(plan, place, each, world_size, seed) for each in ranks]
     if None in lengths:
         names = ", ".join(map(repr, plan.unknown_counts()))
         raise TypeError(f"this loader has no length: it depends on the data in {names}")
-    if place.restored and ledger.resumed_without == place.epoch:
-        raise TypeError("this loader has no length in this epoch: samples of it were left out before")
-    if place.dealt is None:
-        raise TypeError(
-            "this loader has no length in this epoch: it continues in a graph that was changed, or a part that waited "
-            "behind another rank's"
-        )
     return min(length for length in lengths if length is not None) - place.first

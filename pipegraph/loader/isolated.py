@@ -13,6 +13,7 @@ from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.chunk import Chunk
+from pipegraph.components import Traits
 from pipegraph.contracts import Context, Operator, Source
 from pipegraph.engine.stage.ledger import Quarantined
 from pipegraph.errors import GraphError
@@ -20,10 +21,9 @@ from pipegraph.graph import Graph, Node
 from pipegraph.loader.digests import digests
 from pipegraph.loader.loader import Loader
 from pipegraph.loader.options import LoaderOptions
-from pipegraph.measured import Measured
+from pipegraph.measurements import Measured
 from pipegraph.planning.plan import Plan
 from pipegraph.stage_spec import Edge, StageSpec
-from pipegraph.traits import Traits
 
 COUNTED_S = 1.0
 """Seconds after which the child sends what it has counted again."""

@@ -46,7 +46,7 @@ from pipegraph.planning.tunable import tune_all, why_not_tuned
 
 if TYPE_CHECKING:
     from pipegraph.loader.same_data import SameData
-    from pipegraph.measured import Measured
+    from pipegraph.measurements import Measured
     from pipegraph.planning.plan import Plan
     from pipegraph.profile import Profile
     from pipegraph.profile.headspace import Headspace
@@ -360,7 +360,7 @@ class Loader(Closing):
         """All that was counted so far, for profiles and the tuner."""
         totals, progress = self._totals, self._progress
         if self._crew is None or totals is None:
-            from pipegraph.measured import Measured
+            from pipegraph.measurements import Measured
 
             return Measured()
         first_ns = progress.first_batch_ns

@@ -17,10 +17,10 @@ from pipegraph.durations import Durations
 from pipegraph.engine.loader_context import LoaderContext
 from pipegraph.engine.run import Run
 from pipegraph.machine import cores, scheduled
-from pipegraph.measured import COUNTERS, Totals, growth
+from pipegraph.measurements import COUNTERS, Totals, growth
 
 if TYPE_CHECKING:
-    from pipegraph.measured import Edge, Measured, QueueLook
+    from pipegraph.measurements import Edge, Measured, QueueLook
 
 
 class Interval:
@@ -38,7 +38,7 @@ class Interval:
 
 def _queues_of(run: Run) -> dict[Edge, QueueLook]:
     """The queues of a run, now."""
-    from pipegraph.measured import QueueLook
+    from pipegraph.measurements import QueueLook
 
     stats = ((edge, channel.stats()) for edge, channel in run.channels.items())
     return {edge: QueueLook(each.capacity, each.depth, each.nbytes, each.depth) for edge, each in stats}
@@ -91,7 +91,7 @@ class PassTotals:
         in_pass: tuple[int, int],
     ) -> Measured:
         """All that was counted so far; the arguments are of the training loop."""
-        from pipegraph.measured import Measured
+        from pipegraph.measurements import Measured
 
         loader = self._loader
         with self._lock:

@@ -52,28 +52,11 @@ def read_state(
             stacklevel=3,
         )
     found = restored(given, rank, world_size, plan, equal)
-    saved = (state[0] if isinstance(state, list | tuple) else state)["world_size"]
-    if len(found.streams) > 1 and saved != world_size:
-        _warn_of_tails(plan, len(found.streams))
     if plan.seed is not None and found.seed != plan.seed:
         raise StateError(
             f"the state was saved with seed={found.seed}, graph {plan.graph_name!r} has seed={plan.seed}"
         )
     return found
-
-
-def _warn_of_tails(plan: Plan, parts: int) -> None:
-    """The parts of former ranks continue one after the other, each with an end of its own."""
-    for stage in plan.running:
-        operator: Any = stage.operator
-        if stage.kind.gathers and (operator.drop_last or operator.length(1) == 0):
-            warnings.warn(
-                f"stage {stage.name!r}: this rank continues the parts of {parts} former ranks one after the other, and "
-                "what is left over at the end of each is left out, not only at the end of the epoch. To keep it, "
-                f"resume with the former world_size, or without drop_last (and allow={(stage.name,)!r})",
-                PipegraphWarning,
-                stacklevel=4,
-            )
 
 
 def restored(

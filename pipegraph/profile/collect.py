@@ -10,8 +10,7 @@ from typing import Any
 from pipegraph.durations import Durations
 from pipegraph.engine.stage.ledger import Quarantined
 from pipegraph.errors import GraphError, shown
-from pipegraph.measured import COUNTERS, Edge, Measured, Totals
-from pipegraph.measurements import StageCounts, StageProfile, measurements
+from pipegraph.measurements import COUNTERS, Edge, Measured, StageCounts, StageProfile, Totals, measurements
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.planning.tunable import instead, why_one_worker
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pipegraph.engine.stage.ledger import Quarantined
 from pipegraph.engine.tracing import Events
-from pipegraph.measured import Measured
-from pipegraph.measurements import StageProfile, documented, in_view, measurement
+from pipegraph.measurements import Measured, StageProfile, documented, in_view, measurement
 
 from .bottleneck import CONSUMER, STARTING, Cause
 

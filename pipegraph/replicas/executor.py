@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from pipegraph import concurrency
 from pipegraph.closing import Closing
+from pipegraph.device.accelerator import every_device
 from pipegraph.device.backend import Slot, normalised, slots_on
-from pipegraph.device.opening import every_device
 from pipegraph.errors import ReplicaError
 from pipegraph.integers import flag
 from pipegraph.replicas.build import Replicas, refuse_held_gradients

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from pipegraph.device.backend import Slot
-from pipegraph.device.scattered import Scattered
 from pipegraph.device.split import (
+    Scattered,
     Whole,
     chunk_sizes_for,
     cut,

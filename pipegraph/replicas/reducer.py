@@ -26,8 +26,8 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from pipegraph import concurrency
+from pipegraph.device.accelerator import bind_thread
 from pipegraph.device.backend import Backend, Slot
-from pipegraph.device.opening import bind_thread
 from pipegraph.errors import ReplicaError
 from pipegraph.replicas.buckets import GradientBucket, plan_buckets
 from pipegraph.replicas.coalesce import sum_in_order

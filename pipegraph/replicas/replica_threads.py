@@ -14,7 +14,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from pipegraph import concurrency
-from pipegraph.device.opening import bind_thread
+from pipegraph.device.accelerator import bind_thread
 from pipegraph.errors import ReplicaError, note
 from pipegraph.torch_modes import narrow
 

@@ -13,8 +13,8 @@ import torch
 from torch.nn import Module
 
 from pipegraph.closing import Closing
+from pipegraph.device.accelerator import backend_for
 from pipegraph.device.backend import Backend, Slot, Stream, normalised
-from pipegraph.device.opening import backend_for
 from pipegraph.device.own_moves import tensors_within
 from pipegraph.device.slabs import on_device
 from pipegraph.device.split import leaves

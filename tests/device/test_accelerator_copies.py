@@ -15,7 +15,7 @@ from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Traits
 from pipegraph.device.accelerator import AcceleratorBackend
-from pipegraph.device.device_slabs import Arrival
+from pipegraph.device.packed_copy import Arrival
 from pipegraph.operators.batch_slabs import StageSlabs
 
 pytestmark = [pytest.mark.accelerator, pytest.mark.usefixtures("accelerator")]

@@ -14,7 +14,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.components import Context
 from pipegraph.device import accelerator as module
-from pipegraph.device.opening import every_device
+from pipegraph.device.accelerator import every_device
 from pipegraph.device.slabs import pinned
 from pipegraph.errors import DeviceError
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pipegraph.device import cuda
+from pipegraph.device.accelerator import backend_for
 from pipegraph.device.backend import Slot, slots_on
 from pipegraph.device.copy import copy_tree
-from pipegraph.device.opening import backend_for
 from pipegraph.device.slabs import pinned
 from pipegraph.errors import DeviceError
 

@@ -7,8 +7,8 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.device.scattered import Scattered
 from pipegraph.device.slabs import SlabRing
+from pipegraph.device.split import Scattered
 
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 

@@ -15,9 +15,9 @@ from simulated_device.races import Watch
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.device.accelerator import backend_for
 from pipegraph.device.backend import Slot
 from pipegraph.device.copy import copy_tree
-from pipegraph.device.opening import backend_for
 
 from .test_accelerator_copies import ROWS, WIDTH, numbers
 
@@ -142,7 +142,7 @@ PROGRAMS += [read_by_a_stage_and_a_loop_elsewhere, kept_after_the_loader, droppe
 SCHEDULES = int(os.environ.get("PIPEGRAPH_DEVICE_SCHEDULES", len(PROGRAMS)))
 COPY, LANDING, TO_DEVICE = (
     "pipegraph/device/copy.py",
-    "pipegraph/device/device_slabs.py",
+    "pipegraph/device/packed_copy.py",
     "operators/to_device.py",
 )
 FOUND: dict[tuple[str, str], Callable[[], int]] = {
@@ -168,7 +168,7 @@ NOT_HERE = {
         "self.stream.synchronize()",
     ): "the end of a stage; torch keeps pinned memory until its copies are done",
     (LANDING, "self._stream.record_event().synchronize()"): "nobody asks the host to wait for it",
-    ("pipegraph/device/scattered.py", "event.wait()"): "in tests/replicas/test_every_wait.py",
+    ("pipegraph/device/split.py", "event.wait()"): "in tests/replicas/test_every_wait.py",
 }
 
 

@@ -18,10 +18,10 @@ from simulated_device.races import Watch
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.device.accelerator import backend_for
 from pipegraph.device.backend import slots_on
 from pipegraph.device.copy import copy_tree
-from pipegraph.device.opening import backend_for
-from pipegraph.device.scattered import Scattered
+from pipegraph.device.split import Scattered
 from pipegraph.replicas import ReplicaExecutor
 from pipegraph.replicas.buckets import plan_buckets
 from pipegraph.replicas.reduce_streams import ReduceStreams
@@ -181,7 +181,7 @@ FOUND: dict[tuple[str, str], Callable[[], None]] = {
         STREAMS,
         "stream.record_event().wait(self.backends[self.slots[replica].device].current_stream())",
     ): unclipped,
-    ("pipegraph/device/scattered.py", "event.wait()"): scattered_batches,
+    ("pipegraph/device/split.py", "event.wait()"): scattered_batches,
 }
 NOT_HERE = {
     (SUMS, "stream.synchronize()"): "after a failed step; no program here fails while sums are under way",
@@ -220,5 +220,5 @@ def test_a_wait_that_is_missing_is_found(
 
 def test_the_table_names_every_wait() -> None:
     paths = {str(path.relative_to(ROOT)) for path in (ROOT / "pipegraph" / "replicas").glob("*.py")}
-    paths.add("pipegraph/device/scattered.py")
+    paths.add("pipegraph/device/split.py")
     assert {(path, line) for path in paths for line in waits_in(path)} == {*FOUND, *NOT_HERE}

@@ -11,8 +11,8 @@ import torch
 from accelerators import drawn
 from torch import nn
 
+from pipegraph.device.accelerator import backend_for
 from pipegraph.device.backend import slots_on
-from pipegraph.device.opening import backend_for
 from pipegraph.replicas.buckets import plan_buckets
 from pipegraph.replicas.reducer import Reducer
 

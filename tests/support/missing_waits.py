@@ -13,7 +13,7 @@ import pytest
 from pipegraph.device import accelerator
 from pipegraph.device.backend import Event
 from pipegraph.device.copy import Arrival
-from pipegraph.device.device_slabs import Computed
+from pipegraph.device.packed_copy import Computed
 
 ROOT = Path(__file__).parents[2]
 WAITS = (
