@@ -151,12 +151,12 @@ class OrderedSource(Source):
         drawn = np.fromiter(positions, np.int64, len(positions))
         places = drawn // self._stride % POSITIONS_AT_ONCE
         firsts = drawn - places * self._stride
-        found = np.empty_like(drawn)
+        found: list[int] = []
         start = 0
-        for stop in (*(np.flatnonzero(np.diff(firsts)) + 1).tolist(), len(drawn)):
-            found[start:stop] = self._drawn_from(int(firsts[start]), epoch)[places[start:stop]]
+        for stop in (*((firsts[1:] != firsts[:-1]).nonzero()[0] + 1).tolist(), len(drawn)):
+            found += self._drawn_from(int(firsts[start]), epoch)[places[start:stop]].tolist()
             start = stop
-        return list(found.tolist())
+        return found
 
     def _drawn_from(self, first: int, epoch: int) -> Int64Array:
         """The indices at the positions from ``first`` on that this rank reads together."""

@@ -25,8 +25,8 @@ LIGHT_ROW_BYTES = 32 << 10
 """Rows up to this size are packed where they are made: an extra copy costs less than keeping separate objects."""
 
 
-LIGHT_BATCH_BYTES = 64 << 10
-"""Batches up to this size are handed over several at a time, each then copied to memory of its own."""
+BATCHES_BYTES = 512 << 10
+"""Several batches are handed over at a time up to this size: their rows stay in a core's cache until they are packed."""
 
 
 class Pace:
@@ -96,7 +96,8 @@ class Pace:
                 self._quick = min(self._quick, max(self.min_rows, rows // 4))
             self._was_long = spent_ns > LONG_NS * self._cost
             self._heaviest = max(self._heaviest, nbytes // rows)
-            lightest = self.nbytes // self._heaviest if self._heaviest else self.max_rows
-            if self._heaviest * self._batch > LIGHT_BATCH_BYTES:
-                lightest = min(lightest, self._batch)
-            self._rows = max(self.min_rows, min(lightest, self._quick, self.max_rows))
+            heaviest, batch = max(1, self._heaviest), self._batch
+            rows = min(self.nbytes // heaviest, self._quick, self.max_rows)
+            if rows > batch:
+                rows = max(batch, min(rows, BATCHES_BYTES // heaviest) // batch * batch)
+            self._rows = max(self.min_rows, rows)
