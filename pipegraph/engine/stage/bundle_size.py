@@ -26,7 +26,7 @@ LIGHT_ROW_BYTES = 32 << 10
 
 
 BATCHES_BYTES = 512 << 10
-"""Several batches are handed over at a time up to this size: a core's cache still holds their rows when they are packed."""
+"""Several batches are handed over together up to this size: a core still has their rows in its cache to pack."""
 
 
 class Pace:
