@@ -21,20 +21,6 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("harness")
 
 
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        ('print(\'{"error": "ValueError: bad"}\')', "ValueError: bad"),
-        ("raise SystemExit('out of luck')", "exit status 1: out of luck"),
-        ("print('done')", "exit status 0: no message"),
-        ("import os; os.abort()", "exit status -6"),
-    ],
-)
-def test_a_child_that_fails_is_named_with_its_reason(harness: Any, program: str, reason: str) -> None:
-    with pytest.raises(RuntimeError, match=reason):
-        harness.ask([sys.executable, "-c", program])
-
-
 def ended(process: int) -> bool:
     """Wait for the end of a process that is no child of this one; False if it lives on."""
     try:
@@ -97,12 +83,3 @@ def test_the_page_has_a_line_for_every_script_of_the_set(
     contestants["slow peer"]["over"]["pipegraph"] = {"median": 1.25, "low": 1.2, "high": 1.3}
     harness.record("tokens", "a claim", {"rounds": 3}, results)
     assert "1 x the best peer: **not met**, 0.8" in report.write(written.name[:10], tmp_path).read_text()
-
-
-def test_names_that_are_not_in_the_set_are_refused(harness: Any) -> None:
-    run_all = importlib.import_module("run_all")
-    with pytest.raises(SystemExit, match="not in the set: tokenz"):
-        run_all.chosen("tokenz", "", True)
-    names = [entry.record for entry in run_all.chosen("tokens,image_recipe", "tokens", True)]
-    assert names == ["image_recipe"]
-    assert os.path.exists(FOLDER / "image_recipe.py")

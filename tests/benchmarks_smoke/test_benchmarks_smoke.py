@@ -63,36 +63,6 @@ def test_a_run_counts_only_the_timed_items_and_closes_the_stream(harness: Any) -
     assert closed == ["closed"]
 
 
-def test_a_stream_that_ends_inside_the_timed_span_is_an_error(harness: Any) -> None:
-    with pytest.raises(RuntimeError, match="short: the stream ended after 12 items"):
-        harness.Contestant("short", finite(12), warm=5, timed=10).measure()
-
-
-def test_a_contestant_that_fails_is_named_with_its_reason(harness: Any) -> None:
-    @contextmanager
-    def absent() -> Iterator[Any]:
-        raise ImportError("No module named 'peer'")
-        yield
-
-    entered = [
-        harness.Contestant("works", finite(100), warm=1, timed=10),
-        harness.Contestant("absent", absent, warm=1, timed=10),
-    ]
-    result = harness.race(entered, rounds=2)
-    assert len(result.runs["works"]) == 2
-    assert result.missing == {"absent": "ImportError: No module named 'peer'"}
-    assert "not measured: absent" in harness.rate_table(result, ["works"], "items")
-
-
-def test_ratios_are_taken_round_by_round(harness: Any) -> None:
-    runs = {
-        "a": [harness.Run(1.0, 0.0, 10), harness.Run(2.0, 0.0, 10)],
-        "b": [harness.Run(2.0, 0.0, 10), harness.Run(4.0, 0.0, 10)],
-    }
-    ratio = harness.Race(runs=runs).ratios("a", "b")
-    assert (ratio.median, ratio.low, ratio.high) == (2.0, 2.0, 2.0)
-
-
 def test_a_record_is_one_json_row_with_machine_and_versions(
     harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

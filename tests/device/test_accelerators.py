@@ -124,14 +124,6 @@ def test_what_a_device_lacks_is_said_and_made_up_for(simulated: torch.device, le
     assert wrong(parts) == 0
 
 
-def test_memory_that_is_the_hosts_own_has_nothing_to_pin(
-    simulated: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(module._KNOWN, simulated.type, module._KNOWN["mps"])
-    assert "simulated works in the host's own memory, so there is nothing to pin" in str(module.unpinned())
-    assert arrived(numbers().then(ops.Pin()).then(ops.CopyToDevice(simulated), capacity=2)) == 0
-
-
 def test_a_device_is_asked_what_it_offers(accelerator: torch.device) -> None:
     module._probed.cache_clear()
     found = module.offers(accelerator)
@@ -170,14 +162,3 @@ def test_memory_is_pinned_for_the_device_that_reads_it(
     assert arrived(node) == 0
     assert arrived(numbers().then(ops.CopyToDevice(second))) == 0
     assert there == {1}
-
-
-def test_a_batch_is_scattered_over_the_accelerator_and_the_cpu(accelerator: torch.device) -> None:
-    node = numbers().then(ops.Scatter([accelerator, "cpu"]), capacity=2)
-    found = []
-    with node.graph.loader() as loader:
-        for number, batch in enumerate(loader):
-            assert batch.devices == (accelerator, torch.device("cpu"))
-            found += [(number, batch.wait(place)["x"][:, :8].clone()) for place in range(2)]
-            del batch
-    assert {len(rows) for _, rows in found} == {ROWS // 2} and wrong(found) == 0

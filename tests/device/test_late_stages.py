@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from accelerators import delay, here, new_stream
-from torch import nn
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -61,39 +58,3 @@ def test_what_normalize_computes_on_the_device_is_waited_for(all_late: None, sid
             del batch
     torch.accelerator.synchronize()
     assert wrong.item() == 0
-
-
-@pytest.mark.parametrize("slots", [1, 2, 3])
-def test_replicas_of_one_device_read_what_copy_to_device_brings(all_late: None, slots: int) -> None:
-    """The batch lies on the device; the slots behind the first read their rows on streams of their own."""
-
-    def model() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Linear(1, 1).to(here())
-
-    def on_x(module: Any, part: Any) -> Any:
-        return module(part["image"].float().mean((1, 2, 3)).unsqueeze(1) / COUNT)
-
-    def loss(outputs: torch.Tensor, part: Any) -> torch.Tensor:
-        return (outputs.squeeze(1) - part["y"] / COUNT).pow(2).mean()
-
-    def sgd(params: Any) -> torch.optim.Optimizer:
-        return torch.optim.SGD(params, lr=0.1)
-
-    alone = model()
-    optimizer = sgd(alone.parameters())
-    for number in range(COUNT):
-        part = {
-            "image": torch.full((ROWS, SIZE, SIZE, 3), number, dtype=torch.uint8, device=here()),
-            "y": torch.full((ROWS,), float(number), device=here()),
-        }
-        optimizer.zero_grad()
-        loss(on_x(alone, part), part).backward()
-        optimizer.step()
-    with pg.ReplicaExecutor(model(), [here()] * slots, optimizer=sgd) as executor:
-        with images().graph.loader() as loader:
-            for batch in loader:
-                executor.step(batch, loss, on_x)
-                del batch
-        for mine, its in zip(executor.module.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(mine, its)

@@ -107,27 +107,6 @@ def test_a_batch_that_is_kept_whole_is_never_overwritten():
     assert all(equal(batch, tree(step)) for step, batch in enumerate(kept))
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_sparse_and_nested_tensors_and_subclasses_are_copied_by_themselves():
-    class Marked(torch.Tensor):
-        pass
-
-    odd = {
-        "sparse": torch.eye(4).to_sparse(),
-        "nested": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
-        "marked": torch.ones(3).as_subclass(Marked),
-        "plain": torch.ones(2),
-    }
-    graph = pg.Graph()
-    node = graph.add(ops.FromIterable([odd])).then(ops.CopyToDevice("cpu", copy=True))
-    with graph.loader(node) as loader:
-        (copied,) = loader
-    assert torch.equal(copied["sparse"].to_dense(), torch.eye(4))
-    assert [each.tolist() for each in copied["nested"].unbind()] == [[1], [1, 1]]
-    assert isinstance(copied["marked"], Marked)
-    assert copied["marked"].data_ptr() != odd["marked"].data_ptr()
-
-
 @pytest.mark.parametrize("parts", [1, 2, 4])
 def test_scatter_copies_large_rows_from_where_they_lie_and_gathers_the_rest_in_one_copy(counted, parts):
     graph, node = batches(20)
@@ -162,22 +141,3 @@ def test_pin_writes_every_field_into_one_slab_and_keeps_small_ones_out_of_it():
     tensors = [leaf for leaf in chunk.data.values() if isinstance(leaf, torch.Tensor)]
     assert all(leaf.is_pinned() for leaf in tensors if leaf.nbytes)
     assert counts["bytes_written"] >= whole["image"].nbytes + whole["mask"].nbytes + whole["label"].nbytes
-
-
-def changed(batch: dict[str, Any]) -> dict[str, Any]:
-    """Written to in place, unseen by PyTorch: a large field and a small one."""
-    batch["image"].numpy()[:] += 1
-    batch["label"].numpy()[:] += 1
-    return batch
-
-
-def test_what_is_changed_in_place_between_pin_and_the_copy_arrives_changed(accelerator):
-    pin, copy = ops.Pin(), ops.CopyToDevice(accelerator)
-    for operator in (pin, copy):
-        operator.open(Context("stage", memory="pinned"))
-    chunk = pin.process(Chunk(tree(3), (("s", 0),), batched=True))
-    chunk.data = changed(chunk.data)
-    arrived = copy.process(chunk).data
-    assert (arrived["image"] == 4).all()
-    assert arrived["label"].tolist() == [row + 4 for row in range(ROWS)]
-    copy.close()

@@ -29,13 +29,6 @@ class OfOneArgument(Mesh):
         return super().to(device)
 
 
-class Named:
-    """Has no tensors."""
-
-    def __init__(self) -> None:
-        self.name = "n"
-
-
 def through(data: Any, operator: Any) -> Any:
     graph = pg.Graph("g")
     batches = graph.add(ops.FromIterable([data])).then(ops.Batch(1, collate=lambda rows: rows[0]))
@@ -71,20 +64,3 @@ def test_an_object_moves_itself_and_the_given_one_stays(
     assert given.moves == [] and moved.x.tolist() == given.x.tolist() and moved.x is not given.x
     if nested:
         assert found["a"].tolist() == [1, 1, 1] and found["a"] is not data["a"] and found["deep"][0][1] == 1
-
-
-def test_an_object_without_tensors_is_passed_on(target: torch.device) -> None:
-    named = Named()
-    assert through({"x": torch.ones(2), "named": named}, MOVERS[0](target))["named"].name == "n"
-
-
-@pytest.mark.usefixtures("accelerator")
-def test_pin_asks_an_object_to_pin_itself() -> None:
-    class Pins(Mesh):
-        def pin_memory(self) -> Pins:
-            self.moves = ["pinned"]
-            return self
-
-    given = Pins(torch.ones(2))
-    found = through({"x": torch.ones(2), "thing": given}, ops.Pin())
-    assert found["thing"].moves == ["pinned"] and given.moves == []

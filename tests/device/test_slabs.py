@@ -89,28 +89,3 @@ def test_one_slab_serves_all_deliveries_when_none_is_held():
     for step in range(1000):
         assert contents(delivery(slabs, step % 200)) == {step % 200}
     assert slabs.made == 1
-
-
-def test_taking_never_waits_for_what_the_user_holds():
-    slabs = ring(spare=4)
-    held = [delivery(slabs, value) for value in range(50)]
-    assert slabs.made == 50
-    assert all(contents(batch) == {value} for value, batch in enumerate(held))
-
-
-def test_slabs_beyond_the_spare_ones_go_back_to_the_system():
-    slabs = ring(spare=4)
-    held = [delivery(slabs, 0) for _ in range(50)]
-    held.clear()
-    slabs.take(32)
-    assert slabs._free.qsize() < 4
-
-
-def test_a_larger_batch_gets_a_larger_slab_and_smaller_ones_keep_using_it():
-    slabs = ring()
-    slabs.lend(slabs.take(32))
-    large = slabs.take(64)
-    assert large.numel() == 64
-    slabs.lend(large)
-    assert slabs.take(16).numel() == 64
-    assert slabs.made == 2

@@ -11,7 +11,6 @@ import torch
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.batches import select_rows
-from pipegraph.chunk import Chunk
 from pipegraph.replicas import Whole
 
 
@@ -89,22 +88,6 @@ def test_fields_that_a_map_adds_are_read_by_their_type() -> None:
     assert plain(second) == {"x": 2, "twice": 4, "array": 1, "names": "b", "crops": [1.0, 1.0], **whole}
 
 
-@pytest.mark.parametrize(
-    ("field", "found"),
-    [
-        (torch.zeros(3), "field 'd.f': 3 rows in a batch of 2 samples"),
-        (np.zeros(3), "field 'd.f': 3 rows in a batch of 2 samples"),
-        (["a", "b", "c"], "field 'd.f': 3 rows in a batch of 2 samples"),
-        ({"g": [[1]]}, "field 'd.f.g': 1 rows in a batch of 2 samples"),
-        ((torch.zeros(2), torch.zeros(1)), r"field 'd.f.1': 1 rows in a batch of 2 samples"),
-    ],
-)
-def test_another_number_of_rows_is_an_error_that_names_the_field(field: Any, found: str) -> None:
-    stages = [ops.Batch(2), lambda batch: {**batch, "d": {"f": field}}, ops.Unbatch()]
-    with pytest.raises(pg.errors.DataError, match=found + r".*replicas\.Whole"):
-        through([{"x": 1}, {"x": 2}], *stages)
-
-
 BATCHES = {
     "default": ({"x": [1, 2], "t": "ab"}, None),
     "tuple": ((torch.zeros(3), "a"), tuple),
@@ -124,25 +107,3 @@ def test_rows_are_selected_by_the_rule_of_unbatch(name: str) -> None:
     left = chunk.select([0, 2], select_rows(chunk.data, [0, 2], 3, chunk.layout))
     first, _, last = ops.Unbatch().process(chunk)
     assert plain([part.data for part in ops.Unbatch().process(left)]) == plain([first.data, last.data])
-
-
-@pytest.mark.parametrize("name", BATCHES)
-def test_scatter_cuts_by_the_rule_of_unbatch(name: str) -> None:
-    sample, collate = BATCHES[name]
-    graph = pg.Graph("rows")
-    batches = graph.add(ops.FromIterable([sample] * 3)).then(ops.Batch(3, collate=collate))
-    with graph.loader(batches) as loader:
-        (chunk,) = loader.chunks()
-    expected = [plain(part.data) for part in ops.Unbatch().process(chunk)]
-    batches.then(ops.Scatter(["cpu"] * 3))
-    with graph.loader() as loader:
-        (parts,) = loader
-    assert len(parts) == 3
-    for part, one in zip(parts, expected, strict=True):
-        (row,) = [
-            plain(found.data)
-            for found in ops.Unbatch().process(
-                Chunk(part, chunk.lineages[:1], layout=chunk.layout, batched=True)
-            )
-        ]
-        assert row == one

@@ -2,7 +2,6 @@
 
 import threading
 
-import numpy as np
 import pytest
 from channel_states import wait_until
 
@@ -135,19 +134,6 @@ def test_a_row_that_fails_has_its_own_key_place_and_policy(long_bundles, workers
         assert inline == counts
 
 
-def test_a_queue_never_holds_more_rows_than_its_capacity_and_memory_is_given_back(long_bundles):
-    graph = chain(source=ops.FromSequence([np.ones(100) for _ in range(200)]), capacity=8)
-    with graph.loader() as loader:
-        passing = iter(loader)
-        next(passing)
-        run = loader._crew.run
-        channel = run.channels["batch", 0]
-        wait_until(channel, lambda stats: stats.putters_waiting == 1)
-        assert channel.stats().depth <= 8
-        assert len(list(passing)) == 19
-        assert run.account.used == 0
-
-
 def test_an_iterable_that_breaks_off_delivers_what_came_before(long_bundles):
     def broken():
         yield from range(25)
@@ -160,23 +146,3 @@ def test_an_iterable_that_breaks_off_delivers_what_came_before(long_bundles):
 
 
 # -- items that had to be waited for ----------------------------------------------------------------
-
-
-def test_threads_that_share_a_pass_get_each_row_once():
-    """Rows of one bundle go out without a lock; without the GIL two threads could get the same one."""
-    with pg.Graph("shared").add(ops.FromSequence(range(20_000))).graph.loader(epochs=4) as loader:
-        for _ in range(4):
-            shares, rows, begin = ([], [], []), iter(loader), threading.Barrier(3, timeout=60)
-
-            def pull(share, rows=rows, begin=begin):
-                begin.wait()
-                for row in rows:
-                    share.append(row)
-
-            pulling = [threading.Thread(target=pull, args=(share,)) for share in shares]
-            for thread in pulling:
-                thread.start()
-            for thread in pulling:
-                thread.join()
-            assert sorted(row for share in shares for row in share) == list(range(20_000))
-        assert loader.profile().samples == 80_000

@@ -3,51 +3,13 @@ to have."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
-import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
-
-
-def copy(item: Any) -> Any:
-    return marked(item)
-
-
-def pin(item: Any) -> Any:
-    return marked(item)
-
-
-def scatter(item: Any) -> Any:
-    return marked(item)
-
-
-def cache(item: Any) -> Any:
-    return marked(item)
-
-
-def marked(item: Any) -> Any:
-    return {**item, "marked": True}
-
-
-FUNCTIONS = [copy, pin, scatter, cache]
-
-
-def samples(n: int = 4) -> ops.FromSequence:
-    return ops.FromSequence([{"x": torch.tensor(i)} for i in range(n)])
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_a_users_function_runs_whatever_its_name_before_a_scatter(function: Any) -> None:
-    graph = pg.Graph("named")
-    graph.add(samples()).then(ops.Batch(2)).then(function).then(ops.Scatter(["cpu", "cpu"]))
-    with graph.loader() as loader:
-        assert all(part["marked"] for batch in loader for part in batch)
-    assert "left out" not in str(graph.plan())
 
 
 class Counting:
@@ -146,19 +108,3 @@ class Counting(Steps):
         while self.stands < 10:
             self.stands += 1
             yield self.stands, self.stands
-
-
-class Unseeded(AtRandom):
-    """Another order in each call."""
-
-    calls = itertools.count()
-
-    def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Any:
-        first = next(self.calls)
-        return [(first + number) % 10 for number in range(start, 10)]
-
-
-@pytest.mark.parametrize("source", [Counting, Unseeded])
-def test_a_source_that_begins_elsewhere_in_each_call_is_found(source: Any) -> None:
-    with pytest.raises(AssertionError, match="stage 'steps': .*depend on the arguments alone"):
-        pg.testing.assert_resumes_exactly(lambda: steps(source(True, None)))

@@ -61,21 +61,6 @@ def test_after_a_raise_the_pass_is_over_and_the_state_is_that_of_the_last_delive
         assert list(loader) == [5, 6, 7]
 
 
-def test_the_loader_works_on_after_a_failed_pass():
-    failing = {0}
-
-    def work(epoch):
-        if epoch in failing:
-            raise Broken(epoch)
-        return epoch
-
-    graph = make(work, source=ops.FromIterable(lambda epoch: [epoch] * 3))
-    with graph.loader(epochs=2) as loader:
-        with pytest.raises(Broken):
-            list(loader)
-        assert list(loader) == [1, 1, 1]
-
-
 @pytest.mark.parametrize("placement", [{"workers": 3, "ordered": False}])
 def test_in_completion_order_a_failure_is_raised_at_once(placement):
     got, error, _ = collect(make(breaks(7), **placement))
@@ -206,21 +191,6 @@ def test_a_state_holds_the_count_and_the_last_64_entries_and_the_profile_all():
     count, entries = state["rank0"]["ledger"]
     assert count == 150 and len(entries) == 64
     assert len(json.dumps(state)) < 12_000
-
-
-def test_a_function_on_a_batch_is_one_item_with_an_entry_per_sample():
-    def bad_batch(batch):
-        if 4 in batch:
-            raise Broken("batch")
-        return batch
-
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(range(9))).then(ops.Batch(3, collate=list)).then(
-        bad_batch, name="work", on_error=pg.Skip(1)
-    )
-    got, error, loader = collect(graph)
-    assert error is None and got == [[0, 1, 2], [6, 7, 8]]
-    assert [q.key for q in loader.profile().quarantined] == [3, 4, 5]
 
 
 # -- Retry -----------------------------------------------------------------------------------------

@@ -65,16 +65,3 @@ def test_a_misspelt_or_misplaced_argument_is_answered_with_the_right_one(call: A
     graph = pg.Graph("typo")
     with pytest.raises(TypeError, match=message):
         call(graph, graph.add(ops.FromIterable(range(3))))
-
-
-def test_graph_plan_and_profile_are_tables_in_a_notebook() -> None:
-    graph = pg.Graph("<b>")
-    graph.add(ops.FromIterable(range(3)), name="numbers").then(abs, name="a & b", backend="inline")
-    with graph.loader() as loader:
-        list(loader)
-        shown = [each._repr_html_() for each in (graph, graph.plan())]
-        assert "numbers" in loader.profile()._repr_html_()
-    for html in shown:
-        assert "<table>" in html and "<td>numbers</td>" in html and "<td>a &amp; b</td>" in html
-        assert "<b>" in html and "&lt;b&gt;" in html
-    assert "delivers: a &amp; b" in shown[1]

@@ -32,124 +32,6 @@ fuzzed = settings(
 )
 
 
-ENDED_TWICE = Recipe(
-    (
-        Step("keyed", size=14, delay=60, capacity=3),
-        Step("drawn", delay=60, workers=4, capacity=5),
-        Step("concat", ((1, 0), (1, 0), (0, 0)), 2, 1, workers=2, capacity=2),
-        Step("filter", ((2, 0),), 5, 1, capacity=3),
-        Step("filter", ((3, 0),), 7, workers=2, capacity=4, ordered=False),
-        Step("map", ((4, 0),), 2, 400, workers=3, capacity=6),
-    ),
-    seed=2,
-    ordered=False,
-    fails=False,
-)
-ENDED_BEHIND_A_FAN_IN = Recipe(
-    (
-        Step("iterable", size=5),
-        Step("drawn", size=5),
-        Step("concat", ((1, 0), (0, 0))),
-        Step("iterable", size=5),
-        Step("concat", ((2, 0), (3, 0))),
-        Step("map", ((4, 0),)),
-    ),
-    seed=0,
-    ordered=True,
-    fails=False,
-)
-NOT_BEGUN_BEHIND_A_FAN_IN = Recipe(
-    (
-        Step("drawn", size=0),
-        Step("map", ((0, 0),)),
-        Step("drawn", size=5),
-        Step("concat", ((2, 0), (0, 0))),
-        Step("mix", ((3, 0), (1, 0))),
-    ),
-    seed=0,
-    ordered=True,
-    fails=False,
-)
-READ_TWICE_BEHIND_A_FAN_IN = Recipe(
-    (
-        Step("drawn", size=0),
-        Step("map", ((0, 0),)),
-        Step("drawn", size=5),
-        Step("map", ((2, 0),)),
-        Step("map", ((2, 0),)),
-        Step("zip", ((3, 0), (4, 0))),
-        Step("mix", ((5, 0), (1, 0))),
-    ),
-    seed=0,
-    ordered=True,
-    fails=False,
-)
-DROPPED_BEFORE_THE_END = Recipe(
-    (
-        Step("drawn", size=20, backend="inline"),
-        Step("batch", ((0, 0),), size=12, delay=1, backend="inline"),
-        Step("drawn", size=20),
-        Step("concat", ((1, 0), (2, 0))),
-    ),
-    seed=0,
-    ordered=True,
-    fails=False,
-)
-DROPPED_BEHIND_A_USERS_FAN_IN = Recipe(
-    (
-        Step("drawn"),
-        Step("drawn"),
-        Step("bucket", ((1, 0),), size=2),
-        Step("in-turn", ((2, 0), (0, 0))),
-        Step("concat", ((3, 0), (0, 0))),
-        Step("map", ((4, 0),), ordered=False),
-        Step("map", ((5, 0),), ordered=False),
-    ),
-    seed=0,
-    ordered=False,
-    fails=False,
-)
-SHARED_BEHIND_FAN_INS = Recipe(
-    (
-        Step("drawn", size=0),
-        Step("drawn", size=5),
-        Step("shuffle", ((1, 0),)),
-        Step("concat", ((2, 0), (0, 0))),
-        Step("shuffle", ((3, 0),)),
-        Step("concat", ((4, 0), (0, 0))),
-        Step("take", ((5, 0),)),
-        Step("map", ((6, 0),)),
-    ),
-    seed=0,
-    ordered=True,
-    fails=False,
-)
-ENDED_BELOW_COMPLETION_ORDER = Recipe(
-    (
-        Step("drawn", size=5),
-        Step("drawn"),
-        Step("concat", ((1, 0), (0, 0))),
-        *(Step("map", ((above, 0),), ordered=False) for above in (2, 3, 4)),
-    ),
-    seed=0,
-    ordered=False,
-    fails=False,
-)
-BEFORE_ANY_POSITION = Recipe(
-    (
-        Step("sampled", size=9, delay=400, workers=3, capacity=7),
-        Step("document", ((0, 0),), 6, 400, workers=4, capacity=7),
-        Step("pack", ((1, 0),), 4, 60, workers=2, capacity=7),
-        Step("document", ((2, 0),), 5, 60, capacity=4, ordered=False),
-        Step("random", ((3, 0),), workers=4, capacity=2),
-        Step("batch-all", ((4, 0),), 6, workers=2, capacity=2),
-        Step("unbatch", ((5, 0),), 6, capacity=2),
-        Step("in-turn", ((6, 0), (0, 0)), 3, 60, workers=4, capacity=6),
-    ),
-    seed=2,
-    ordered=False,
-    fails=False,
-)
 CUT_SHORT = Recipe((Step("drawn", size=45), Step("take", ((0, 0),), 1)))
 """Random graphs that found faults, and one that would have."""
 
@@ -240,23 +122,6 @@ def test_an_epoch_cut_short_says_where_the_next_one_begins():
     check_resume(CUT_SHORT, [9], 1)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "stops", "turn"),
-    [
-        (ENDED_TWICE, [1, 7, 11], 2),
-        (ENDED_BELOW_COMPLETION_ORDER, [0, 0, 2], 0),
-        (ENDED_BEHIND_A_FAN_IN, [11], 2),
-        (NOT_BEGUN_BEHIND_A_FAN_IN, [], 0),
-        (READ_TWICE_BEHIND_A_FAN_IN, [], 0),
-        (DROPPED_BEFORE_THE_END, [3], 0),
-        (SHARED_BEHIND_FAN_INS, [0, 5, 1], 1),
-        (DROPPED_BEHIND_A_USERS_FAN_IN, [0, 3], 0),
-    ],
-)
-def test_a_source_whose_input_had_ended_when_the_state_was_taken_comes_to_its_next_epoch(recipe, stops, turn):
-    check_resume(recipe, stops, turn)
-
-
 @fuzzed
 @given(row_recipes(), st.lists(st.integers(0, 12), max_size=3), st.sampled_from([0, 3, 6]))
 def test_rows_in_bundles_come_and_resume_as_they_do_one_by_one(long_bundles, recipe, stops, turn):
@@ -300,10 +165,6 @@ def check_resume(recipe, stops, turn):
 @given(recipes(), st.integers(0, 12), st.integers(0, 5))
 def test_several_loaders_of_one_graph_deliver_as_if_each_were_alone(recipe, stop, turn):
     check_several(recipe, stop, turn)
-
-
-def test_a_fan_in_that_resumes_where_no_input_has_a_position_is_no_new_one():
-    check_several(BEFORE_ANY_POSITION, 1, 2)
 
 
 def check_several(recipe, stop, turn):

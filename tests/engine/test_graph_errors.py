@@ -73,12 +73,6 @@ def test_an_empty_graph_and_several_sinks_say_what_is_needed(graph):
         graph.loader()
 
 
-def test_only_the_ancestors_of_the_output_run(graph, numbers):
-    numbers.then(identity, name="left")
-    numbers.then(identity, name="right")
-    assert [stage.name for stage in graph.plan("left").running] == ["numbers", "left"]
-
-
 def test_incompatible_neighbours_name_what_to_put_between_them(graph, numbers):
     batches = numbers.then(ops.Batch(2), name="batches")
     batches.then(ops.Batch(2), name="again")
@@ -97,15 +91,6 @@ def test_incompatible_neighbours_name_what_to_put_between_them(graph, numbers):
         ),
     ):
         graph.plan("undo")
-
-
-def test_zip_below_an_unordered_stage_is_an_error(graph, numbers):
-    loose = numbers.then(identity, workers=2, ordered=False)
-    graph.add(ops.Zip(), loose, numbers)
-    with pytest.raises(
-        GraphError, match="Zip pairs items by their order, but a stage above it runs with ordered=False"
-    ):
-        graph.plan()
 
 
 def test_mix_wants_one_weight_per_input(graph, numbers):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -42,20 +41,6 @@ def test_seed_and_epoch_are_not_added():
     assert not set(draws(epoch=0)) & set(draws(epoch=1))
 
 
-def test_the_strided_order_equals_torch_which_adds_them():
-    def order(seed, epoch):
-        graph = pg.Graph("g", seed=seed)
-        graph.add(ops.FromSequence(range(20), order=StridedOrder(shuffle=True)))
-        with graph.loader() as loader:
-            loader.set_epoch(epoch)
-            return list(loader)
-
-    assert order(0, 1) == order(1, 0)
-    sampler = torch.utils.data.DistributedSampler(range(20), 1, 0, shuffle=True, seed=3)
-    sampler.set_epoch(2)
-    assert order(3, 2) == list(sampler)
-
-
 def test_random_numbers_do_not_depend_on_the_world_size():
     whole = draws()
     parts = []
@@ -63,15 +48,6 @@ def test_random_numbers_do_not_depend_on_the_world_size():
         with noisy().loader(rank=rank, world_size=3) as loader:
             parts.append([fingerprint(each) for each in loader])
     assert [each for step in zip(*parts, strict=True) for each in step] == whole
-
-
-def test_two_stages_draw_different_numbers_for_the_same_sample():
-    graph = pg.Graph("g")
-    source = graph.add(ops.FromSequence(range(5)))
-    graph.add(ops.Zip(), source.then(noise, name="a"), source.then(noise, name="b"))
-    with graph.loader() as loader:
-        for a, b in loader:
-            assert not np.array_equal(a, b)
 
 
 def test_the_generator_is_keyed_by_seed_epoch_lineage_and_stage():

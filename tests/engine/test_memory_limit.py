@@ -9,7 +9,6 @@ from channel_states import wait_until
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import MemoryLimitError
-from pipegraph.tree import buffers
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -144,50 +143,3 @@ def test_queues_hold_at_most_their_capacity_while_the_consumer_is_slow():
         # 1 delivered, 4 + 5 in queues, 3 in the workers' hands, 5 in the source's: as many as fit into its queue
         assert source_queue.stats().gets == 1 + 4 + 3
         assert source_queue.stats().puts <= 1 + 4 + 3 + 5
-
-
-def test_views_count_with_their_own_extent_and_the_same_buffer_once():
-    whole = np.zeros((4, 100), np.uint8)
-    assert sum(n for _, n in buffers([whole, whole])) == 400
-    assert sum(n for _, n in buffers([whole[0], whole[1]])) == 200
-    assert buffers({"a": 1, "b": "text", "c": None}) == ()
-    assert sum(n for _, n in buffers({"a": b"12345", "b": [bytearray(7)]})) == 12
-
-
-class Stack:
-    """An iterator whose state is as large as what it holds."""
-
-    def __init__(self, n, nbytes):
-        self.at, self.n, self.nbytes = 0, n, nbytes
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.at == self.n:
-            raise StopIteration
-        self.at += 1
-        return self.at - 1
-
-    def state_dict(self):
-        return {"at": self.at, "held": "x" * self.nbytes}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-
-@pytest.mark.parametrize("batch", [False, True])
-def test_states_of_iterators_count_and_stay_within_a_part_of_the_limit(batch):
-    graph = pg.Graph("g")
-    node = graph.add(ops.FromIterable(lambda: Stack(6400, 50 * KB)), capacity=64)
-    node = node.then(ops.Shuffle(3200))
-    if batch:
-        node.then(ops.Batch(8))
-    with graph.loader(memory_limit=1000 * KB) as loader:
-        items = iter(loader)
-        for _ in range(100):
-            next(items)
-        run = loader._crew.run
-        found = sum(len(s["held"]) for _, step, s, _ in run.snapshots["fromiterable"]._taken if step)
-        assert 50 * KB <= found <= 1000 * KB // 8
-        assert run.account.peak >= 50 * KB

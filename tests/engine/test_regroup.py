@@ -1,9 +1,5 @@
 """Regrouping operators of users: what they may do without a state, and how they resume with one."""
 
-import itertools
-import json
-
-import numpy as np
 import pytest
 
 import pipegraph as pg
@@ -103,31 +99,6 @@ def test_a_regroup_that_carries_over_without_a_state_is_found(kind):
 def test_a_packer_with_a_state_resumes_exactly(monkeypatch, operator, every):
     monkeypatch.setattr("pipegraph.engine.kinds.stateful.SNAPSHOT_EVERY", every)
     assert_resumes_exactly(over(operator, documents(20)))
-
-
-@pytest.mark.parametrize("operator", [CutWithState, FirstFitWithState])
-def test_a_packer_that_always_holds_something_restarts_from_its_newest_snapshot(operator):
-    read = []
-
-    def make():
-        read.clear()
-        graph = pg.Graph("g")
-        numbers = graph.add(ops.FromSequence(documents(2000), pg.order.StridedOrder(shuffle=False)))
-        numbers.then(lambda x: (read.append(x[0]), x)[1], name="read", backend="inline").then(
-            operator(), name="pack"
-        )
-        return graph
-
-    with make().loader() as loader:
-        whole = list(loader)
-    with make().loader() as loader:
-        head = list(itertools.islice(loader, 400))
-        state = json.loads(json.dumps(loader.state_dict()))
-    with make().loader() as loader:
-        loader.load_state_dict(state)
-        assert head + list(loader) == whole
-    last = max(np.concatenate([np.concatenate([np.ravel(each) for each in block]) for block in head]))
-    assert min(read) > last - 64 - 2 * BLOCK  # snapshots come every 64 inputs
 
 
 def test_below_a_completion_order_stage_a_packer_delivers_each_sample_once(monkeypatch):

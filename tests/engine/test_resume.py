@@ -346,31 +346,6 @@ def test_below_completion_order_stages_every_sample_is_delivered_once(name):
     assert_resumes_exactly(LOOSE[name], epochs=2)
 
 
-def test_a_failed_sample_is_skipped_once_and_stays_in_the_ledger_over_a_resume():
-    def fail(x):
-        if x % 4 == 1:
-            raise ValueError(x)
-        return x
-
-    def make():
-        graph = pg.Graph("g")
-        graph.add(numbers(14)).then(ops.Batch(3, collate=list)).then(ops.Unbatch()).then(
-            fail, name="fail", workers=2, on_error=pg.Skip()
-        )
-        return graph
-
-    assert_resumes_exactly(make)
-    for stop in range(10):
-        with make().loader() as loader:
-            for _ in zip(range(stop), loader, strict=False):
-                pass
-            state = loader.state_dict()
-        with make().loader() as loader:
-            loader.load_state_dict(state)
-            list(loader)
-            assert [q.position for q in loader.profile().quarantined] == [1, 5, 9, 13]
-
-
 def test_an_iterator_with_a_state_resumes_from_it():
     def make():
         graph = pg.Graph("g")
@@ -436,18 +411,3 @@ def test_snapshots_of_an_iterator_resume_exactly_at_every_step(monkeypatch, opti
         return graph
 
     assert_resumes_exactly(make, epochs=3, **options)
-
-
-def test_a_one_shot_iterator_serves_one_epoch_and_then_says_so():
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(iter(range(5))))
-    with graph.loader(epochs=1) as loader:
-        assert list(loader) == [0, 1, 2, 3, 4]
-        with pytest.raises(
-            pg.PipegraphError,
-            match="can be read once and epoch 0 has done so, of this graph or another; give FromIterable a list, or",
-        ):
-            list(loader)
-        loader.set_epoch(0)
-        with pytest.raises(pg.PipegraphError, match="can be read once"):
-            list(loader)

@@ -153,25 +153,3 @@ def test_the_interpreter_exits_with_a_loader_that_nobody_closed(python):
         """
     )
     assert (code, out, err) == (0, "done\n", "")
-
-
-def test_the_interpreters_exit_does_not_wait_for_stuck_user_code(python):
-    code, out, err = python(
-        """
-        import pipegraph.engine.crew
-        pipegraph.engine.crew.Crew.close.__defaults__ = (0.2,)
-        warnings.simplefilter("default")
-        inside = threading.Event()
-
-        def work(x):
-            inside.set()
-            threading.Event().wait()
-
-        loader = graph(work).loader()
-        items = iter(loader)
-        inside.wait()
-        print("done")
-        """
-    )
-    assert (code, out) == (0, "done\n")
-    assert "StuckWorker: stage 'work': a worker did not return" in err

@@ -63,27 +63,6 @@ def decoded(operator, items=None, batch=None):
         return list(loader)
 
 
-def test_without_a_crop_everything_stays_where_it_is():
-    (found,) = decoded(decoder(), [sample()])
-    assert found["image"].shape == (60, 80, 3) and found["mask"].shape == (60, 80)
-    assert found["mask"].dtype == torch.uint8  # the indices of the palette, not its colours
-    assert torch.equal(found["depth"], found["mask"].long() * 1000)
-    assert found["boxes"].tolist() == [[10, 5, 30, 25], [0, 0, 80, 60]]
-    assert found["points"].tolist() == [[10, 5], [79, 59], [40, 30]]
-    assert found["cut"] == {
-        "top": 0.0, "left": 0.0, "height": 60.0, "width": 80.0, "flip": False, "image_height": 60, "image_width": 80,
-    }  # fmt: skip
-    assert "png" not in found and found["key"] == "k0"
-
-
-def test_a_flip_mirrors_all_of_them():
-    (plain,), (found,) = decoded(decoder(), [sample()]), decoded(decoder(flip=1.0), [sample()])
-    assert torch.equal(found["image"], plain["image"].flip(1))
-    assert torch.equal(found["mask"], plain["mask"].flip(1)) and found["cut"]["flip"] is True
-    assert found["boxes"].tolist() == [[50, 5, 70, 25], [0, 0, 80, 60]]
-    assert found["points"].tolist() == [[70, 5], [1, 59], [40, 30]]
-
-
 @pytest.mark.parametrize("flip", [0.0, 0.5])
 @pytest.mark.parametrize("crop", [ops.RandomResizedCrop(scale=(0.2, 0.8)), ops.CenterCrop(60)], ids=repr)
 def test_pixels_masks_and_points_agree_wherever_the_crop_lies(crop, flip):

@@ -11,7 +11,7 @@ import torch
 
 from pipegraph import operators as ops
 from pipegraph.contracts import Context
-from pipegraph.errors import DataError, GraphError, MissingExtraError
+from pipegraph.errors import GraphError, MissingExtraError
 
 needs_dali = pytest.mark.skipif(
     importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None,
@@ -93,21 +93,6 @@ def test_a_batch_with_a_broken_sample_fails_and_the_next_one_is_fine(runner, chu
 
 
 @needs_dali
-def test_arrays_and_tensors_go_in(chunk):
-    from nvidia.dali import fn, pipeline_def
-
-    @pipeline_def
-    def twice():
-        return fn.external_source(name="x") * 2, fn.external_source(name="y") + 1
-
-    runner = opened(twice, ("a", "b"))
-    x = torch.arange(12, dtype=torch.float32).reshape(3, 4)
-    result = run(runner, {"x": x, "y": [np.int64(5), 6, np.int64(7)]})
-    assert torch.equal(result["a"], 2 * x)
-    assert result["b"].tolist() == [6, 7, 8]
-
-
-@needs_dali
 @pytest.mark.parametrize("apart", [False, True], ids=["one-array", "arrays"])
 def test_a_pipeline_reads_its_inputs_where_they_lie(apart):
     """DALI does not show a fed input's address, but what is written there after feeding is what it reads."""
@@ -170,12 +155,6 @@ def test_definitions_that_cannot_be_fed_or_resumed_are_refused(tmp_path):
         opened(pipeline())
     with pytest.raises(GraphError, match="a @pipeline_def function is needed"):
         opened(lambda rng: rng)
-
-
-@needs_dali
-def test_a_missing_field_is_named_with_those_that_are_there(runner):
-    with pytest.raises(DataError, match="needs a field 'jpg', the batch has label"):
-        run(runner, {"label": [1]})
 
 
 def test_without_dali_the_remedy_is_named(monkeypatch):

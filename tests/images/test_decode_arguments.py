@@ -26,18 +26,3 @@ from pipegraph import operators as ops
 def test_wrong_arguments_are_refused_where_they_are_given(options, message):
     with pytest.raises(pg.errors.GraphError, match=message):
         ops.DecodeImage(**{"size": 32, **options})
-
-
-@pytest.mark.parametrize("value", [256.5, "256", None, True])
-def test_a_central_crop_wants_whole_pixels(value):
-    with pytest.raises(pg.errors.GraphError, match=r"CenterCrop: resize must be an int >= 1"):
-        ops.CenterCrop(value)
-
-
-@pytest.mark.parametrize("value", [0.5, (0.5,), ("a", "b"), None])
-def test_a_random_crop_wants_pairs_of_numbers(value):
-    for name in ("scale", "ratio"):
-        with pytest.raises(
-            pg.errors.GraphError, match=f"RandomResizedCrop: {name} must be a pair of numbers"
-        ):
-            ops.RandomResizedCrop(**{name: value})

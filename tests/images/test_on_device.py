@@ -15,7 +15,7 @@ from accelerators import delay, here, new_stream
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DecodeError, GraphError, MissingExtraError
+from pipegraph.errors import DecodeError, MissingExtraError
 from pipegraph.testing import assert_resumes_exactly
 
 pytest.importorskip("nvidia.nvimgcodec")
@@ -179,10 +179,3 @@ def test_without_nvimagecodec_the_install_line_is_said_before_the_first_batch(
         MissingExtraError, match=r"DecodeImage\(device=.*pip install \"nvidia-nvimgcodec-cu13"
     ):
         batches(decoded(scenes, device=here()))
-
-
-def test_samples_are_refused_when_the_graph_is_planned(scenes: list[bytes]) -> None:
-    graph = pg.Graph("samples")
-    graph.add(ops.FromSequence([{"jpg": scenes[0]}])).then(ops.DecodeImage(8, device=here()))
-    with pytest.raises(GraphError, match="takes batches.*gives samples; put Batch"):
-        graph.plan()

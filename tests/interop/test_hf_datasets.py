@@ -97,26 +97,6 @@ def test_a_dataloader_resumes_a_stream_in_less_than_a_second_also_in_a_later_epo
     assert first == found[600]
 
 
-def test_epochs_are_set_and_a_loaded_state_holds_for_its_pass_only(folder: Path) -> None:
-    items = datasets.load_dataset(
-        "parquet", data_files=sorted(map(str, folder.glob("*.parquet"))), split="train", streaming=True
-    ).shuffle(seed=3, buffer_size=1)
-    with graph(items).loader(epochs=2) as loader:
-        firsts = [next(iter(loader)).tolist() for _ in range(2)]
-    assert firsts[0] != firsts[1]
-    plain = streaming(folder, "plain")
-    with graph(plain).loader() as loader:
-        for number, _ in enumerate(loader):
-            if number == 100:
-                state = loader.state_dict()
-                break
-    with graph(plain).loader() as loader:
-        loader.load_state_dict(state)
-        assert next(iter(loader))[0] == 101 * 32
-        loader.set_epoch(0)
-        assert next(iter(loader))[0] == 0
-
-
 def test_map_style_data_sets_are_read_in_groups_and_as_tables(folder: Path) -> None:
     found = datasets.load_dataset(
         "parquet", data_files=sorted(map(str, folder.glob("*.parquet"))), split="train"

@@ -84,29 +84,6 @@ def test_stages_that_hold_nothing_may_change_and_nothing_is_lost_or_comes_twice(
     assert flat(items) == list(range(COUNT))
 
 
-def mixture(**weights):
-    def make():
-        graph = pg.Graph("mixture", seed=1)
-        nodes = [
-            graph.add(ops.FromSequence([f"{name}{i}" for i in range(50)]), name=name) for name in weights
-        ]
-        graph.add(ops.Mix(list(weights.values()), stop="all"), *nodes, name="mix")
-        return graph
-
-    return make
-
-
-def test_each_input_of_a_mix_continues_and_a_new_one_begins_at_its_start():
-    head, state = saved(mixture(news=1.0, books=1.0), 40)
-    found = rest(mixture(news=0.5, books=2.0, code=1.0), state, ("mix", "code"))
-    assert sorted(head + found) == sorted(
-        f"{name}{i}" for name in ("news", "books", "code") for i in range(50)
-    )
-    head, state = saved(mixture(news=1.0, books=1.0), 40)
-    found = rest(mixture(books=1.0), state, ("mix", "news"))
-    assert [x for x in head if x[0] == "b"] + found == [f"books{i}" for i in range(50)]
-
-
 @pytest.mark.parametrize(
     ("stages", "allow", "said"),
     [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 import pipegraph as pg
@@ -28,17 +26,6 @@ class Weights:
 
     def __len__(self):
         return 6
-
-
-class Numbers:
-    def __init__(self, items):
-        self.items = items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, index):
-        return self.items[index]
 
 
 def passes(graph, change, epochs=EPOCHS, **options):
@@ -97,21 +84,3 @@ def test_set_epoch_and_a_resume_ask_the_sampler_anew_too():
         for number in (8, 9):
             sampler.number = number
             assert list(loader) == [number] * 6
-
-
-def test_orders_of_our_own_still_read_across_the_boundary_of_epochs():
-    read = threading.Semaphore(0)
-
-    class Data(Numbers):
-        def __getitem__(self, index):
-            read.release()
-            return super().__getitem__(index)
-
-    graph = pg.Graph()
-    graph.add(ops.FromSequence(Data([1, 2, 3])))
-    with graph.loader(epochs=2) as loader:
-        assert list(loader) == [1, 2, 3]
-        for _ in range(6):
-            assert read.acquire(timeout=60)
-        assert list(loader) == [1, 2, 3]
-        assert not read.acquire(blocking=False)  # what was read ahead is used

@@ -120,20 +120,6 @@ def test_prefetch_factor_is_how_many_batches_each_worker_reads_ahead(tmp_path: P
     assert len(drawn) == 7
 
 
-def test_an_error_comes_in_its_batchs_place_and_the_batches_behind_it_follow() -> None:
-    class Broken(Squares):
-        def __getitem__(self, index: int) -> int:
-            if index == 4:
-                raise KeyError("four")
-            return index
-
-    passing = iter(pg.DataLoader(Broken(), None, num_workers=2))
-    assert [next(passing) for _ in range(4)] == [0, 1, 2, 3]
-    with pytest.raises(KeyError, match="four"):
-        next(passing)
-    assert list(passing) == [5, 6, 7, 8, 9]
-
-
 def paired(batch: list[int]) -> list[int]:
     return [*batch, -1]
 
@@ -211,44 +197,12 @@ def test_wrong_arguments_are_torchs_errors(options: dict[str, Any], message: str
         pg.DataLoader(Squares(), **options)
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(
-    "workers", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}]
-)
-def test_pin_memory(workers: dict[str, Any]) -> None:
-    for batch in pg.DataLoader(Squares(), 4, pin_memory=True, **workers):
-        assert batch.is_pinned()
-
-
 # -- threads -----------------------------------------------------------------------------------
 
 
 class Noisy(Squares):
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.rand(3) + index
-
-
-def test_threads_deliver_the_same_numbers_however_many_there_are_and_leave_the_training_threads_alone() -> (
-    None
-):
-    def run(count: int) -> list[Any]:
-        generator = torch.Generator().manual_seed(4)
-        loader = pg.DataLoader(
-            Noisy(),
-            3,
-            True,
-            num_workers=count,
-            generator=generator,
-            workers="thread",
-            persistent_workers=True,
-        )
-        return [numbers(loader), numbers(loader)]
-
-    before = torch.get_rng_state()
-    one = run(1)
-    assert run(2) == run(4) == one and one[0] != one[1]
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 # -- states ------------------------------------------------------------------------------------
@@ -309,18 +263,6 @@ def test_a_pass_resumes_anywhere(kind: str, place: dict[str, Any]) -> None:
     assert loader.state_dict()["rank0"][0]["batches"] == 0
 
 
-def test_the_loader_goes_behind_a_break_with_the_rest_where_its_state_is_loaded() -> None:
-    loader = pg.DataLoader(range(10), 2, True, num_workers=1)  # type: ignore[arg-type]
-    seen = []
-    for batch in loader:
-        seen += batch.tolist()
-        if len(seen) == 4:
-            break
-    other = pg.DataLoader(range(10), 2, True, num_workers=0)  # type: ignore[arg-type]
-    other.load_state_dict(loader.state_dict())
-    assert sorted(seen + [x for batch in other for x in batch.tolist()]) == list(range(10))
-
-
 def test_a_state_that_does_not_fit_is_refused() -> None:
     with pytest.raises(pg.errors.StateError, match="not the state of a pg.DataLoader"):
         pg.DataLoader(range(3)).load_state_dict({"x": 1})  # type: ignore[arg-type]
@@ -343,14 +285,3 @@ def test_set_epoch_reaches_the_sampler() -> None:
 
 
 # -- the pipeline ------------------------------------------------------------------------------
-
-
-def test_nothing_is_left_behind() -> None:
-    before = set(threading.enumerate())
-    for place in PLACES[1:]:
-        for batch in pg.DataLoader(range(10), 2, **place):  # type: ignore[arg-type]
-            assert batch.tolist() == [0, 1]
-            break
-    for thread in set(threading.enumerate()) - before:
-        thread.join(60)
-        assert not thread.is_alive()

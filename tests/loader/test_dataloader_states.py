@@ -11,7 +11,6 @@ import torch
 from torch.utils import data
 
 import pipegraph as pg
-from pipegraph.errors import StateError
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -45,26 +44,6 @@ class Counts(Squares):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.read = state["read"]
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("done", [1, 3, 6])
-def test_a_map_style_data_set_with_a_state_goes_on_in_each_worker(place: Any, done: int) -> None:
-    def make() -> pg.DataLoader:
-        return pg.DataLoader(Counts(), 3, collate_fn=list, **place)
-
-    loader = make()
-    passing = iter(loader)
-    for _ in range(done):
-        next(passing)
-    state = json.loads(json.dumps(loader.state_dict()))
-    rest = list(passing)
-    again = make()
-    again.load_state_dict(state)
-    assert json.loads(json.dumps(again.state_dict())) == state
-    assert list(again) == rest
-    with pytest.raises(StateError, match=f"resume with num_workers={max(1, place['num_workers'])}"):
-        pg.DataLoader(Counts(), 3, num_workers=3).load_state_dict(state)
 
 
 class Positioned(data.IterableDataset[int]):
@@ -230,34 +209,6 @@ def test_a_stream_with_epochs_resumes_in_a_later_one(place: Any) -> None:
     assert flat(again) == list(range(403, 412))
 
 
-def ranks(count: int, seed: int = 0) -> Any:
-    return data.DistributedSampler(Squares(), count, 0, seed=seed)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "named"),
-    [
-        ({"batch_size": 4}, {"batch_size": 5}, "batch_size=4 and this loader has batch_size=5"),
-        ({"shuffle": True}, {"shuffle": False}, "shuffle=True and this loader has shuffle=False"),
-        ({"sampler": ranks(2)}, {"sampler": ranks(1)}, "num_replicas=2 and this loader has num_replicas=1"),
-        ({"sampler": ranks(2, 3)}, {"sampler": ranks(2, 4)}, r"seed=3 and this loader has sampler\.seed=4"),
-    ],
-)
-def test_a_state_of_the_middle_of_an_epoch_is_for_the_same_batches(
-    before: Any, after: Any, named: str
-) -> None:
-    loader = pg.DataLoader(Squares(), **before)
-    passing = iter(loader)
-    next(passing)
-    state = json.loads(json.dumps(loader.state_dict()))
-    other = pg.DataLoader(Squares(), **after)
-    with pytest.raises(StateError, match=named):
-        other.load_state_dict(state)
-    assert sum(1 for _ in passing) == len(loader) - 1
-    other.load_state_dict(loader.state_dict())  # between epochs they may change
-    assert sum(1 for _ in other) == len(other)
-
-
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("taken", [None, 0, 2, 7, 8])
 @pytest.mark.parametrize("kind", [Squares, Counts, Positioned, Anything])
@@ -280,22 +231,6 @@ def test_a_distributed_checkpoint_holds_a_state(kind: Any, taken: int | None, tm
     rest = flat(loader if taken in (None, 8) else passing)
     dcp.load({"loader": fresh}, checkpoint_id=tmp_path)
     assert flat(fresh) == rest
-
-
-def test_each_rank_has_its_own_part_of_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    states: dict[str, Any] = {}
-    for rank in range(2):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        loader = pg.DataLoader(Counts(), 3, collate_fn=list)
-        for _ in zip(range(rank + 1), iter(loader), strict=False):
-            pass
-        states |= loader.state_dict()
-    loader.load_state_dict(states)
-    assert loader.state_dict()["rank1"][0]["batches"] == 2
-    del states["rank1"]
-    with pytest.warns(pg.errors.PipegraphWarning, match="no part of rank 1, only of rank0"):
-        loader.load_state_dict(states)
 
 
 class Plain(data.IterableDataset[int]):

@@ -111,28 +111,6 @@ def test_chunks_yields_data_with_identity():
     assert len(chunk) == 1
 
 
-def test_the_loader_waits_for_copies_under_way_before_it_hands_a_batch_over():
-    waited = []
-
-    class Event:
-        def __init__(self, number):
-            self.number = number
-
-        def delivered(self, data):
-            waited.append(self.number)
-
-    class Copy(pg.Operator):
-        def process(self, chunk):
-            chunk.ready = (Event(chunk.data),)
-            return chunk
-
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable(range(5))).then(Copy())
-    with graph.loader() as loader:
-        for number in loader:
-            assert waited == list(range(number + 1))
-
-
 def test_nothing_starts_before_the_first_iter():
     before = set(threading.enumerate())
     loader = epoch_graph().loader()
@@ -330,13 +308,6 @@ def test_by_default_nothing_of_the_next_epoch_is_read_before_its_pass():
         assert opened.begun == [0, 1]
 
 
-def test_endless_prefetching_is_endless():
-    opened = Opened()
-    with epoch_graph(opened, ahead=True).loader(epochs=None) as loader:
-        assert next(iter(loader)) == 0
-        opened.wait_for(4)
-
-
 def test_consecutive_passes_keep_their_workers_and_their_prefetched_work():
     opened, names = Opened(), []
     with epoch_graph(opened).loader(epochs=3) as loader:
@@ -416,68 +387,6 @@ def test_close_twice_and_use_after_close():
 
 
 # -- passes that deliver nothing --------------------------------------------------------------------
-
-
-def restorable(epochs=2):
-    """A loader that resumes at item 4 of epoch 0."""
-    with epoch_graph().loader() as loader:
-        numbers = iter(loader)
-        for _ in range(4):
-            next(numbers)
-        state = through_json(loader)
-    loader = epoch_graph().loader(epochs=epochs)
-    loader.load_state_dict(state)
-    return loader
-
-
-def test_passes_that_delivered_nothing_consume_nothing():
-    with epoch_graph().loader(epochs=2) as loader:
-        for _ in range(3):
-            iter(loader)
-            assert loader.epoch == 0
-        kept = iter(loader)
-        assert loader.epoch == 0
-        assert list(loader) == list(items(0))
-        with pytest.raises(LoaderClosedError, match="a new pass over the loader has begun"):
-            next(kept)
-        iter(loader)
-        assert list(loader) == list(items(1))
-
-
-def test_after_iter_alone_a_restored_position_is_still_to_come():
-    with restorable() as loader:
-        for _ in range(2):
-            iter(loader)
-            assert loader.epoch == 0
-            again = through_json(loader)
-        assert list(loader) == [4, 5, 6, 7, 8, 9]
-        assert list(loader) == list(items(1))
-    with epoch_graph().loader() as loader:
-        loader.load_state_dict(again)
-        assert list(loader) == [4, 5, 6, 7, 8, 9]
-
-
-def test_set_epoch_discards_restored_work_with_a_warning_and_only_where_there_is_some():
-    with restorable() as loader:
-        with pytest.warns(PipegraphWarning, match=r"set_epoch\(1\).*call set_epoch\(loader.epoch\)") as told:
-            loader.set_epoch(1)
-        assert told[0].filename == __file__
-        loader.set_epoch(0)  # nothing restored is left to discard
-        assert list(loader) == list(items(0))
-    with restorable() as loader:
-        next(iter(loader))
-        loader.set_epoch(5)  # after a break, as ever
-        assert list(loader) == list(items(5))
-    with restorable() as loader:
-        passing = iter(loader)
-        loader.set_epoch(5)  # holds for the next: this pass may still deliver what was restored
-        assert list(passing) == [4, 5, 6, 7, 8, 9]
-        assert list(loader) == list(items(5))
-    with restorable() as loader:
-        iter(loader)
-        with pytest.warns(PipegraphWarning, match="discards what was restored of epoch 0"):
-            loader.set_epoch(5)
-        assert list(loader) == list(items(5))
 
 
 @pytest.mark.parametrize(

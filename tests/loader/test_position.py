@@ -1,7 +1,6 @@
 """progress.py: a state may be taken at any moment, in any thread and in a signal handler."""
 
 import json
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -125,24 +124,6 @@ def test_a_state_between_any_two_lines_of_the_consumers_thread_is_exact(make):
             # Of the epoch before everything was delivered; of this one what was handed over, or one chunk more.
             assert e <= at and (n == len(whole[e]) if e < at else n <= done), (e, n, at, done)
         assert done in sizes
-
-
-def test_a_signal_handler_may_take_a_state_whatever_its_own_thread_is_doing():
-    states = []
-
-    def work(x):
-        signal.raise_signal(signal.SIGUSR1)  # in the consumer's thread, in the middle of a step
-        return x
-
-    graph = pg.Graph("g")
-    graph.add(ops.FromSequence(range(20)), backend="inline").then(work, backend="inline", on_error=pg.Skip())
-    before = signal.signal(signal.SIGUSR1, lambda *_: states.append(loader.state_dict()))
-    try:
-        with graph.loader() as loader:
-            assert list(loader) == list(range(20))
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert [state["rank0"]["cursor"] for state in states] == [None, *range(1, 20)]
 
 
 def test_any_thread_may_take_states_while_a_pass_runs():

@@ -54,15 +54,6 @@ def test_the_size_is_chosen_and_one_pad_serves_all_ragged_fields(kind):
         chain(samples, ops.Batch(2, pad={"a": ops.Pad(to=5), "b": ops.Pad(to=2)}))
 
 
-def test_a_padded_batch_is_taken_apart_row_by_row():
-    samples = [{"ids": [1, 2]}, {"ids": [3]}]
-    back = chain(samples, ops.Batch(2, pad=ops.Pad(mask=True, lengths=True)), ops.Unbatch())
-    assert [(s["ids"].tolist(), s["ids_mask"].tolist(), int(s["ids_length"])) for s in back] == [
-        ([1, 2], [True, True], 2),
-        ([3, 0], [True, False], 1),
-    ]
-
-
 # -- buckets with a budget -----------------------------------------------------------------------------
 
 
@@ -77,12 +68,6 @@ def bucketed(lengths, limit=20, boundaries=(4, 8), batch=True):
         return graph
 
     return make
-
-
-def test_a_group_leaves_when_the_next_sample_does_not_fit():
-    items = [[0] * n for n in (3, 9, 2, 3, 9, 1, 3)]
-    found = chain(items, ops.Bucket(len, [5], cost=len, limit=9), ops.Batch(cost=len, limit=9, collate=list))
-    assert [[len(x) for x in batch] for batch in found] == [[9], [3, 2, 3, 1], [3], [9]]
 
 
 @settings(max_examples=6)

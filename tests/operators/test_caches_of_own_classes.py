@@ -34,13 +34,6 @@ class Identified(Shuffled):
         return int(self.order.samples_at(self.n, np.array([position]), 0, epoch)[0])
 
 
-class Named(Identified):
-    """Its samples are known by names."""
-
-    def index_of(self, position, epoch):
-        return f"row {super().index_of(position, epoch)}"
-
-
 def cached(source, *operators):
     graph = pg.Graph("cached")
     node = graph.add(source, name="source")
@@ -48,11 +41,6 @@ def cached(source, *operators):
         node = node.then(operator, name="work")
     node.then(ops.Cache("1 MB"), name="cache")
     return graph
-
-
-def epochs_of(graph, count=3):
-    with graph.loader(epochs=count) as loader:
-        return [list(loader) for _ in range(count)]
 
 
 @pytest.mark.parametrize("source", [Shuffled(20), "repeated"])
@@ -64,15 +52,6 @@ def test_a_source_that_does_not_identify_its_samples_is_refused_above_a_cache(so
         graph = cached(source)
     with pytest.raises(GraphError, match=r"'source' \(shuffled\).*define index_of\(position, epoch\)"):
         graph.plan()
-
-
-@pytest.mark.parametrize("source", [Identified, Named])
-def test_a_source_that_identifies_its_samples_delivers_its_own_order_in_every_epoch(source):
-    plain = pg.Graph("cached")
-    plain.add(source(20), name="source")
-    expected = epochs_of(plain)
-    assert expected[0] != expected[1]
-    assert epochs_of(cached(source(20))) == expected
 
 
 class Stamps(pg.Operator):
@@ -87,14 +66,6 @@ class Honest(Stamps):
     depends_on = "item|place|epoch"
 
 
-class Doubles(pg.Operator):
-    depends_on = "item"
-
-    def process(self, chunk):
-        chunk.data = 2 * chunk.data
-        return chunk
-
-
 def test_an_operator_that_does_not_say_what_it_depends_on_is_refused_above_a_cache():
     with pytest.raises(GraphError, match=r"'work' \(stamps\) does not declare .*depends_on = \"item\""):
         cached(Identified(20), Stamps()).plan()
@@ -102,9 +73,3 @@ def test_an_operator_that_does_not_say_what_it_depends_on_is_refused_above_a_cac
         GraphError, match=r"'work' \(honest\) depends on its place and epoch, which every epoch changes"
     ):
         cached(Identified(20), Honest()).plan()
-
-
-def test_an_operator_that_depends_on_its_item_alone_may_be_above_a_cache():
-    first, second = epochs_of(cached(Identified(20), Doubles()), 2)
-    assert sorted(first) == sorted(second) == [20 * n for n in range(20)]
-    assert first != second

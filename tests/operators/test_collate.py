@@ -76,15 +76,6 @@ def test_numbers_of_several_types_are_promoted_alike_in_any_order(name: str, pad
         assert collate(order, pad).dtype == dtype
 
 
-TWO_KINDS = [1, "a", Decimal(1), (1,), [1], {"a": 1}, np.ones(2), np.array(["a"])]
-
-
-@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(range(len(TWO_KINDS)), 2)))
-def test_two_kinds_in_one_column_are_refused_in_any_order(first: int, second: int) -> None:
-    with pytest.raises(pg.errors.DataError, match=r"field 'f'.*do not make one batch|cannot be stacked"):
-        batches([{"f": TWO_KINDS[first]}, {"f": TWO_KINDS[second]}])
-
-
 # -- padding -----------------------------------------------------------------------------------------
 
 
@@ -134,23 +125,3 @@ def test_a_padding_that_the_dtype_cannot_hold_is_refused_and_not_changed(
     items = [{"x": np.ones(n, dtype)} for n in (1, 2)]
     with pytest.raises(DataError, match=f"field 'x': pad=.* does not fit {dtype}, the dtype of the values"):
         batches(items, pad={"x": ops.Pad(pad, to=to)})
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (
-            {"pad": {"idz": 0}},
-            "pad names the field 'idz', which the samples do not have; they have 'ids', 'm'",
-        ),
-        ({"collate": {"idz": list}}, "collate names the field 'idz'"),
-        ({"pad": {"ids": ops.Pad(0, mask="m")}}, "field 'm': there is such a field already"),
-    ],
-)
-def test_a_rule_for_no_field_and_an_added_field_of_a_taken_name_are_errors(options, said):
-    graph = pg.Graph("named")
-    graph.add(ops.FromSequence([{"ids": [1, 2], "m": 1}, {"ids": [3, 4], "m": 2}])).then(
-        ops.Batch(2, **options)
-    )
-    with graph.loader() as loader, pytest.raises(pg.PipegraphError, match=said):
-        list(loader)

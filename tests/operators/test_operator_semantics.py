@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import threading
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -195,28 +194,6 @@ def test_mix_ends_with_the_first_or_continues_until_all_have_ended():
     assert [x for x in every if x < 10] == [0, 1, 2, 3, 4]
 
 
-def test_every_branch_of_a_fan_out_gets_every_chunk():
-    def make(graph):
-        source = graph.add(ops.FromIterable(range(50)))
-        graph.add(
-            ops.Zip(), source.then(lambda x: x, workers=3), source.then(lambda x: -x, workers=2), source
-        )
-
-    assert run(make) == [(i, -i, i) for i in range(50)]
-
-
-def test_branches_that_meet_at_different_rates_let_the_smallest_full_queue_grow():
-    graph = pg.Graph("g")
-    source = graph.add(ops.FromIterable(range(300)), name="source", capacity=2)
-    batches = source.then(ops.Batch(100, collate=list), name="batches", capacity=2)
-    graph.add(ops.Zip(), batches, source.then(lambda x: x, name="direct", capacity=2))
-    with graph.loader() as loader:
-        assert [single for _, single in loader] == [0, 1, 2]
-        grown = loader._crew.grown
-        assert set(grown) == {"direct"}  # the one that the fan-in leaves waiting
-        assert 200 < grown["direct"] <= 300
-
-
 def test_branches_that_can_never_meet_end_with_an_error_that_names_the_queue():
     graph = pg.Graph("g")
     source = graph.add(ops.FromIterable(lambda: itertools.count()), name="source")
@@ -285,14 +262,6 @@ def test_in_completion_order_a_stage_runs_only_a_window_ahead_of_its_oldest_item
         assert loader._crew.run.terminal.stats().depth == 0
         gate.release_all()
         assert sorted([*early, *items]) == list(range(1000))
-
-
-def test_epochs_do_not_mix_in_completion_order():
-    def make(graph):
-        graph.add(ops.FromIterable(lambda epoch: [epoch] * 30)).then(lambda x: x, workers=4, ordered=False)
-
-    for epoch, items in enumerate(run(make, epochs=4)):
-        assert Counter(items) == {epoch: 30}
 
 
 # -- users' own operators of each kind ---------------------------------------------------------------
@@ -372,22 +341,6 @@ def test_each_worker_opens_and_closes_its_own_copy_once_in_its_own_thread():
     opened = sorted(entry[2:] for entry in operator.log if entry[0] == "open")
     assert opened == [(i, f"pipegraph-g-op-{i}") for i in range(3)]
     assert sorted(entry[1:] for entry in operator.log if entry[0] == "close") == opened
-
-
-def test_what_is_no_chunk_is_an_error_that_names_the_stage():
-    class Raw(pg.Operator):
-        def process(self, chunk):
-            return chunk.data
-
-    class RawChildren(Raw):
-        kind = "expand"
-
-        def process(self, chunk):
-            return [1]
-
-    for operator in (Raw(), RawChildren()):
-        with pytest.raises(TypeError, match="must return a Chunk or None, got int"):
-            chain(range(3), operator)
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1, "a", None, torch.ones(2)])

@@ -9,7 +9,6 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import StateError
 
 
 class Numbers:
@@ -146,35 +145,3 @@ def test_a_state_of_a_later_epoch_gives_that_epoch(which: str, way: str) -> None
             assert list(again) == left, number
             then = [*(each for _, each in found[number + 1 :]), following][0]
             assert list(again)[-len(then) :] == then
-
-
-class Bare:
-    """Items without a state and without a length."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.count))
-
-
-@pytest.mark.parametrize("way", ["thread", "process"])
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_an_iterable_that_ends_before_the_state_is_refused(way: str, world_size: int) -> None:
-    def made(count: int) -> pg.Graph:
-        return single(ops.FromIterable(Bare(count)), backend=way)
-
-    place: Any = {"rank": 0, "world_size": world_size, "equal_steps": False}
-    with made(10).loader(**place) as loader:
-        state, left = next_state(loader, 10 // world_size)
-        assert left == []
-    with made(10).loader(**place) as loader:  # as many as were delivered: the epoch is over
-        loader.load_state_dict(state)
-        assert list(loader) == []
-    with made(4).loader(**place) as loader:
-        loader.load_state_dict(state)
-        delivered = 10 if world_size == 1 else 9
-        with pytest.raises(
-            StateError, match=f"'numbers': {delivered} items of its iterable .* ended after 4"
-        ):
-            list(loader)

@@ -11,7 +11,7 @@ import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import BudgetError, GraphError
+from pipegraph.errors import GraphError
 
 BUFFER = np.zeros(4)
 TENSOR = torch.zeros(4)
@@ -134,10 +134,3 @@ def test_a_buffer_that_is_filled_again_is_refused(case: str, backend: str) -> No
 def test_what_changes_nothing_is_not(case: str, backend: str) -> None:
     with graph_of(FINE[case](), backend).loader() as loader:
         assert list(loader)
-
-
-def test_a_policy_does_not_hide_it() -> None:
-    graph = pg.Graph("reused")
-    graph.add(ops.FromSequence(range(12))).then(ops.Map(fill), on_error=pg.Skip(0.5))
-    with graph.loader() as loader, pytest.raises(BudgetError, match="exceeds the budget"):
-        list(loader)

@@ -7,7 +7,6 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError
 from pipegraph.testing import assert_resumes_exactly
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -84,48 +83,6 @@ def test_each_round_has_its_own_order_and_the_first_is_the_epochs():
     assert rounds[0] == items_of(repeated("sequence", 1)())
     first, second = items_of(repeated("sequence")(), epochs=2)
     assert first == found and second != found
-
-
-def test_unordered_stages_below_resume_sample_by_sample():
-    def make():
-        graph = pg.Graph("g", seed=4)
-        graph.add(ops.FromSequence(range(5), shuffle=True)).then(ops.Repeat(2)).then(
-            lambda x, rng: (x, int(rng.integers(99))), workers=3, ordered=False
-        )
-        return graph
-
-    assert_resumes_exactly(make)
-
-
-def test_an_empty_source_ends_and_other_graphs_are_refused():
-    graph = pg.Graph("g")
-    graph.add(ops.FromSequence([])).then(ops.Repeat(3))
-    assert items_of(graph) == []
-    graph = pg.Graph("g")
-    both = graph.add(
-        ops.Concat(), graph.add(ops.FromIterable([1])), graph.add(ops.FromIterable([2])), name="both"
-    )
-    both.then(ops.Repeat(2))
-    with pytest.raises(GraphError, match=r"stage 'repeat': .* but 'both' \(concat\) joins, splits or ends"):
-        graph.plan()
-    for below in (ops.Repeat(2), ops.Mix([1, 1], stop="repeat")):
-        graph = pg.Graph("g")
-        few = graph.add(ops.FromIterable([1, 2])).then(ops.Take(1), name="few")
-        others = [] if isinstance(below, ops.Repeat) else [graph.add(ops.FromIterable([3]))]
-        graph.add(below, few, *others)
-        with pytest.raises(GraphError, match=r"but 'few' \(take\) joins, splits or ends"):
-            graph.plan()
-    graph = pg.Graph("g")
-    source = graph.add(ops.FromIterable([1]), name="source")
-    graph.add(ops.Concat(), source.then(ops.Repeat(2)), source.then(lambda x: x))
-    with pytest.raises(GraphError, match="but 'source' feeds others too"):
-        graph.plan()
-    graph = pg.Graph("g")
-    graph.add(ops.FromIterable([1])).then(ops.Repeat(2)).then(ops.Repeat(2), name="more")
-    with pytest.raises(GraphError, match="is read several times in an epoch already"):
-        graph.plan()
-    with pytest.raises(GraphError, match="Repeat: times must be an int >= 1"):
-        ops.Repeat(0)
 
 
 # -- Take --------------------------------------------------------------------------------------------

@@ -100,35 +100,6 @@ def test_nulls_are_filled_for_the_whole_table_or_refused_before_anything_runs() 
     assert found["t"] == ["a", "b", ""]
 
 
-def test_columns_are_checked() -> None:
-    with pytest.raises(GraphError, match="there is no column 'labels'; there are 'id', 'x'"):
-        ops.FromTable(table(), columns=["labels"])
-    with pytest.raises(GraphError, match=r"must be a list of names, got 'x': write columns=\['x'\]"):
-        ops.FromTable(table(), columns="x")
-    for none in ([], 3):
-        with pytest.raises(GraphError, match="must be a list of at least one name"):
-            ops.FromTable(table(), columns=none)  # type: ignore[arg-type]
-        with pytest.raises(GraphError, match="must be a list of at least one name"):
-            ops.Load(columns=none)  # type: ignore[arg-type]
-    assert ops.FromTable(table(), columns=(name for name in ["x"])).table.column_names == ["x"]  # type: ignore[arg-type]
-    assert ops.Load(columns={"b", "c", "a"}).choice.columns == ("a", "b", "c")  # type: ignore[arg-type]
-    with pytest.raises(GraphError, match="a table of pyarrow, pandas or polars.*got list; use FromSequence"):
-        ops.FromTable([1, 2])
-
-
-def test_data_frames_are_tables() -> None:
-    pandas = pytest.importorskip("pandas", reason="the extra test brings it")
-    with pytest.raises(GraphError, match=r"FromTable: .*column odd .*; give its values one type"):
-        ops.FromTable(pandas.DataFrame({"odd": [{"a": 1}, [1]]}))
-    for odd in (pandas.Series([1 << 70]), pandas.arrays.SparseArray([0, 1])):
-        with pytest.raises(GraphError, match=r"FromTable: .*; give its values one type"):
-            ops.FromTable(pandas.DataFrame({"odd": odd}))
-    frame = pandas.DataFrame({"n": [1, 2, 3], "name": ["a", "b", "c"]}, index=[7, 8, 9])
-    (found,) = batches(ops.FromTable(frame))
-    assert found["n"].tolist() == [1, 2, 3]
-    assert found["name"] == ["a", "b", "c"]
-
-
 @pytest.mark.parametrize("kind", ["array", "memmap", "path", "npy"])
 def test_windows_of_tokens(tmp_path: Path, kind: str) -> None:
     tokens = np.arange(1000, dtype=np.uint16)

@@ -1,6 +1,5 @@
 """What goes wrong between the trainer and its worker processes, and costs no more than the item it happened to."""
 
-import gc
 import os
 import select
 import signal
@@ -13,7 +12,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.engine.process import zygote
 from pipegraph.errors import WorkerDiedError
-from tests.process.process_pipelines import delivered, hosts, pipeline
+from tests.process.process_pipelines import delivered, pipeline
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -152,44 +151,3 @@ def test_what_a_function_has_started_ends_with_its_worker(tmp_path, end):
     started = (tmp_path / "pids").read_text().split()
     assert len(started) == (1 if end == "is closed" else 2)
     assert all(has_ended(int(pid)) for pid in started)
-
-
-def test_a_forked_child_leaves_its_parents_processes_alone():
-    graph = pipeline(lambda x: x, items=range(100))
-    with graph.loader() as loader:
-        found = []
-        for x in loader:
-            found.append(x)
-            if x == 10:
-                pids = {host.pid for host in hosts(loader)}
-                child = os.fork()
-                if not child:
-                    signal.alarm(60)  # a child that hangs fails the test, and does not stop it
-                    try:
-                        loader.close()
-                        del loader
-                        gc.collect()
-                        os._exit(0)
-                    finally:
-                        os._exit(1)
-                assert os.waitpid(child, 0)[1] == 0
-                assert {host.pid for host in hosts(loader)} == pids
-        assert not any(host.deaths for host in hosts(loader))
-    assert found == list(range(100))
-
-
-def test_a_forked_child_can_have_a_loader_of_its_own():
-    graph = pipeline(lambda x: x)
-    with graph.loader() as loader:
-        running = iter(loader)
-        assert next(running) == 0
-        child = os.fork()
-        if not child:
-            signal.alarm(60)
-            code = 1
-            try:
-                code = 0 if delivered(pipeline(lambda x: x)) == list(range(20)) else 2
-            finally:
-                os._exit(code)
-        assert os.waitpid(child, 0)[1] == 0
-        assert list(running) == list(range(1, 20))

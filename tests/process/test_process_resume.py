@@ -17,7 +17,7 @@ CASES = _cases.CASES
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
-QUICK = ["Map", "FlatMap", "a stateful regrouping operator"]
+QUICK = ["FlatMap", "a stateful regrouping operator"]
 
 
 def in_processes(name):

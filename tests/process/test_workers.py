@@ -8,14 +8,12 @@ import signal
 import sqlite3
 import threading
 
-import numpy as np
 import pytest
 import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
-from pipegraph.testing.outcome import fingerprint
 from tests.process.process_pipelines import delivered, pipeline, tell_that_it_hangs
 
 __all__ = ["tell_that_it_hangs"]
@@ -224,31 +222,3 @@ def test_ctrl_c_ends_the_trainer_and_its_processes(programs):
     assert "KeyboardInterrupt" in errors
     assert select.select([end], [], [], 60)[0]
     os.close(end)
-
-
-def test_two_loaders_share_one_zygote_and_the_last_ends_it():
-    from pipegraph.engine.process import zygote
-
-    graph = pipeline(lambda x: os.getppid())
-    with graph.loader() as one:
-        first = {*one}
-        with graph.loader() as two:
-            assert {*two} == first
-        assert zygote._users == 1
-    assert zygote._shared is None
-
-
-def test_rows_are_packed_where_they_are_made_and_batches_are_those_of_threads():
-    def row(value):
-        if value == 5:  # of another type: this bundle cannot be packed
-            return {"x": np.arange(3.0) + value, "n": float(value), "s": "five"}
-        return {"x": np.arange(3.0) + value, "n": value, "s": str(value)}
-
-    def batches(backend):
-        graph = pg.Graph("packed")
-        rows = graph.add(ops.FromSequence(range(40))).then(row, name="row", workers=2, backend=backend)
-        rows.then(ops.Batch(8), name="batches")
-        with graph.loader() as loader:
-            return list(map(fingerprint, loader))
-
-    assert batches("thread") == batches("process")

@@ -95,28 +95,6 @@ def test_memory_limit_bounds_what_is_proposed_and_is_named():
     assert "memory_limit leaves 900 bytes" in found.conclusion
 
 
-WHY = "fromiterable can only be read in sequence"
-
-
-def test_a_stage_that_works_in_sequence_gains_nothing_from_workers_and_what_helps_is_said():
-    found = remade(pipeline({"read": (0.010, 1)}), "read", fixed=WHY, remedy="a random-access source")
-    assert found.advice.settings == {}
-    assert (
-        f"No other sizes help: 'read' sets the pace: {WHY}; what helps: a random-access source"
-        in found.conclusion
-    )
-
-
 def test_workers_that_wait_for_each_other_are_not_multiplied():
     found = remade(pipeline({"call": (0.080, 8)}), "call", shared=True)
     assert found.advice.settings == {} and "wait for each other" in found.advice.limit
-
-
-def test_a_queue_that_is_empty_in_turn_with_full_is_proposed_to_be_longer():
-    found = pipeline({"read": (0.006, 1)}, step_s=0.008, cause="bursts", bottleneck=CONSUMER)
-    found = replace(found, channels=(replace(found.channels[0], in_bursts=True),))
-    assert found.advice.settings == {"read": {"capacity": 32}}
-    assert (
-        "Work comes in bursts" in found.conclusion
-        and "capacity=32 in 'read': at most 125" in found.conclusion
-    )

@@ -103,61 +103,6 @@ def test_a_profile_after_an_error_counts_the_failure():
     assert found.items == 5
 
 
-def test_quarantined_samples_and_retries_are_in_the_profile():
-    def fails(x):
-        if x % 5 == 0:
-            raise ValueError(f"no {x}")
-        return x
-
-    graph = pg.Graph("skipping")
-    node = graph.add(ops.FromIterable(range(10)), name="source")
-    node.then(fails, name="fails", on_error=pg.Retry(2, then=pg.Skip(5)))
-    with graph.loader() as loader:
-        assert list(loader) == [1, 2, 3, 4, 6, 7, 8, 9]
-        found = loader.profile()
-    assert [(entry.position, entry.stage, entry.error) for entry in found.quarantined] == [
-        (0, "fails", "ValueError: no 0"),
-        (5, "fails", "ValueError: no 5"),
-    ]
-    stage = found.stages["fails"]
-    assert (stage.failed, stage.retried, stage.dropped, stage.items) == (2, 4, 2, 8)
-
-
-def test_a_queue_that_had_to_grow_is_shown():
-    graph = pg.Graph("branches")
-    source = graph.add(ops.FromIterable(range(64)), name="source", capacity=2)
-    tens = source.then(ops.Batch(16), name="tens", capacity=1).then(ops.Unbatch(), name="back", capacity=1)
-    graph.add(ops.Zip(), tens, source.then(lambda x: x, name="same", capacity=1), name="zip")
-    with graph.loader() as loader:
-        assert len(list(loader)) == 64
-        found = loader.profile()
-    grown = {name: stage.grown_to for name, stage in found.stages.items() if stage.grown_to}
-    assert grown
-    name = next(iter(grown))
-    assert f"{name}: queue grew to {grown[name]} items" in str(found)
-
-
-def test_profile_may_be_asked_from_another_thread_while_a_pass_runs():
-    found, failed = [], []
-    done = threading.Event()
-    with chain((0.5, 0.5), (1, 2)).loader() as loader:
-
-        def watch():
-            try:
-                while not done.is_set():
-                    found.append(loader.profile().items)
-            except Exception as error:
-                failed.append(error)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        assert len(list(loader)) == ITEMS
-        done.set()
-        watcher.join(10)
-    assert not failed
-    assert found == sorted(found)
-
-
 def test_stages_that_the_plan_left_out_are_listed_with_no_workers():
     import torch
 

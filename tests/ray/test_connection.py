@@ -1,12 +1,9 @@
 """`ray.shutdown()` while a loader has actors: the pass ends with an error, and no other cluster is started."""
 
 import json
-import os
-import threading
 import warnings
 
 import pytest
-from channel_states import wait_until
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -64,29 +61,3 @@ def test_a_shutdown_in_the_middle_of_a_pass_ends_it_and_its_state_continues(conn
     with pipeline(lambda x: x).loader() as loader:
         loader.load_state_dict(json.loads(state))
         assert sorted([*found, *loader]) == list(range(40))
-
-
-def test_a_shutdown_ends_a_consumer_that_waits_for_an_item(connect, tmp_path):
-    ray, held = connect(), str(tmp_path / "held")
-    os.mkfifo(held)
-
-    def work(x):
-        with open(held, "rb"):  # which nobody opens to write
-            pass
-
-    with pipeline(work).loader() as loader:
-        found = []
-
-        def consume():
-            with pytest.raises(WorkerDiedError, match=ENDED):
-                next(passing)
-            found.append("raised")
-
-        passing = iter(loader)
-        consumer = threading.Thread(target=consume)
-        consumer.start()
-        wait_until(loader._crew.run.terminal, lambda stats: stats.getters_waiting == 1)
-        ray.shutdown()
-        consumer.join()
-        assert found
-    assert not ray.is_initialized()

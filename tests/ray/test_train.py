@@ -10,7 +10,6 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError
 from pipegraph.testing import assert_resumes_exactly
 
 
@@ -48,23 +47,6 @@ def test_rows_of_a_data_set_resume_exactly(rows):
         return graph
 
     assert_resumes_exactly(make)
-
-
-def test_ranks_share_the_rows(rows):
-    found = []
-    for rank in range(3):
-        graph = pg.Graph("rows", seed=1)
-        graph.add(ops.FromRayData(rows, shuffle=True))
-        with graph.loader(rank=rank, world_size=3) as loader:
-            found += [row["id"] for row in loader]
-    assert sorted(found) == list(range(60))
-
-
-def test_a_data_set_that_is_not_materialised_is_refused(cluster):
-    import ray.data
-
-    with pytest.raises(GraphError, match=r"FromRayData: got Dataset: give it dataset.materialize"):
-        ops.FromRayData(ray.data.range(3))
 
 
 def test_a_trainer_with_two_workers_continues_with_three(tmp_path):

@@ -9,7 +9,6 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import MemoryLimitError, ShardError
 from pipegraph.reader.block_reader import BlockReader
 from pipegraph.reader.block_sources import BlockSource
@@ -237,30 +236,6 @@ def test_what_is_held_stays_within_the_budget_and_blocks_in_use_stay(make_reader
     reader.release(kept)
 
 
-def test_a_wait_ends_when_the_run_is_cancelled_and_the_load_is_not_lost(make_reader: Any) -> None:
-    source = Blocks(gated=True)
-    reader = make_reader(source, ahead=False)
-    ended = threading.Event()
-
-    def work() -> None:
-        with pytest.raises(Cancelled):
-            reader.acquire(1, 0, None)
-        ended.set()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    source.wait_until_opened(1)
-    reader.cancel()
-    assert ended.wait(20)
-    thread.join(20)
-    with pytest.raises(Cancelled):
-        reader.acquire(2, 0, None)
-    reader.uncancel()
-    source.allow(1)
-    assert reader.acquire(1, 0, None).value == "block 1"
-    assert source.opened == [1]
-
-
 def test_a_block_that_fails_is_an_error_for_each_of_its_samples_and_is_loaded_again_for_a_retry(
     make_reader: Any,
 ) -> None:
@@ -285,23 +260,6 @@ def remote_graph(url: str, manifest: Any, lanes: int = 8) -> pg.Graph:
     select = ops.ShardSelect(f"{url}/*", order=pg.order.LaneOrder(lanes=lanes), manifest=manifest)
     graph.add(select, name="select").then(ops.Load(), name="load").then(ops.Batch(8))
     return graph
-
-
-def test_blocks_that_do_not_fit_memory_are_an_error_before_the_first_read(
-    write_shards: Any, upload: Any, make_manifest: Any
-) -> None:
-    folder = write_shards("tar", 4, 60)
-    graph = remote_graph(upload(folder), make_manifest(folder))
-    before = Resources.now()
-    with graph.loader(memory_limit=60_000) as loader, pytest.raises(MemoryLimitError) as caught:
-        next(iter(loader))
-    assert "Use LaneOrder(lanes=7)" in str(caught.value)
-    assert any("50% of the loader's memory_limit" in note for note in caught.value.__notes__)
-    assert not Resources.now().leaked_since(before)
-    with remote_graph(graph.stages["select"].operator.parts[:-2], make_manifest(folder), 7).loader(  # type: ignore[union-attr]
-        memory_limit=60_000
-    ) as loader:
-        assert sum(len(batch["label"]) for batch in loader) == 246
 
 
 def test_a_loader_leaves_nothing_behind_after_a_break_and_after_close(

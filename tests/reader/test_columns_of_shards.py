@@ -15,9 +15,9 @@ pq = pytest.importorskip("pyarrow.parquet")
 ROWS, PARTS = 600, 4
 
 
-def write(folder, **more):
+def write(folder, rows=ROWS, **more):
     for part in range(PARTS):
-        numbers = np.arange(part * ROWS, (part + 1) * ROWS)
+        numbers = np.arange(part * rows, (part + 1) * rows)
         columns = {"id": numbers, "x": numbers.astype(np.float32) / 7, "even": numbers % 2 == 0, **more}
         pq.write_table(pa.table(columns), folder / f"part-{part}.parquet", row_group_size=100)
     return str(folder / "part-*.parquet")
@@ -65,5 +65,5 @@ def test_a_filter_leaves_rows_out(tmp_path):
 
 
 def test_a_graph_over_them_resumes_everywhere(tmp_path):
-    parts = write(tmp_path)
+    parts = write(tmp_path, rows=120)
     pg.testing.assert_resumes_exactly(lambda: delivered(parts, workers=2))

@@ -8,7 +8,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError, MemoryLimitError, ShardError, StateError
+from pipegraph.errors import GraphError, ShardError, StateError
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -31,24 +31,6 @@ def folder(tmp_path: Path) -> Path:
         rows = [{"key": f"{part}-{i}", "n": i, "x": rng.randbytes(1_000)} for i in range(ROWS)]
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"part-{part:02}.parquet", compression="none")
     return tmp_path
-
-
-@pytest.mark.parametrize("order", [pg.order.LaneOrder(), pg.order.PartOrder()], ids=["lanes", "parts"])
-def test_a_block_that_decodes_to_more_than_the_limit_is_an_error_before_the_memory_is_taken(
-    tmp_path: Path, order: pg.order.Order
-) -> None:
-    path = tmp_path / "zeros.parquet"
-    pq.write_table(pa.table({"n": pa.array([0] * 3_000_000)}), path)
-    assert path.stat().st_size < 100_000
-    graph = graph_of(path, order)
-    before = pa.default_memory_pool().max_memory()
-    with (
-        graph.loader(memory_limit=10_000_000) as loader,
-        pytest.raises(MemoryLimitError, match=r"memory_limit.*") as caught,
-    ):
-        next(iter(loader))
-    assert "5000000" in str(caught.value)
-    assert pa.default_memory_pool().max_memory() - before < 15_000_000
 
 
 @pytest.mark.parametrize("order", [pg.order.LaneOrder(), pg.order.PartOrder()], ids=["lanes", "parts"])

@@ -13,7 +13,6 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import ChecksumError
 from pipegraph.storage import Manifest, stores
 from pipegraph.storage.retries import Backoff
 from pipegraph.storage.stores import StoreClient
@@ -96,34 +95,6 @@ def test_a_fifth_of_all_requests_may_fail(
     assert any(seen == fault for _, _, seen in proxy.seen)
     if cache is not None:
         assert not list((tmp_path / "cache" / "partial").iterdir())
-
-
-@pytest.mark.parametrize("cached", [False, True], ids=["memory", "cache"])
-def test_bytes_that_never_match_are_an_error_that_names_the_part(
-    bucket: Bucket, proxy: Any, s3_options: Any, tmp_path: Path, cached: bool
-) -> None:
-    proxy.fault = lambda method, path: "flip" if "part-01" in path else ""
-    cache = pg.NodeCache(tmp_path / "cache", "1 MB") if cached else None
-    with bucket.graph(s3_options(proxy.port), ops.Load(cache=cache)).loader() as loader:
-        with pytest.raises(
-            ChecksumError, match=r"part-01.tar, bytes .* compare them, then index again"
-        ) as caught:
-            list(loader)
-        assert any("stage 'load', sample" in note for note in caught.value.__notes__)
-
-
-def test_a_retry_policy_loads_a_block_again(bucket: Bucket, proxy: Any, s3_options: Any) -> None:
-    spoiled = Counter[str]()
-
-    def first_six(method: str, path: str) -> str:
-        """Of each block of one part: more than one load tries, and less than all its loads."""
-        spoiled[proxy.range] += "part-01" in path
-        return "flip" if "part-01" in path and spoiled[proxy.range] <= 6 else ""
-
-    proxy.fault = first_six
-    with bucket.graph(s3_options(proxy.port), ops.Load(), pg.Retry(10)).loader() as loader:
-        assert list(loader) == bucket.expected()
-        assert loader.profile().stages["load"].retried > 0
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["memory", "cache"])

@@ -42,12 +42,3 @@ def test_key_value_folders_are_columns_as_pyarrow_reads_them(
     expected = sorted(pq.read_table(folder).to_pylist(), key=lambda row: row["x"])
     assert read(folder / "**" / "*.parquet", order) == expected
     assert len(expected) == 4 and expected[0].keys() == {"x", "year", "label"}
-
-
-def test_a_column_of_the_file_takes_the_place_of_its_folders_and_parts_without_a_folder_have_a_null(
-    tmp_path: Path,
-) -> None:
-    folder = written(tmp_path / "data", ["3"], name="x")
-    assert read(folder / "**" / "*.parquet") == [{"x": 0, "year": 2024}, {"x": 1, "year": 2024}]
-    pq.write_table(pa.table({"x": [5]}), folder / "part-0.parquet")
-    assert read(folder / "**" / "*.parquet")[-1] == {"x": 5, "year": None}

@@ -7,7 +7,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import GraphError
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.shard_files import LocalFile
 from pipegraph.testing import assert_resumes_exactly, assert_same_everywhere
@@ -102,13 +102,6 @@ def test_whole_parts_need_no_manifest_wherever_they_lie(
         assert [plain(sample) for sample in read(ops.ShardSelect(names, order=order), load)] == here
 
 
-def test_whole_remote_parts_resume_at_every_step(write_shards: Any, upload: Any) -> None:
-    url = upload(write_shards("tar", 3, 10))
-    assert_resumes_exactly(
-        lambda: graph_of(ops.ShardSelect(f"{url}/*.tar", order=pg.order.PartOrder()), ops.Load())
-    )
-
-
 def test_a_manifest_beside_remote_shards_is_found(write_shards: Any, upload: Any, make_manifest: Any) -> None:
     folder = write_shards("tar")
     manifest = make_manifest(folder)
@@ -130,11 +123,3 @@ def test_remote_shards_without_a_manifest_are_an_error_that_says_what_to_do(
         GraphError, match=r"run `pipegraph index PARTS` .* or use order=pg.order.PartOrder\(\)"
     ):
         ops.ShardSelect(f"{url}/*.tar").manifest()
-
-
-def test_a_part_that_the_manifest_does_not_know_is_named(write_shards: Any, make_manifest: Any) -> None:
-    folder = write_shards("tar")
-    manifest = make_manifest(folder)
-    (folder / "part-99.tar").write_bytes((folder / "part-00.tar").read_bytes())
-    with pytest.raises(DataError, match=r"part 'part-99.tar' is not in the manifest"):
-        ops.ShardSelect(folder / "*.tar", manifest=manifest).manifest()

@@ -37,24 +37,6 @@ def test_a_block_is_needed_up_to_its_last_known_use() -> None:
     assert schedule.next_use(2) is not None
 
 
-def test_what_is_there_or_asked_for_already_is_not_upcoming() -> None:
-    schedule = ReadSchedule(stride=256)
-    schedule.add(deal([1, 2, 3, 4]))
-    look(schedule, there={2})
-    schedule.reached(0, 0)
-    assert schedule.next_upcoming({2}) == (2, 3)
-    assert schedule.next_upcoming({2, 3}) == (3, 4)
-
-
-def test_steps_of_other_epochs_and_earlier_ones_change_nothing() -> None:
-    schedule = ReadSchedule(stride=1)
-    schedule.add(deal([0] * 10))
-    assert schedule.reached(0, 4)
-    assert not schedule.reached(0, 2)
-    assert not schedule.reached(7, 9)
-    assert schedule.tick == 4
-
-
 class Tens:
     """Blocks of 10 bytes."""
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import gc
 import threading
-import weakref
 from typing import Any
 
 import pytest
@@ -83,21 +81,6 @@ def test_gradients_reach_inputs_that_need_them(make_executor: MakeExecutor) -> N
     torch.testing.assert_close(x.grad, other.grad, rtol=1e-12, atol=1e-13)
 
 
-def test_every_call_sees_the_models_parameters_as_they_are(make_executor: MakeExecutor) -> None:
-    executor = make_executor(mlp(), 3)
-    for step in range(3):
-        with torch.no_grad():
-            for parameter in executor.module.parameters():
-                parameter.data.mul_(0.5 + step)  # moves no version counter
-        torch.testing.assert_close(executor(data()), executor.module(data()), rtol=1e-12, atol=1e-12)
-    executor.module[2].weight.data.fill_(0.3)
-    executor.eval()
-    for value in (0.4, 0.5):
-        torch.testing.assert_close(executor(data()), executor.module(data()), rtol=1e-12, atol=1e-12)
-        executor.module[0].weight.data.fill_(value)  # loaded or trained later, still in eval
-    torch.testing.assert_close(executor(data()), executor.module(data()), rtol=1e-12, atol=1e-12)
-
-
 def test_inference_and_no_grad_of_the_caller_hold(make_executor: MakeExecutor) -> None:
     executor = make_executor(mlp(), 2)
     with torch.no_grad():
@@ -143,15 +126,3 @@ def test_closing_ends_threads_takes_the_hooks_off_and_keeps_the_model() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
     copy.deepcopy(model)
     ReplicaExecutor(model, places(2)).close()
-
-
-def test_an_executor_nobody_holds_ends_its_threads() -> None:
-    executor = ReplicaExecutor(mlp(), places(2), optimizer=sgd)
-    executor.step(data(), lambda out, part: out.sum())
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("pipegraph-")]
-    gone = weakref.ref(executor)
-    del executor
-    gc.collect()
-    assert gone() is None
-    for thread in threads:
-        thread.join()

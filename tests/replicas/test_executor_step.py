@@ -56,23 +56,6 @@ def test_gradients_are_none_after_a_step_and_the_result_is_detached(make_executo
     assert result.grad_norm is None
 
 
-def test_a_scheduler_on_the_first_optimizer_drives_all(make_executor: MakeExecutor) -> None:
-    alone = mlp()
-    optimizer = sgd(alone.parameters())
-    theirs = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-    executor = make_executor(mlp(), 3, optimizer=sgd)
-    ours = torch.optim.lr_scheduler.StepLR(executor.optimizer, 2, 0.5)
-    for step in range(8):
-        optimizer.zero_grad()
-        square(alone(data(seed=step)), None).backward()
-        optimizer.step()
-        theirs.step()
-        executor.step(data(seed=step), square)
-        ours.step()
-        assert_replicas_equal(executor)
-    assert_close(executor, alone)
-
-
 def test_the_scaler_scales_checks_once_and_updates_once(make_executor: MakeExecutor) -> None:
     alone, scaler_alone = (
         mlp(dtype=torch.float32),
@@ -263,25 +246,3 @@ def test_a_model_compiled_before_works_and_says_that_nothing_overlaps(make_execu
     for name, expected in alone.named_parameters():
         torch.testing.assert_close(assert_close_compiled[name], expected, rtol=1e-12, atol=1e-12)
     assert executor.state_dict()["model"].keys() == alone.state_dict().keys()
-
-
-def test_a_loss_that_uses_the_model_in_place_of_its_replica_is_refused(make_executor: MakeExecutor) -> None:
-    def squares(module: nn.Module) -> torch.Tensor:
-        return torch.stack([parameter.pow(2).sum() for parameter in module.parameters()]).sum()
-
-    alone, model = mlp(), mlp()
-    executor = make_executor(model, 2, optimizer=sgd)
-    for _ in range(5):
-        with pytest.raises(ReplicaError, match=r"'\d.\w+' of replica 0 got a second gradient.* forward="):
-            executor.step(data(), lambda outputs, part: square(outputs, part) + squares(model))
-    optimizer = sgd(alone.parameters())
-    for step in range(3):
-        optimizer.zero_grad()
-        (square(alone(data(seed=step)), None) + squares(alone)).backward()
-        optimizer.step()
-        executor.step(
-            data(seed=step),
-            lambda made, part: square(made[0], part) + made[1],
-            lambda module, part: (module(part), squares(module)),
-        )
-    assert_close(executor, alone)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -78,41 +77,6 @@ class Scaled(nn.Module):
         return x if shift is None else x + shift
 
 
-def test_sync_copies_what_was_set_on_the_module(make_executor: MakeExecutor) -> None:
-    executor, x = make_executor(Scaled(), 3, optimizer=lambda given: torch.optim.SGD(given, lr=0.0)), data(6)
-    model = executor.module
-
-    def assert_same() -> None:
-        executor.sync()
-        made = executor.step(x, loss_of, outputs=True).outputs
-        assert made is not None
-        assert torch.equal(torch.cat([each.to(x.device) for each in made]), model(x))
-
-    assert_same()
-    model.options["nested"][0] = 5.0
-    assert_same()
-    nn.init.constant_(model.weight, 3.0)
-    assert_same()
-    handle = model.register_forward_hook(lambda module, given, out: out * 2)
-    assert_same()
-    handle.remove()
-    assert_same()
-    model.shift = None
-    assert_same()
-    model.shift = torch.full((4,), 2.0, dtype=torch.double)
-    assert_same()
-    del model.shift
-    assert_same()
-    model.register_buffer("late", torch.full((4,), 3.0, dtype=torch.double), persistent=False)
-    model.held = [model.late]
-    executor.sync()
-    assert all(m.held[0] is m.late for m in executor._replicas.modules)
-    assert all(m._non_persistent_buffers_set == {"late"} for m in executor._replicas.modules)
-    model.lock = threading.Lock()
-    with pytest.raises(ReplicaError, match=r"Scaled.lock was set after the executor was built"):
-        executor.sync()
-
-
 def test_buffers_and_modes_reach_all_replicas_by_themselves(make_executor: MakeExecutor) -> None:
     executor = make_executor(Scaled(), 2, optimizer=sgd)
     executor.module.shift.fill_(7.0)
@@ -156,35 +120,7 @@ def test_several_devices_in_a_process_group_are_refused(tmp_path: Path) -> None:
         torch.distributed.destroy_process_group()
 
 
-def test_a_module_that_synchronises_its_statistics_is_refused() -> None:
-    with pytest.raises(ReplicaError, match=r"module '0' \(SyncBatchNorm\) would synchronise nothing"):
-        ReplicaExecutor(nn.Sequential(nn.SyncBatchNorm(4)), places(2), optimizer=sgd)
-
-
 # The end
-
-
-def test_close_from_another_thread_waits_for_the_step(make_executor: MakeExecutor) -> None:
-    executor = make_executor(mlp(), 2, optimizer=sgd)
-    inside, go = threading.Event(), threading.Event()
-
-    def loss(outputs: torch.Tensor, part: Any) -> torch.Tensor:
-        inside.set()
-        go.wait()
-        return outputs.sum()
-
-    step = threading.Thread(target=executor.step, args=(data(), loss), daemon=True)
-    step.start()
-    assert inside.wait(60)
-    closing = threading.Thread(target=executor.close, daemon=True)
-    closing.start()
-    go.set()
-    step.join(60)
-    closing.join(60)
-    assert not step.is_alive()
-    assert not closing.is_alive()
-    with pytest.raises(ReplicaError, match="closed"):
-        executor.step(data(), loss)
 
 
 # Rows

@@ -77,23 +77,6 @@ def test_a_failing_forward(make_executor: MakeExecutor, replica: int) -> None:
     assert_usable(executor, 6)
 
 
-def test_a_failing_loss(make_executor: MakeExecutor) -> None:
-    def loss(outputs: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        if bool((part == 77).any()):
-            raise BrokenError("loss")
-        return square(outputs, part)
-
-    executor = make_executor(Net(), 3, optimizer=sgd)
-    for step in range(6):
-        x = data(step)
-        x[8, 0] = 77
-        with pytest.raises(BrokenError, match="loss") as caught:
-            executor.step(x, loss)
-        assert caught.value.__notes__ == [f"in replica 2 on {executor._runner.slots[2]}"]
-        executor.step(data(step), loss)
-    assert_usable(executor, 6)
-
-
 @pytest.mark.parametrize("where", ["first", "last"])
 def test_a_failing_hook_in_backward(make_executor: MakeExecutor, place: torch.device, where: str) -> None:
     """After the first bucket was reduced, or before."""

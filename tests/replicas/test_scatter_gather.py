@@ -11,7 +11,7 @@ import torch
 from accelerators import places
 
 from pipegraph.device.split import chunk_sizes_for
-from pipegraph.replicas import Whole, gather, register_scatter, scatter
+from pipegraph.replicas import gather, scatter
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -67,14 +67,6 @@ def test_containers_are_followed_and_everything_else_goes_whole() -> None:
     assert torch.equal(inputs["record"].x, x)  # type: ignore[attr-defined]
 
 
-def test_zero_dim_tensors_and_whole_go_uncut_to_every_part() -> None:
-    x, weights = torch.arange(4.0), torch.arange(10.0)
-    parts = scatter((x, torch.tensor(3.0), Whole({"w": weights})), places(2))
-    for part in parts:
-        assert part[1].item() == 3.0
-        assert torch.equal(part[2]["w"], weights)
-
-
 def test_unequal_rows_are_an_error_that_names_them() -> None:
     with pytest.raises(ValueError, match=r"inputs\[0\]\['x'\] has 4 and inputs\[1\] has 3"):
         scatter(({"x": torch.zeros(4)}, torch.zeros(3)), places(2))
@@ -97,29 +89,3 @@ def test_gather_follows_containers_and_keeps_none() -> None:
     assert tuple(joined["p"].x.shape) == (3, 2)
     assert joined["p"].y is None
     assert tuple(joined["l"][0].shape) == (3,)
-
-
-class Ragged:
-    """A type of the user's own: rows of unequal lengths."""
-
-    def __init__(self, rows: list[torch.Tensor]) -> None:
-        self.rows = rows
-
-
-def test_own_types_register_how_they_are_cut() -> None:
-    def cut_ragged(value: Ragged, sizes: Any, dim: int) -> list[Ragged]:
-        parts = iter(value.rows)
-        return [Ragged([next(parts) for _ in range(size)]) for size in sizes]
-
-    register_scatter(
-        Ragged,
-        rows=lambda value, dim: len(value.rows),
-        cut=cut_ragged,
-        move=lambda value, device: Ragged([row.to(device) for row in value.rows]),
-    )
-    ragged = Ragged([torch.zeros(n) for n in (3, 1, 2)])
-    first, second = scatter({"r": ragged, "x": torch.zeros(3)}, places(2))
-    assert [len(row) for row in first["r"].rows] == [3, 1]
-    assert [len(row) for row in second["r"].rows] == [2]
-    with pytest.raises(ValueError, match=r"inputs\[0\] has 3 and inputs\[1\] has 2"):
-        scatter((ragged, torch.zeros(2)), places(2))

@@ -204,33 +204,6 @@ def test_in_processes_numpy_and_python_draw_the_samples_own_numbers_too(batched:
     assert len({item[1] for item in one}) == len({item[3] for item in one}) == 24
 
 
-def draws_seldom(x: int) -> Any:
-    if x % 1500 == 1499:
-        value = random.random(), random.gauss(0, 1), float(np.random.randn())
-        if x == 2999:
-            raise ValueError(value)
-        return value
-    return x
-
-
-def test_a_function_that_draws_for_the_first_time_after_many_samples_draws_the_samples_own_numbers() -> None:
-    graph = pg.Graph("seldom", seed=3)
-    graph.add(ops.FromSequence(range(3000)), name="numbers").then(
-        draws_seldom, name="seldom", backend="process"
-    )
-    found = []
-    with graph.loader() as loader, pytest.raises(ValueError) as failed:
-        found += loader
-
-    def own(position: int) -> tuple[float, ...]:
-        seed = key(3, 0, ("numbers", position), "seldom", "process")
-        python, numpy = random.Random(seed >> 64 & 0xFFFFFFFF), np.random.RandomState(seed & 0xFFFFFFFF)
-        return python.random(), python.gauss(0, 1), float(numpy.randn())
-
-    assert [*range(1499), own(1499), *range(1500, 2999)] == found
-    assert own(2999) == failed.value.args[0]
-
-
 HELD: dict[str, Any] = {}
 
 

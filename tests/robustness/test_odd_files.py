@@ -43,23 +43,6 @@ def test_parquet_with_nested_nullable_and_dictionary_columns_and_an_empty_row_gr
     assert loaded(tmp_path / "a.parquet") == [*rows, rows[1]]
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(
-    ("content", "values"),
-    [
-        (b'\xef\xbb\xbf{"x":1}\r\n\r\n  \n{"x":2}', [1, 2]),
-        ('{"x":"a\u2028b"}\n'.encode(), ["a\u2028b"]),
-        (b'{"x":123456789012345678901234567890}\n', [123456789012345678901234567890]),
-    ],
-)
-def test_lines_with_marks_blanks_and_odd_separators(
-    tmp_path: Path, content: bytes, values: list[Any], order: pg.order.Order
-) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(content)
-    assert [sample["x"] for sample in loaded(path, order)] == values
-
-
 def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"")
     os.mkfifo(tmp_path / "b.jpg")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import pickle
 import signal
 import threading
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,31 +119,3 @@ def test_states_and_profiles_are_taken_from_other_threads_while_batches_come() -
         assert sum(1 for _ in passing) == 299
         joined(looked)
         assert loader.profile().samples == 900
-
-
-async def later(x: int) -> int:
-    return x + 1
-
-
-def everything(folder: Path) -> pg.Graph:
-    graph = pg.Graph("everything", seed=2)
-    one = graph.add(ops.FromSequence(range(30), order=pg.order.StridedOrder())).then(abs)
-    one = one.then(ops.Cache(1000)).then(later, workers=2).then(ops.Shuffle(5))
-    other = graph.add(ops.ListFiles(folder)).then(ops.Load()).then(len).then(ops.Filter(bool))
-    graph.add(ops.Mix([1, 2], stop="all"), one, other).then(ops.Batch(4))
-    return graph
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda graph: pickle.loads(pickle.dumps(graph))])
-def test_a_graph_is_copied_and_pickled_also_after_it_has_run(
-    tmp_path: Path, copied: Callable[[pg.Graph], pg.Graph]
-) -> None:
-    (tmp_path / "a.txt").write_bytes(b"1")
-    graph = everything(tmp_path)
-    whole = [batch.tolist() for batch in delivered(graph)]
-    twin = copied(graph)
-    twin.add(ops.FromIterable([1]), name="another")
-    assert "another" not in graph.stages
-    with twin.loader("batch") as loader, graph.loader() as old:
-        assert loader.state_dict()["digest"] == old.state_dict()["digest"]
-        assert [batch.tolist() for batch in loader] == whole

@@ -44,22 +44,6 @@ def test_a_sampler_gives_the_batches_that_a_dataloader_makes_of_it(name: str) ->
     assert [batch.tolist() for batch in batches] == expected
 
 
-def test_a_batch_sampler_gives_lists_of_indices_to_the_data_set() -> None:
-    class Lists(data.Dataset[Any]):
-        def __len__(self) -> int:
-            return 10
-
-        def __getitem__(self, index: list[int]) -> list[int]:
-            return [10 * i for i in index]
-
-    sampler = data.BatchSampler(data.SequentialSampler(NUMBERS), 4, drop_last=False)
-    assert delivered(ops.FromSequence(Lists(), sampler=sampler)) == [
-        [0, 10, 20, 30],
-        [40, 50, 60, 70],
-        [80, 90],
-    ]
-
-
 def test_a_fast_path_that_fails_or_is_short_falls_back_to_single_items() -> None:
     class Short:
         def __len__(self) -> int:
@@ -110,15 +94,3 @@ def test_the_loops_torch_modes_do_not_reach_a_stage(mode: str, backend: Any) -> 
         with graph.loader() as loader:
             assert list(loader) == [(0, PLAIN), (1, PLAIN)]
         assert modes() == there != PLAIN
-
-
-def test_a_default_device_does_not_reach_a_stage() -> None:
-    torch.set_default_device("meta")
-    try:
-        graph = pg.Graph("device")
-        graph.add(ops.FromSequence(range(2))).then(lambda x: modes(), backend="inline")
-        with graph.loader() as loader:
-            assert list(loader) == [PLAIN, PLAIN]
-        assert modes()[-1] == "meta"
-    finally:
-        torch.set_default_device(None)

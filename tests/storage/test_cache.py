@@ -1,8 +1,6 @@
 """The node cache: one download per entry, nothing half-read, never over its limit."""
 
 import errno
-import fcntl
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipegraph.errors import ChecksumError, DataError, LoaderClosedError
+from pipegraph.errors import ChecksumError, DataError
 from pipegraph.storage.entries import Cacheable, Write
 from pipegraph.storage.node_cache import DOWNLOADS, NodeCache
 from pipegraph.storage.shard_files import crc32c_extend
@@ -143,30 +141,6 @@ def test_an_entry_that_rotted_on_disk_is_fetched_again(cache: NodeCache) -> None
     assert other.open(entry(1)) is None
 
 
-def test_an_entry_is_seen_by_others_once_it_is_synced_and_then_not_downloaded_again(
-    cache: NodeCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    syncing, go, real = threading.Event(), threading.Event(), os.fsync
-
-    def slow(fd: int) -> None:
-        syncing.set()
-        assert go.wait(20)
-        real(fd)
-
-    monkeypatch.setattr(os, "fsync", slow)
-    other, found = NodeCache(cache.folder, cache.limit), []
-    readers = [threading.Thread(target=lambda c=c: found.append(read(c, 1))) for c in (cache, other)]
-    readers[0].start()
-    assert syncing.wait(20)
-    assert entry(1) not in other
-    readers[1].start()
-    go.set()
-    for reader in readers:
-        reader.join(20)
-    assert found == [content(1)] * 2
-    assert other.stats.downloaded_nbytes == 0
-
-
 def test_threads_that_want_one_entry_share_one_download(cache: NodeCache) -> None:
     started, go, source, got = threading.Event(), threading.Event(), Source(1), []
 
@@ -190,33 +164,6 @@ def test_threads_that_want_one_entry_share_one_download(cache: NodeCache) -> Non
         thread.join()
     assert [content(1)] * 9 == got
     assert source.calls == 1
-
-
-def lock_waits() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name == "pipegraph-cache-lock"]
-
-
-def test_close_ends_the_wait_for_another_s_download(cache: NodeCache) -> None:
-    path = Path(cache.folder) / "partial" / entry(1).name
-    with path.open("wb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        errors: list[Exception] = []
-
-        def want() -> None:
-            try:
-                read(cache, 1)
-            except LoaderClosedError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=want)
-        thread.start()
-        cache.close()
-        thread.join()
-        assert len(errors) == 1
-    for wait in lock_waits():  # ends once the other one has
-        wait.join()
-    with pytest.raises(LoaderClosedError):
-        read(cache, 1)
 
 
 DOWNLOADER = """

@@ -15,7 +15,6 @@ from pipegraph.storage.formats import format_of
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.manifest import Manifest
 from pipegraph.storage.shard_files import LocalFile, crc32c_extend, file_crc32c
-from pipegraph.storage.stores import StoreClient
 
 
 def write_shard(path: Path, samples: int, seed: int = 0) -> None:
@@ -69,15 +68,6 @@ def test_a_manifest_comes_back_as_it_was_written(shards: Path, tmp_path: Path) -
     assert sorted(os.listdir(tmp_path)) == ["data", "index.json"]
 
 
-def test_shards_and_manifest_may_move_together(shards: Path, tmp_path: Path) -> None:
-    manifest = build(shards, shards / "index.json")
-    moved = tmp_path / "elsewhere"
-    shards.rename(moved)
-    again = Manifest.load(moved / "index.json")
-    assert manifest == again
-    assert str(moved / "train-0.tar") == again.parts[0].uri
-
-
 def test_the_digest_changes_with_the_data_and_not_with_its_folder(shards: Path, tmp_path: Path) -> None:
     first = build(shards)
     data = bytearray((shards / "train-3.tar").read_bytes())
@@ -123,13 +113,3 @@ def test_a_part_whose_size_changed_is_refused(shards: Path, tmp_path: Path) -> N
     (shards / "train-0.tar").unlink()
     with pytest.raises(DataError, match="cannot be opened: No such file"):
         open_part(manifest.parts[0])
-
-
-def test_a_manifest_is_written_beside_remote_shards(shards: Path) -> None:
-    pytest.importorskip("obstore", reason="the cloud extra brings obstore")
-    with StoreClient() as store:
-        for path in shards.iterdir():
-            store.put(f"memory://indexed/{path.name}", path.read_bytes())
-        made = build_manifest("memory://indexed/*.tar", "memory://indexed/m.json")
-        assert Manifest.load("memory://indexed/m.json", store) == made
-    assert len(made) == 135

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import pipegraph as pg
-from pipegraph import operators as ops
 from pipegraph.errors import DataError, ShardError
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.formats.mds import MdsFormat
@@ -122,22 +120,6 @@ def test_values_have_the_types_of_their_encodings() -> None:
     assert [type(found[name]) for name in ("f2", "u2")] == [np.float16, np.uint16]
     assert (found["f2"], found["u2"]) == (0.5, 65535)
     assert found["pil"].tolist() == [[[0, 1, 2], [3, 4, 5]]]
-
-
-def test_a_pipeline_reads_them_and_resumes(tmp_path: Path) -> None:
-    for number in range(3):
-        rows = [(b"", int64(10 * number + i), b"t") for i in range(10)]
-        (tmp_path / f"shard.{number:05d}.mds").write_bytes(mds(COLUMNS, rows))
-
-    def graph() -> pg.Graph:
-        made = pg.Graph("mds", seed=1)
-        made.add(ops.ShardSelect(tmp_path)).then(ops.Load(columns=["label"])).then(ops.Batch(4))
-        return made
-
-    pg.testing.assert_resumes_exactly(graph)
-    with graph().loader() as loader:
-        found = [batch["label"].tolist() for batch in loader]
-    assert list(range(30)) == sorted(label for labels in found for label in labels)
 
 
 def test_pickles_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

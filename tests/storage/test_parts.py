@@ -69,36 +69,3 @@ def test_what_cannot_be_found_is_an_error_that_names_pattern_and_folder(
     assert message in str(caught.value)
     assert pattern in str(caught.value)
     assert str(folder) in str(caught.value)
-
-
-def filled(folder: Path, *names: str) -> Path:
-    folder.mkdir()
-    for name in names:
-        (folder / name).write_bytes(b"x")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("names", "shown", "pattern"),
-    [
-        (["a.tar", "b.parquet"], "'a.tar' and 'b.parquet'", "*.tar"),
-        (["b.tar", "a.npy"], "'a.npy' and 'b.tar'", "*.npy"),
-        (["data.v2.jsonl", "data.v2.tar"], "'data.v2.jsonl' and 'data.v2.tar'", "*.jsonl"),
-        (["shard.0.mds.zstd", "x.PARQUET"], "'shard.0.mds.zstd' and 'x.PARQUET'", "*.mds.zstd"),
-    ],
-)
-def test_a_folder_with_shards_of_two_formats_is_refused_with_the_way_to_name_one(
-    tmp_path: Path, names: list[str], shown: str, pattern: str
-) -> None:
-    folder = filled(tmp_path / "mixed", *names, "readme.txt")
-    with pytest.raises(DataError) as refused:
-        expand_parts(folder)
-    assert str(refused.value) == (
-        f"parts {str(folder)!r}: shards of different formats in one folder, such as {shown}: name those that are meant "
-        f"by a pattern, such as {str(folder / pattern)!r}, or keep each format in a folder of its own"
-    )
-    assert names_of_pattern(folder, pattern)
-
-
-def names_of_pattern(folder: Path, pattern: str) -> list[str]:
-    return names(expand_parts(str(folder / pattern)))

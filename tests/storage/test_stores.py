@@ -1,12 +1,9 @@
 """Stores: an S3-compatible server, and a proxy that breaks one request in a chosen way."""
 
-import http.server
 import itertools
 import random
 import threading
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,15 +188,6 @@ def test_close_ends_a_wait_for_a_silent_server(proxy: Any, connect: Connect, url
     assert not [t for t in threading.enumerate() if t.name == "pipegraph-store-io" and t is store._thread]
 
 
-def test_a_sink_that_fails_cancels_the_other_pieces(s3_port: int, connect: Connect, url: str) -> None:
-    class Full:
-        def write_at(self, offset: int, data: bytes) -> None:
-            raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        connect(s3_port, range_nbytes=10_000).download(url, 0, 1_000_000, Full().write_at)
-
-
 def test_secrets_are_in_no_message(proxy: Any, connect: Connect, url: str) -> None:
     store = connect(proxy.port, retry=Backoff(deadline_s=0.05, first_s=0.01, min_rate=1e9))
     proxy.fault = lambda method, path: "503"
@@ -229,25 +217,3 @@ def test_an_http_server_s_files_are_read(proxy: Any, connect: Connect, url: str)
 
 
 # Remote parts.
-
-
-def test_a_server_without_ranges_is_an_error_that_says_so(tmp_path: Path) -> None:
-    (tmp_path / "a.tar").write_bytes(DATA[:5000])
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args: object) -> None:
-            pass
-
-    handler = partial(Quiet, directory=str(tmp_path))
-    with (
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
-        StoreClient(retry=QUICK) as store,
-    ):
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            with pytest.raises(StoreError, match="Range request not supported"):
-                store.read(f"http://127.0.0.1:{server.server_address[1]}/a.tar", 10, 20)
-        finally:
-            server.shutdown()
-            thread.join()

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.formats.tar import split_key
-from pipegraph.storage.shard_files import BytesFile, LocalFile, OverlayFile
+from pipegraph.storage.shard_files import BytesFile, LocalFile
 
 MakeTar = Callable[..., Path]
 TAR = format_of("a.tar")
@@ -29,19 +29,6 @@ def test_files_that_share_the_name_up_to_the_first_dot_are_one_sample(make_tar: 
         {"key": "d.x/a", "jpg": b"A", "seg.png": b"S", "label": 7},
         {"key": "d.x/b", "jpg": b"B"},
     ]
-
-
-def test_files_that_belong_to_no_sample_are_passed_over(make_tar: MakeTar) -> None:
-    path = make_tar(
-        [
-            ("README", b"r"),
-            (".hidden", b"h"),
-            ("__meta__/x.json", b"m"),
-            ("./a.txt", b"A"),
-            ("a/.b.txt", b"B"),
-        ]
-    )
-    assert samples(path) == [{"key": "./a", "txt": b"A"}]
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -91,18 +78,6 @@ def test_stream_blocks_and_random_access_agree_with_python_s_tarfile(
     read = [TAR.read(file, b) for b in blocks]
     assert expected == [sample for one in read for sample in one]
     assert all(list(reversed(one)) == [one[i] for i in reversed(range(len(one)))] for one in read)
-
-
-def test_a_block_is_read_from_its_own_bytes_alone(make_tar: MakeTar, tmp_path: Path) -> None:
-    path = make_tar([(f"{i:03d}.txt", bytes([i]) * 600) for i in range(50)])
-    with LocalFile(path) as whole:
-        blocks = list(TAR.index(whole, 5000))
-        assert len(blocks) > 3
-        block = blocks[2]
-        cached = tmp_path / "block"
-        cached.write_bytes(whole.read_at(block.offset, block.nbytes))
-        with OverlayFile(BytesFile(bytes(whole.size)), block.offset, LocalFile(cached)) as file:
-            assert list(TAR.read(whole, block)) == list(TAR.read(file, block))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The tuner on pipelines that run: budgets hold at every moment."""
 
-import hashlib
 import threading
 import time
 from itertools import islice
@@ -85,21 +84,6 @@ def test_live_workers_never_exceed_what_all_stages_may_have(monkeypatch):
         run_until(loader, iter(loader), settled)
     assert workers.most <= 6  # and the source's
     assert workers.open == 0
-
-
-def test_workers_that_compute_never_exceed_the_cores(monkeypatch):
-    monkeypatch.setattr(pass_totals, "cores", lambda: 2.0)
-    monkeypatch.setattr(model, "COMPUTES", 0.01)  # also where others have most of the machine
-    block, workers, graph = bytes(1 << 21), Workers(), pg.Graph("computing")
-
-    def digest(item):
-        hashlib.sha256(block).digest()  # without the GIL
-        return item
-
-    graph.add(ops.FromIterable(range(10**6)), name="read").then(Costs(workers, digest), name="digest")
-    with graph.loader(autotune=True) as loader:
-        run_until(loader, iter(loader), settled)
-    assert workers.most <= 2
 
 
 def test_what_waits_never_exceeds_memory_limit():
