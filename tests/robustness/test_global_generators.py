@@ -50,6 +50,36 @@ def test_a_pipeline_that_draws_from_torch_leaves_the_training_threads_numbers_al
     assert torch.equal(torch.rand(3), expected)
 
 
+def seeds_some(x: int) -> list[float]:
+    if x % 2:
+        torch.manual_seed(5)
+    return torch.rand(2).tolist()
+
+
+def seeds_within(x: int) -> list[float]:
+    before = torch.rand(1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        torch.rand(3)
+    return [float(before), float(torch.rand(()))]
+
+
+def draws_two(x: int) -> list[float]:
+    return [float(torch.rand(1)), float(torch.rand(()))]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_seed_of_the_users_holds_for_the_rest_of_its_sample(workers) -> None:
+    def found(function: Callable[[int], Any]) -> list[Any]:
+        return delivered(lambda x: function(x), 8, workers)  # stages of one name draw the same
+
+    assert found(seeds_within) == found(draws_two)
+    seeded = torch.rand(2, generator=torch.Generator().manual_seed(5)).tolist()
+    others = found(lambda x: torch.rand(2).tolist())
+    assert found(seeds_some) == [seeded if x % 2 else others[x] for x in range(8)]
+    assert len({*found(lambda x: torch.initial_seed())}) == 8
+
+
 def draw_in_every_way(x: int) -> list[Any]:
     ones = torch.ones(4)
     return [
