@@ -34,18 +34,15 @@ class Prediction:
 
     Attributes:
         samples_per_s: delivered to the training loop.
-        gain: by how much more than now, 0.5 being half as much again.
-        at_most: whether the gain presumes that workers do not wait for each other: for a rate limit, a pool of
-            connections, an event loop, the GIL.
+        gain: by how much more than now, 0.5 being half as much again, if workers do not wait for each other: for a
+            rate limit, a pool of connections, an event loop, the GIL.
     """
 
     samples_per_s: float
     gain: float
-    at_most: bool = False
 
     def __str__(self) -> str:
-        about = "at most" if self.at_most else "about"
-        return f"{about} {self.samples_per_s:,.0f} samples/s ({format_gain(self.gain)})"
+        return f"at most {self.samples_per_s:,.0f} samples/s ({format_gain(self.gain)})"
 
 
 @dataclass(frozen=True)
@@ -113,8 +110,7 @@ def _advice(profile: Profile) -> Advice:
         return Advice(limit="no core is free")
     then, limit, why = best_sizes(changed)
     grown = {name: size for name, size in then.items() if size.workers != now.works[name].size.workers}
-    presumes = bool(processes) or any(now.works[name].presumes for name in grown)
-    found = _prediction(profile, now, changed, then, presumes)
+    found = _prediction(profile, now, changed, then)
     words = _limit(now.works.get(limit), limit, why)
     if found.gain < WORTH or not (grown or processes):
         return Advice(limit=words)
@@ -168,7 +164,7 @@ def _longer_queues(profile: Profile, now: Pipeline) -> Advice:
     if gain < WORTH or not settings:
         return Advice(limit=_limit(now.works.get(limit), limit, ""))
     rate = profile.samples_per_s * (1 + gain)
-    return Advice(settings, (), Prediction(rate, round(gain, 6), True), _limit(None, limit, ""))
+    return Advice(settings, (), Prediction(rate, round(gain, 6)), _limit(None, limit, ""))
 
 
 def _limit(work: Work | None, limit: str, why: str) -> str:
@@ -177,11 +173,9 @@ def _limit(work: Work | None, limit: str, why: str) -> str:
     return words + (f"; what helps: {work.helps}" if work is not None and work.helps else "")
 
 
-def _prediction(
-    profile: Profile, now: Pipeline, changed: Pipeline, sizes: Sizes, at_most: bool
-) -> Prediction:
+def _prediction(profile: Profile, now: Pipeline, changed: Pipeline, sizes: Sizes) -> Prediction:
     samples = profile.samples / profile.items * now.predicted(sizes, changed)
     rate = profile.samples_per_s
     gain = samples / rate - 1 if rate else 0.0
     # Without the errors of floats, and without -0.0.
-    return Prediction(samples, gain if gain == inf else round(gain, 6) + 0.0, at_most)
+    return Prediction(samples, gain if gain == inf else round(gain, 6) + 0.0)

@@ -98,16 +98,6 @@ class Work:
     item_bytes: int = 0
     pinned: bool = False
 
-    @property
-    def waits(self) -> bool:
-        """Whether most of its work is waiting: for storage, a service, a lock."""
-        return self.core_s < COMPUTES * self.service_s
-
-    @property
-    def presumes(self) -> bool:
-        """Whether a gain from more workers presumes that they do not wait for each other in what they wait for."""
-        return self.waits or (self.threads and self.computes)
-
     def sized(self, workers: int, places: int = PLACES) -> Size:
         """The size with this number of workers, and room for what they make."""
         return Size(workers, max(self.size.capacity, places * workers))

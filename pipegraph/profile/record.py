@@ -116,8 +116,6 @@ class Recording:
         if not hasattr(loader, "profile"):
             raise GraphError(f"record: expected a loader, as graph.loader() makes it, got {shown(loader)}")
         every = amount(every, "record: every (seconds)", 0.05, GraphError)
-        if every > threading.TIMEOUT_MAX:
-            raise GraphError(f"record: every (seconds) is longer than a thread can wait, got {every!r}")
         if log is not None and not callable(log):
             raise GraphError(f"record: log must be a function of numbers and a step, got {shown(log)}")
         if report is not None:
@@ -127,8 +125,6 @@ class Recording:
         self._loader = loader
         self._report = None if report is None else _file("report", report)
         self._trace = None if trace is None else _file("trace", trace)
-        if self._report is not None and self._report == self._trace:
-            raise GraphError(f"record: report= and trace= are the same file, {str(report)!r}")
         self._log = log
         self._ranges = flag(ranges, "record: ranges")
         self._every = every
