@@ -9,7 +9,7 @@
 #   make bench           the benchmarks against other loaders, in an environment of their own; PIPEGRAPH_TEST_IMAGES names
 #                        a folder of photographs for those on images
 #   make fuzz            2,000 random graphs (EXAMPLES=n for another number) and a twentieth of that for each order, a
-#                        thousand orders of a device's streams, the slow tests, a notebook
+#                        thousand orders of a device's streams, the slow tests, the report in Chromium, a notebook
 #   make schedules       ten minutes of random interleavings of the engine; ARGS="--total 1000000" for a number of them
 #   make test-ray        stages on a local Ray cluster, with Ray installed for it
 #   make test-interop    trainers, transforms and the loaders of docs/migration.md, installed for it (4 GB)
@@ -73,11 +73,12 @@ lint: $(VENV)/.installed-lint
 release-check: $(RELEASE)/.installed
 	$(RELEASE)/bin/python .ci/release_check.py $(ARGS)
 
+# The tests drive the system's Chromium over its debugging pipe themselves: no driver has to be installed.
 fuzz: $(VENV)/.installed-notebook
 	PIPEGRAPH_FUZZ_EXAMPLES=$(EXAMPLES) $(VENV)/bin/python -m pytest tests/engine/test_fuzz.py tests/order/test_every_order.py $(ARGS)
 	PIPEGRAPH_DEVICE_SCHEDULES=1000 $(VENV)/bin/python -m pytest -n $$(nproc) -k "random_schedule or other_devices" \
 		tests/device/test_every_wait.py tests/replicas/test_every_wait.py tests/device/test_other_devices.py $(ARGS)
-	$(VENV)/bin/python -m pytest -n 0 -m slow $(ARGS)
+	$(VENV)/bin/python -m pytest -n 0 -m "slow or browser" $(ARGS)
 EXAMPLES := 2000
 
 bench: $(BENCH)/.installed

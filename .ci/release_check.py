@@ -203,7 +203,7 @@ def check(version: str, program: str, bound: str, wheel: Path, work: Path, tests
         "demo": [[command, "demo"]],
         "tests": [
             [*install, "pytest>=9", "hypothesis>=6.100", "moto[s3,server]>=5"],
-            [python, "-m", "pytest", "-q", "-m", "not slow and not cuda", *tests],
+            [python, "-m", "pytest", "-q", "-m", "not slow and not cuda and not browser", *tests],
         ],
     }  # fmt: skip
     assert tuple(steps) == STEPS

@@ -1,4 +1,4 @@
-"""The HTML report: what it holds."""
+"""The HTML report: what it holds, and how it stands in a browser."""
 
 import html.parser
 import random
@@ -101,3 +101,37 @@ def test_a_recording_writes_the_report_when_its_block_ends(tmp_path: Path):
     with graph.loader() as loader, pg.record(loader, report=path, every=0.05):
         assert len(list(loader)) == 10
     assert "Profile of recorded" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("dark", [False, True])
+def test_it_opens_from_disk_in_any_width_and_colour_scheme(browser, page_of_an_hour, width, dark):
+    browser.requests.clear()
+    browser.open(page_of_an_hour, width, 900, dark)
+    timing = "performance.getEntriesByType('navigation')[0].loadEventEnd"
+    assert browser.evaluate(timing) < 2000
+    assert browser.requests == [page_of_an_hour.resolve().as_uri()]
+    assert browser.console == []
+    assert browser.evaluate("window.broken") is None
+    assert (
+        browser.evaluate("document.documentElement.scrollWidth") <= width
+    )  # only the tables scroll sideways
+    dark_page = browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(19, 22, 27)"
+    assert dark_page == dark
+
+
+@pytest.mark.browser
+def test_it_is_usable_from_the_keyboard(browser, page_of_an_hour):
+    browser.open(page_of_an_hour, 1280, 900)
+    where = "document.activeElement.getAttribute('href') || document.activeElement.getAttribute('aria-label') || ''"
+    reached = []
+    for _ in range(30):
+        browser.press("Tab", 9)
+        reached.append(browser.evaluate(where + " || document.activeElement.tagName"))
+    assert reached[0] == "#stages"
+    assert {"The pipeline, drawn", "#stage-0", "#stage-training", "Table of stages"} <= set(reached)
+    shown = "getComputedStyle(document.activeElement).outlineStyle"
+    browser.evaluate("document.querySelector('.scroll').focus()")
+    browser.press("Tab", 9)
+    assert browser.evaluate(shown) == "solid"
