@@ -1,5 +1,5 @@
 # Every target does its own set-up and may be repeated: what is installed is noted in stamp files and
-# installed again when pyproject.toml or constraints.txt changed.
+# installed again when one of STATED changed.
 #
 #   make demo            train on drawn images, stop, resume, show the profile; DATA=path: on a folder of images or tars
 #   make test            the tests that hold each promise once, on all cores; ARGS="-n 0 -x" for one process
@@ -30,7 +30,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 	if command -v $$p >/dev/null && $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	then echo $$p; break; fi; done)
 PIP := -m pip install --disable-pip-version-check -c constraints.txt
-STATED := pyproject.toml constraints.txt
+STATED := pyproject.toml constraints.txt setup.py operators/images/rows.c
 
 .PHONY: help demo test test-all lint docs bench fuzz schedules test-ray test-interop release-check clean
 help:

@@ -37,7 +37,7 @@ from images import SIZE, add_images_option, one_thread_each, photographs
 CLAIM = "how long, and in how many pieces, an image holds the interpreter's lock, beside its CPU time"
 LIBRARY = "PIPEGRAPH_LOCK_COUNTER"
 BATCH = 64
-DECODERS = ("opencv", "simplejpeg", "nvimgcodec")
+DECODERS = ("auto", "opencv", "simplejpeg", "nvimgcodec")
 PLACES = ("2 thread", "14 thread", "14 process")
 COUNTER = r"""
 #define _GNU_SOURCE

@@ -20,13 +20,14 @@ from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import integer
 from pipegraph.operators.batch_slabs import StageSlabs
 from pipegraph.operators.collate import collate
-from pipegraph.operators.images.choice import BACKENDS, family_of, note_of, open_backend
+from pipegraph.operators.images.choice import BACKENDS, family_of, note_of, open_backend, takes_native
 from pipegraph.operators.images.companions import Companions, names_of
 from pipegraph.operators.images.crop import DRAWS, Crop, check_crop, crop_window
 from pipegraph.operators.images.decoder import Interpolation, Scratch, check_interpolation
 from pipegraph.operators.images.header import probe
 from pipegraph.operators.images.image_batch import FIELDS, ImageBatch, ImagePart, find_encoded, with_pixels
-from pipegraph.operators.images.normalize_tables import bits_of, row_filler
+from pipegraph.operators.images.native import NativeRows
+from pipegraph.operators.images.normalize_tables import bits_of, row_filler, tables_of
 from pipegraph.operators.load import Load, no_path
 from pipegraph.operators.normalize import Normalize
 from pipegraph.storage.read_file import read_file
@@ -143,6 +144,7 @@ class DecodeImage(RowOperator):
         self._channels = 3 if mode == "RGB" else 1
         self._context = Context("")
         self._decoder: Any = None
+        self._native: NativeRows | None = None
         self._slabs: Any  # StageSlabs, or the DeviceDecoder
         self._device: DeviceDecoder | None = None
         self._normalize: Normalize | None = None
@@ -185,7 +187,7 @@ class DecodeImage(RowOperator):
         dtype, _, shape = self._output()
         size = "x".join(map(str, shape))
         slabs = f"writes each pixel once, into slabs of {size} {str(dtype).removeprefix('torch.')} per sample"
-        return [slabs, note_of(self.backend, self.crop is None)]
+        return [slabs, note_of(self.backend, self.crop is None, self.interpolation)]
 
     def _reading(self, reader: Operator | Source, name: str) -> Operator | None:
         if not isinstance(reader, Load) or not reader.reads_files or self.field not in (None, "bytes"):
@@ -207,7 +209,6 @@ class DecodeImage(RowOperator):
 
     def open(self, context: Context) -> None:
         self._context = context
-        self._decoder = open_backend(self.backend, self.crop is None)
         if self.device is None:
             self._slabs = StageSlabs(context)
         else:
@@ -216,9 +217,15 @@ class DecodeImage(RowOperator):
             self._slabs = self._device = DeviceDecoder(
                 self.device, context, self.size, self._channels, self.interpolation, self._normalize
             )
-        if self._normalize is not None:
-            ours = self._normalize
+        ours = self._normalize
+        if ours is not None:
             self._fill = row_filler(ours.mean, ours.std, ours.dtype, ours.layout)
+        if self._device is None and takes_native(self.backend, self.interpolation):
+            table = None if ours is None else tables_of(ours.mean, ours.std, ours.dtype)
+            planes = ours is not None and ours.layout == "NCHW"
+            self._native = NativeRows((*self.size, self._channels), planes, table)
+        else:
+            self._decoder = open_backend(self.backend, self.crop is None)
 
     def close(self) -> None:
         if self._device is not None:
@@ -310,8 +317,35 @@ class DecodeImage(RowOperator):
             note(error, f"pipegraph: in the work of stage {self._load!r}")
             raise
 
+    def do_rows(self, batch: ImageBatch, first: int, stop: int) -> None:
+        if self._native is None:
+            return
+        if batch.paths is None:
+            encoded, parts = batch.encoded[first:stop], batch.parts[first:stop]
+        else:
+            encoded, parts = self._read_rows(batch, first, stop)
+        made = self._native.decode(encoded, parts, batch.rows[first:stop])
+        batch.written.update(first + place for place, written in enumerate(made) if written)
+
+    def _read_rows(self, batch: ImageBatch, first: int, stop: int) -> tuple[list[Any], list[Any]]:
+        """Bytes of files and which part of each; an error in its place."""
+        assert batch.paths is not None
+        encoded: list[Any] = []
+        parts: list[Any] = []
+        for path, numbers in zip(batch.paths[first:stop], batch.numbers[first:stop], strict=True):
+            try:
+                encoded.append(read_file(path))
+            except Exception as error:
+                encoded.append(b"")
+                parts.append(error)
+            else:
+                parts.append(self._part_or_error(encoded[-1], numbers))
+        return encoded, parts
+
     def do_row(self, batch: ImageBatch, index: int) -> None:
         if batch.paths is not None:
+            if index in batch.written:
+                return
             encoded = self._read(batch.paths[index])
             self._decode(encoded, self._part(encoded, batch.numbers[index]), batch.rows[index])
             return
@@ -322,7 +356,9 @@ class DecodeImage(RowOperator):
             data = batch.chunk.data
             row = {name: data[name][index] for name in self._columns(batch)}
             batch.beside[index] = self._beside(row, batch.field, part)
-        if self._device is None:
+        if index in batch.written:
+            pass
+        elif self._device is None:
             self._decode(encoded, part, batch.rows[index])
         elif encoded is not None:  # the device has not decoded it
             _, written, shape = self._output()
@@ -394,6 +430,10 @@ class DecodeImage(RowOperator):
 
     def _decode(self, encoded: Any, part: ImagePart, out: Any) -> None:
         header, window = part
+        if self._native is not None and self._native.decode([encoded], [part], out[None])[0]:
+            return
+        if self._decoder is None:
+            self._decoder = open_backend(self.backend, self.crop is None)
         if not isinstance(encoded, bytes) and not memoryview(encoded).c_contiguous:
             encoded = bytes(encoded)
         pixels = out

@@ -8,7 +8,7 @@ shared by all copies. ``kind`` says how the engine treats what ``process`` retur
 kind        ``process(chunk)`` returns                     also
 =========== ============================================== =====================================
 ``map``     a chunk; with ``one_to_one = False`` or None
-``rows``    a chunk                                         ``begin_batch``, ``do_row``, ``end_batch``
+``rows``    a chunk                                         ``begin_batch``, ``do_rows``, ``do_row``, ``end_batch``
 ``expand``  an iterable of chunks, made by ``chunk.child`` ``flush`` is never called
             or ``chunk.row``
 ``regroup`` an iterable of chunks, made by ``Chunk.group`` ``flush()`` once at each epoch's end
@@ -111,9 +111,12 @@ class RowOperator(Operator):
     def begin_batch(self, chunk: Chunk) -> Any:
         """Returns what ``do_row`` needs, such as the memory for all rows."""
 
+    def do_rows(self, batch: Any, first: int, stop: int) -> None:
+        """Do at once what can be of the rows from ``first`` on; ``do_row`` follows for each of them."""
+
     @abstractmethod
     def do_row(self, batch: Any, index: int) -> None:
-        """Do row ``index``."""
+        """Do row ``index``, or what ``do_rows`` has left of it."""
 
     @abstractmethod
     def end_batch(self, batch: Any, kept: Sequence[int]) -> Chunk:

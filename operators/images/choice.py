@@ -16,6 +16,7 @@ from pipegraph.errors import GraphError, MissingExtraError, PipegraphWarning
 from pipegraph.operators.images.crop import CropWindow, Region
 from pipegraph.operators.images.decoder import Buffer, ImageBackend, ImageHWC, Interpolation
 from pipegraph.operators.images.header import Header
+from pipegraph.operators.images.native import library
 from pipegraph.operators.images.nvimgcodec import NvimgcodecRegions
 from pipegraph.operators.images.opencv import OpencvRegions, reduction, resize_into
 from pipegraph.operators.images.orientation import stored_region, swaps_sides
@@ -111,6 +112,12 @@ def family_of(name: str) -> str:
     return "pillow" if name == "pillow" or (name == "auto" and not installed("cv2")) else "opencv"
 
 
+def takes_native(name: str, interpolation: Interpolation) -> bool:
+    """Whether the compiled decoder comes first; opens nothing."""
+    wanted = name == "auto" and interpolation == "linear" and family_of(name) == "opencv"
+    return wanted and library() is not None
+
+
 def installed(module: str) -> bool:
     """Whether ``module`` could be imported; imports no more than its parent packages."""
     try:
@@ -130,8 +137,10 @@ def _fast(whole: bool) -> list[str]:
     return [name for name in names if not (whole and name == "nvimgcodec")]
 
 
-def note_of(name: str, whole: bool = False) -> str:
+def note_of(name: str, whole: bool = False, interpolation: Interpolation = "linear") -> str:
     """One line for ``plan()``: which decoder it is; opens nothing."""
+    if takes_native(name, interpolation):
+        return "auto: compiled, many rows in one call without the GIL"
     if name != "auto":
         return f"decodes with {name}, as asked"
     if family_of(name) == "pillow":

@@ -34,6 +34,8 @@ class ImageBatch:
     parts: Sequence[ImagePart | Exception]
     slab: torch.Tensor
     rows: Any
+    written: set[int] = field(default_factory=set)
+    """The rows whose pixels are there already."""
     beside: dict[int, dict[str, Any]] = field(default_factory=dict)
     """By row: what follows its cut."""
 

@@ -89,7 +89,7 @@ def row_filler(
 
     Its target is (C, H, W) for layout ``"NCHW"``, else (H, W, C), of the integers of ``bits_of(dtype)``.
     """
-    tables = _tables(tuple(mean), tuple(std), dtype)
+    tables = tables_of(tuple(mean), tuple(std), dtype)
     return partial(_fill_planes if layout == "NCHW" else _fill_pixels, tables)
 
 
@@ -135,8 +135,8 @@ def _fill_pixels(
 
 
 @lru_cache(maxsize=16)
-def _tables(mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype) -> npt.NDArray[Any]:
-    """(C, 256), of the integers of ``bits_of(dtype)``."""
+def tables_of(mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype) -> npt.NDArray[Any]:
+    """(C, 256), of the integers of ``bits_of(dtype)``: what each level becomes."""
     values = torch.arange(256, dtype=torch.float64) / 255
     mean_64, std_64 = torch.tensor((mean, std), dtype=torch.float64)[..., None]
     table: torch.Tensor = ((values - mean_64) / std_64).to(dtype)

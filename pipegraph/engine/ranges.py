@@ -17,7 +17,7 @@ from pipegraph.engine.tracing import Tracer
 
 WORKING = (
     *("process", "work_into", "choose", "take_bundle", "flush"),
-    *("begin_batch", "do_row", "end_batch", "read", "read_into", "gather"),
+    *("begin_batch", "do_rows", "do_row", "end_batch", "read", "read_into", "gather"),
 )
 """Methods in which operators and random-access sources do their work."""
 

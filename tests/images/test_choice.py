@@ -11,7 +11,8 @@ from pipegraph.operators.images.choice import BACKENDS, installed, note_of, open
 
 
 def with_installed(monkeypatch, *names):
-    """As if of the faster decoders only these were installed."""
+    """As if of the faster decoders only these were installed, and nothing was compiled."""
+    monkeypatch.setattr(choice, "library", lambda: None)
     monkeypatch.setattr(choice, "_DECODERS", {name: choice._DECODERS[name] for name in names})
 
 

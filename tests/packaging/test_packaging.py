@@ -2,9 +2,11 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -45,14 +47,12 @@ def test_the_list_of_packages_equals_the_folders():
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Wheel and sdist, the wheel made from the sdist as an index's users get it; from a copy without builds."""
-    import shutil
-
     place = tmp_path_factory.mktemp("build")
     source = place / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
-    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so")
     for name in ("pipegraph", "operators"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
     done = subprocess.run(
@@ -101,6 +101,12 @@ def test_every_dependency_is_on_the_page():
     page = (ROOT / "docs" / "dependencies.md").read_text().lower()
     missing = [name for name in named - {project["name"]} if not re.search(rf"\b{name}\b", page)]
     assert not missing, missing
+
+
+def test_the_wheel_is_of_every_python_and_holds_the_compiled_part_where_there_is_a_compiler(built):
+    assert "-py3-none-" in built[0].name
+    names = zipfile.ZipFile(built[0]).namelist()
+    assert any("/_rows." in name for name in names) == (shutil.which("cc") is not None)
 
 
 def test_importing_pipegraph_imports_no_optional_part_and_starts_nothing():

@@ -1,7 +1,7 @@
 """Row operators: the workers of a stage share the rows of a batch.
 
-So a batch is done as soon as all workers together can do it, and no batch waits for a slow worker. A worker
-takes a row of the oldest batch that has one left; if there is none, the next item. While it waits for an item,
+So a batch is done as soon as all workers together can do it. A worker takes its share of the oldest batch's rows,
+or what is left of them; if nothing is, the next item. While it waits for an item,
 a batch opened by another worker wakes it. The worker that does a batch's last row ends the batch. In a process or an
 actor one worker does all rows of a batch.
 """
@@ -70,15 +70,24 @@ def rows_loop(stage: StageRun, worker: Worker) -> Loop:
     do = operator.do if remote else ByChunk(stage, operator.process).do
     draws = Draws(stage.run.seed, stage.name)
 
-    def do_row(rows: _Rows, at: int) -> Outcome:
-        opened, row = rows.of, rows.first + at
-        draws.one(opened.chunk.epoch, opened.chunk.row_lineages[row])
-        return outcome_of(operator.do_row, opened.batch, row)
+    def do_rows(rows: _Rows, at: int) -> Outcome:
+        opened, stop = rows.of, rows.first + rows.count
+        made: list[None] = []
+        try:
+            if not at:
+                operator.do_rows(opened.batch, rows.first, stop)
+            for row in range(rows.first + at, stop):
+                draws.one(opened.chunk.epoch, opened.chunk.row_lineages[row])
+                operator.do_row(opened.batch, row)
+                made.append(None)
+        except BaseException as error:
+            return made, error
+        return made, None
 
     while True:
-        found = _next_row(stage)
+        found = _next_rows(stage)
         if found is not None:
-            if _done(stage, worker, found, do_row):
+            if _done(stage, worker, found, do_rows):
                 _end(stage, worker, found.of)
                 yield
             continue
@@ -109,15 +118,16 @@ def rows_loop(stage: StageRun, worker: Worker) -> Loop:
         yield
 
 
-def _next_row(stage: StageRun) -> _Rows | None:
+def _next_rows(stage: StageRun) -> _Rows | None:
     with stage.jobs_lock:
         if not stage.jobs:
             return None
         opened = stage.jobs[0]
-        opened.taken += 1
+        first = opened.taken
+        opened.taken = min(opened.rows, first - (-opened.rows // stage.plan.workers))
         if opened.taken == opened.rows:
             stage.jobs.popleft()
-        return _Rows(opened, opened.taken - 1, 1)
+        return _Rows(opened, first, opened.taken - first)
 
 
 def _done(stage: StageRun, worker: Worker, rows: _Rows, do: Do) -> bool:
