@@ -10,5 +10,7 @@ class Wheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-rows = Extension("pipegraph.operators.images._rows", ["operators/images/rows.c"], libraries=["m"], optional=True)
+rows = Extension(
+    "pipegraph.operators.images._rows", ["operators/images/rows.c"], libraries=["m"], optional=True
+)
 setup(ext_modules=[rows], cmdclass={"bdist_wheel": Wheel})
