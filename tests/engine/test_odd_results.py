@@ -4,26 +4,6 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError
-
-
-@pytest.mark.parametrize("backend", ["inline", "thread", "process"])
-def test_an_expanding_operator_that_gives_one_chunk_twice_is_refused(backend):
-    class Twice(pg.Operator):
-        kind = "expand"
-        one_to_one = False
-
-        def process(self, chunk):
-            child = chunk.child(0, chunk.data)
-            return [child, child]
-
-    graph = pg.Graph("twice")
-    graph.add(ops.FromSequence(range(10))).then(Twice(), name="twice", backend=backend)
-    with (
-        graph.loader() as loader,
-        pytest.raises(GraphError, match="stage 'twice': process made two items of one identity"),
-    ):
-        list(loader)
 
 
 def doubled(window):

@@ -8,7 +8,7 @@ The behaviour contract is that of ``host``, with these differences (what differs
   by that. Until then, such an end counts as one between two rows.
 * Meanwhile it has one call at a time, so that a record belongs to the call that is waited for. Otherwise one more is
   sent ahead, which Ray begins when the previous one is done.
-* An actor waits for its resources without limit; after ``PATIENCE_S`` the log says why.
+* An actor waits for its resources without limit; after ``PATIENCE_S`` the log says what it needs.
 * Once ``ray.shutdown()`` was called, every call raises ``Cancelled``: the run fails by the ``connection``.
 """
 
@@ -27,14 +27,13 @@ from typing import Any
 
 import ray
 from ray import exceptions as lost
-from ray._private import state
 from ray._private.worker import global_worker
 
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.actors.actor import StageActor, forget, noted
+from pipegraph.engine.actors.cluster import NAMED
 from pipegraph.engine.actors.parcel import Parcel, Received
-from pipegraph.engine.actors.room import needs, why_it_waits
 from pipegraph.engine.remote.contract import GRACE_S, NOTHING, Call, Died, Flag, Link, Overdue, Unreadable
 from pipegraph.engine.remote.host import Host
 
@@ -44,7 +43,7 @@ NOTED_CALLS = 8
 """Calls in which an actor records its rows if its predecessor died: one more than repeating a bundle takes."""
 
 PATIENCE_S = 30.0
-"""Seconds for an actor to start before the log says what it may be waiting for."""
+"""Seconds for an actor to start before the log says what it needs."""
 
 NODE_DIED = "its node has died"
 """Ray's text for an actor that ended with its node. One that is starting then waits for another node."""
@@ -223,20 +222,19 @@ class ActorHost(Host):
 
     def _opened(self, opening: Call) -> None:
         if not self._ready(PATIENCE_S):
-            self._say_what_is_waited_for(self._link)
+            self._say_what_is_waited_for()
         super()._opened(opening)
 
-    def _say_what_is_waited_for(self, link: Any) -> None:
+    def _say_what_is_waited_for(self) -> None:
         with contextlib.suppress(Exception):
-            known = state.actors(link.actor._actor_id.hex()) or {}  # nothing before Ray has registered it
-            running = bool(known.get("Pid"))
-            free = list(state.available_resources_per_node().values())
-            whole = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            context = self._context
             log.warning(
-                "stage %r: the Ray actor of worker %d %s",
-                *(context.stage, context.worker),
-                why_it_waits(needs(self._options), running, free, whole),
+                "stage %r: the Ray actor of worker %d has not started in %g s: it needs num_cpus=%s, num_gpus=%s, "
+                "memory=%s and %s of one node; all nodes together have left %s. It starts when a node has room: fewer "
+                "workers= or smaller resources= help; `ray status` lists the nodes",
+                *(self._context.stage, self._context.worker, PATIENCE_S),
+                *(self._options.get(each, 0) for each in NAMED),
+                self._options["resources"],
+                ray.available_resources(),
             )
 
     def close(self, grace_s: float = GRACE_S) -> None:

@@ -7,12 +7,14 @@ from typing import Any
 
 from pipegraph.backends import Ray
 from pipegraph.contracts import Context
-from pipegraph.engine.actors.room import NAMED, unknown
 from pipegraph.engine.process.sealed import cannot_be_sent
 from pipegraph.engine.remote.host import Host
 from pipegraph.engine.remote.pool import Pool
 from pipegraph.errors import GraphError, WorkerDiedError, extra_module
 from pipegraph.planning.plan import Plan, StagePlan
+
+NAMED = ("num_cpus", "num_gpus", "memory")
+"""Resources for which Ray has separate options."""
 
 
 class Cluster(Pool):
@@ -23,7 +25,7 @@ class Cluster(Pool):
 
     Raises:
         MissingExtraError: Ray is not installed.
-        GraphError: the process is not connected, or through Ray Client; a stage needs what no node has.
+        GraphError: the process is not connected, or through Ray Client.
     """
 
     def __init__(self, plan: Plan, fail: Callable[[WorkerDiedError], None]) -> None:
@@ -42,12 +44,6 @@ class Cluster(Pool):
         from pipegraph.engine.actors.actor_host import Connection
 
         stages = [stage for stage in plan.running if stage.backend.on_nodes]
-        later = ray._private.state.state.get_max_resources_from_cluster_config()  # of nodes that may be added
-        nodes = [*(node["Resources"] for node in ray.nodes() if node["Alive"]), later or {}]
-        for stage in stages:
-            assert isinstance(stage.backend, Ray)
-            if wrong := unknown(stage.backend.resources, nodes):
-                raise GraphError(f"stage {stage.name!r}: {wrong}")
         lost = WorkerDiedError(
             f"stage {', '.join(repr(stage.name) for stage in stages)}: the Ray actors have ended, because "
             "ray.shutdown() was called. Close the loader first; to resume, call ray.init(), make another loader and "

@@ -23,7 +23,6 @@ from pipegraph.engine.stage.hand_over import hand_over
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import HALFWAY, Loop, Worker
-from pipegraph.errors import GraphError
 from pipegraph.parameters import chunks_of
 from pipegraph.planning.kind import Reached, Restart, StageKind
 from pipegraph.planning.plan import StagePlan
@@ -75,8 +74,6 @@ class _Family:
         self._begin = begin
         self._stage = stage
         self._children: Iterator[Any] | None = None
-        self._before: object = None
-        self._lineages: object = None
 
     def one(self, index: int) -> Chunk:
         return self.parent
@@ -90,7 +87,8 @@ class _Family:
             began_ns = last_ns = perf_counter_ns()
             most = CHILDREN if self._stage.pace.alone is False else 1
             for child in islice(self._children, most):
-                self._check(child)
+                if not isinstance(child, Chunk):
+                    raise not_a_chunk(child, self._stage.name, "each item of process")
                 made.append(child)
                 now_ns = perf_counter_ns()
                 if at or len(made) > 1:  # up to the first child the function did its own work
@@ -104,26 +102,6 @@ class _Family:
         if len(made) < most:
             self.count = at + len(made)
         return made, None
-
-    def _check(self, child: object) -> None:
-        """Raise an error for what a resume could not tell apart from the child before it."""
-        stage = self._stage.name
-        if not isinstance(child, Chunk):
-            raise not_a_chunk(child, stage, "each item of process")
-        if len(self.parent.lineages) == 1:
-            if child.lineages == self._lineages:
-                raise GraphError(
-                    f"stage {stage!r}: process made two items of one identity, {_identity(child)}, which "
-                    "would draw the same random numbers, and of which a resume could drop one: make each with "
-                    "chunk.child(index, data), with an index of its own"
-                )
-            self._lineages = child.lineages
-        if child is self._before:
-            raise GraphError(
-                f"stage {stage!r}: process gave one chunk twice, which a resume cannot tell apart: make each "
-                "item with chunk.child(index, data) or chunk.row(index, data)"
-            )
-        self._before = child
 
 
 def expand_loop(stage: StageRun, worker: Worker) -> Loop:
@@ -196,11 +174,6 @@ def _answer(
     failures: Failures, worker: Worker, parent: Chunk, row: int, error: BaseException, made: int
 ) -> Failure | None:
     return failures.handle(worker, parent, error, row, made)
-
-
-def _identity(child: Chunk) -> str:
-    source, *places = child.lineages[0]
-    return f"{source!r} {', '.join(map(str, places))}"
 
 
 def _children_to_drop(stage: StageRun, parent: Chunk) -> int:

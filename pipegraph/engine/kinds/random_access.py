@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from operator import index as as_int
 from time import perf_counter_ns
 from typing import Any
 
@@ -18,12 +19,7 @@ from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Lineages
 from pipegraph.contracts import DrawnRows
 from pipegraph.engine.activity import Activity
 from pipegraph.engine.channel import Channel
-from pipegraph.engine.kinds.source import (
-    SourceKind,
-    failure_of,
-    snapshot_of,
-    whole_numbers,
-)
+from pipegraph.engine.kinds.source import SourceKind, failure_of, snapshot_of
 from pipegraph.engine.stage.parallel import ByBundle, parallel
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_pump import StagePump
@@ -122,7 +118,7 @@ def positions_loop(stage: StageRun, source: Any, inner: Channel) -> Loop:
                     inner.put(failure)
                 ended = True
                 break
-            places = group.positions if sampled else whole_numbers(name, group)
+            places = group.positions if sampled else list(map(as_int, group))
             if single:
                 inner.put(Chunk(group[0], ((name, places[0]),), epoch, step, step + 1))
             else:

@@ -109,7 +109,9 @@ def _chunk_of(stage: StageRun, source: Any, items: Any, epoch: int, step: int, o
             found, items = map(list, zip(*pairs, strict=True))
             positions = list(map(as_int, found))  # JSON has no NumPy numbers
         except (TypeError, ValueError):
-            raise not_a_place(name, pairs) from None
+            raise GraphError(
+                f"stage {name!r}: iterate must yield (position, item), the position a whole number, got {shown(pairs)}"
+            ) from None
         # Below completion-order stages a state forgets delivered samples by the positions of their steps.
         if run.plan.stages[run.plan.output.stage].unordered_above and len(
             list(source.positions_of(steps, epoch, run.rank, run.world_size))
@@ -214,31 +216,6 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
         sender.token(0, EndOfEpoch(epoch))
         epoch, step, began = epoch + 1, 0, 0
         yield
-
-
-def not_a_place(stage: str, yielded: Sequence[object]) -> GraphError:
-    """The error for a source that yields something else than positions and their items."""
-
-    def is_pair(each: object) -> bool:
-        return isinstance(each, tuple | list) and len(each) == 2 and hasattr(type(each[0]), "__index__")
-
-    odd = next((each for each in yielded if not is_pair(each)), yielded[0])
-    return GraphError(
-        f"stage {stage!r}: iterate must yield (position, item), the position a whole number of its own for each item "
-        f"of an epoch, got {shown(odd)}: begin at step `start`, and yield (step * world_size + rank, item)"
-    )
-
-
-def whole_numbers(stage: str, positions: Sequence[Any]) -> list[int]:
-    """What a random-access source's ``positions`` yielded."""
-    try:
-        return list(map(as_int, positions))  # JSON has no NumPy numbers
-    except TypeError:
-        odd = next(each for each in positions if not hasattr(type(each), "__index__"))
-    raise GraphError(
-        f"stage {stage!r}: positions must yield whole numbers, got {shown(odd)}: number the samples, and look up which "
-        "one a number stands for in read(position, epoch)"
-    )
 
 
 def snapshot_of(stage: StageRun, take: Callable[[], object], epoch: int, step: int) -> Failure | None:

@@ -5,7 +5,6 @@ Arrays in it (such as a dataset in memory) are mapped copy-on-write: all workers
 
 from __future__ import annotations
 
-import copyreg
 import io
 import mmap
 import os
@@ -90,7 +89,6 @@ class _SealingPickler(TreePickler):
     def __init__(self, file: Any, take: Any, copies: bool) -> None:
         super().__init__(file, take)
         self._copies = copies
-        self._checked: set[type] = set()
         self.shared = ""
         self.storages: list[Any] = []
         self._numbers: dict[int, int] = {}  # of storages, by address
@@ -107,9 +105,6 @@ class _SealingPickler(TreePickler):
                     raise pickle.PicklingError(self.shared)
         elif isinstance(value, torch.UntypedStorage):
             raise pickle.PicklingError("a storage has no dtype; keep its tensor")
-        elif kind not in self._checked:
-            self._checked.add(kind)
-            _check_rebuilt(kind)
         return super().reducer_override(value)
 
     def _attached(self, tensor: Any) -> Any:
@@ -158,25 +153,6 @@ def _is_shared(value: object) -> bool:
     if isinstance(value, mmap.mmap):
         return not isinstance(value, OwnMemory)
     return hasattr(value, "_wrapper")  # one of multiprocessing's arrays
-
-
-def _check_rebuilt(kind: Any) -> None:
-    """Raises PicklingError for a class whose ``__getattr__`` fails while an instance has no attributes yet."""
-    if not hasattr(kind, "__getattr__") or kind.__new__ is not object.__new__:
-        return
-    if (kind.__reduce__, kind.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__):
-        return  # it says how it is made
-    if kind in copyreg.dispatch_table:
-        return
-    try:
-        getattr(object.__new__(kind), "__setstate__", None)
-    except RecursionError as error:
-        raise pickle.PicklingError(
-            f"the __getattr__ of {kind.__qualname__} calls itself while an instance is made again; let it raise "
-            "AttributeError for names that begin with '__'"
-        ) from error
-    except Exception:
-        return  # it may be made in another way
 
 
 def cannot_be_sent(value: object, stage: str, error: Exception) -> NotPicklableError:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from pipegraph.bundle import DROPPED, Bundle, PackedParts, named
-from pipegraph.chunk import Chunk, Failure, Lineage
+from pipegraph.chunk import Chunk, Failure
 from pipegraph.columns import Columns
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.ahead import Ahead
@@ -67,11 +67,7 @@ def do_one(
         worker.meter.dropped += 1
         out = None
     elif out is not item and out.__class__ is Chunk:
-        of, came = out.lineages, item.lineages
-        if of is came or of == came or set(of) <= set(came):  # it takes the item's place in the stream
-            out.before, out.after, out.epoch = item.before, item.after, item.epoch
-        else:
-            out = Failure(_other_sample(stage.name, out, item), item.epoch)
+        out.before, out.after, out.epoch = item.before, item.after, item.epoch
     try:
         hand_over(stage, worker, ticket, out, held, last)
     finally:
@@ -200,25 +196,3 @@ def _miscounted(stage: str, operator: object, found: int, asked: int) -> GraphEr
         f"stage {stage!r}: {type(operator).__name__} gave {found} results for {asked} samples of a bundle: its "
         "work_into or read_into must append one for each (pipegraph.bundle.DROPPED for one it drops)"
     )
-
-
-def _other_sample(stage: str, out: Chunk, item: Chunk) -> GraphError:
-    """The error for an operator that returned a chunk that it was given before, or that of nobody."""
-    if out.lineages[0][:-1] == item.lineages[0]:
-        return GraphError(
-            f"stage {stage!r}: process returned child {out.lineages[0][-1]} of {_described(item.lineages[0])}, which "
-            "is a sample of its own, where a map gives each chunk its own result. Return chunk.replace(data). An "
-            "operator that makes several samples of one has kind = 'expand' and returns chunk.child(0, ...), "
-            "chunk.child(1, ...)"
-        )
-    return GraphError(
-        f"stage {stage!r}: process was given {_described(item.lineages[0])} and returned "
-        f"{_described(out.lineages[0])}. A map gives each chunk its own result, else a resume would lose the sample "
-        "that it holds: return the chunk, or chunk.replace(data). An operator that holds samples back keeps them in a "
-        "state, with state_dict() and load_state_dict()"
-    )
-
-
-def _described(row: Lineage) -> str:
-    """A sample's description for messages."""
-    return f"the sample of {row[0]!r} at position {', '.join(map(str, row[1:]))}"
