@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any
 
 from pipegraph import concurrency
 from pipegraph.contracts import Context, Source
@@ -102,7 +101,7 @@ class LoaderContext:
             with self._counting:
                 counters[name] = counters.get(name, 0) + n
 
-        def share(name: str, make: Callable[[], object]) -> Any:
+        def share(name: str, make: Callable[[], object]) -> object:
             with self._sharing:
                 if (stage, name) not in self._shared:
                     self._shared[stage, name] = make()

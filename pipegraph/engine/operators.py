@@ -23,7 +23,7 @@ class Operators:
     def __init__(self, loader: LoaderContext, fail: Callable[[BaseException], None]) -> None:
         self._loader = loader
         self._fail = fail
-        self._pools: dict[StageBackend, Pool] = {}
+        self._pools: dict[StageBackend, Pool[Any]] = {}
         self._opened: list[tuple[str, object]] = []  # not by workers' threads
         self._errors: list[str] = []
 

@@ -49,7 +49,7 @@ def show_ranges(operator: object, stage: str, tracer: Tracer) -> None:
 
     def working(method: Callable[..., object]) -> Callable[..., object]:
         @wraps(method)
-        def work(*args: object, **kwargs: object) -> Any:
+        def work(*args: object, **kwargs: object) -> object:
             with shown():
                 return method(*args, **kwargs)
 
@@ -57,13 +57,13 @@ def show_ranges(operator: object, stage: str, tracer: Tracer) -> None:
 
     def reading(method: Callable[..., Any]) -> Callable[..., object]:
         @wraps(method)
-        def read(*args: object, **kwargs: object) -> Any:
+        def read(*args: object, **kwargs: object) -> object:
             items = method(*args, **kwargs)
             return None if items is None else each(iter(items))
 
         return read
 
-    def each(items: Iterator[Any]) -> Iterator[object]:
+    def each(items: Iterator[object]) -> Iterator[object]:
         try:
             while True:
                 with shown():

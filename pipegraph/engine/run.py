@@ -6,9 +6,9 @@ The behaviour contract is at the head of ``crew``, which starts and ends runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from pipegraph import concurrency
+from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
 from pipegraph.engine.activity import Activity
 from pipegraph.engine.channel import Channel
@@ -255,7 +255,7 @@ class Run:
     def _read_in_turn(self, consumer: str) -> bool:
         """Whether a fan-in decides when this stage's input is read: only then can a larger queue end a stall.
 
-        Any other full queue waits for its consumer, which waits for a queue further down.
+        Another full queue waits for its consumer, which waits for a queue further down.
         """
         if not consumer:
             return False
@@ -289,5 +289,5 @@ def _for_chunks(loader: LoaderContext) -> int:
     return max(1, limit - sum(holds(limit) for holds in holding if holds is not None))
 
 
-def _before(cursor: object) -> Callable[[Any], bool]:
+def _before(cursor: object) -> Callable[[Chunk], bool]:
     return lambda item: earlier(item.before, cursor)

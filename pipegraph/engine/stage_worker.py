@@ -48,4 +48,4 @@ class Worker:
     leaves: bool = False
     thread: concurrency.Thread | None = None
     run: Run | None = None
-    initial: Any = None
+    initial: object = None

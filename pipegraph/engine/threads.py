@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
 from pipegraph import concurrency
 
@@ -40,7 +39,7 @@ class Threads:
                 waiting.release()
         self._waiting.clear()
 
-    def wait_until(self, condition: Callable[[], object], timeout: float = math.inf) -> Any:
+    def wait_until(self, condition: Callable[[], object], timeout: float = math.inf) -> object:
         """Blocks until ``condition()`` is true, at most ``timeout`` seconds; returns its last value.
 
         It is called under the lock, which the caller does not hold. Not a ``Condition``: Ctrl-C can leave its

@@ -63,9 +63,9 @@ class Tracer:
         self.ranges = False
         """Whether stages show as ranges in torch.profiler; read when workers open their operators, and at each call."""
         # The values of one kind's events, laid out flat: ``extend`` with one event is atomic.
-        self._worked: deque[Any] = deque(maxlen=4 * MAX_EVENTS)
-        self._sent: deque[Any] = deque(maxlen=4 * MAX_EVENTS)
-        self._delivered: deque[Any] = deque(maxlen=5 * MAX_EVENTS)
+        self._worked: deque[object] = deque(maxlen=4 * MAX_EVENTS)
+        self._sent: deque[object] = deque(maxlen=4 * MAX_EVENTS)
+        self._delivered: deque[object] = deque(maxlen=5 * MAX_EVENTS)
 
     def take(self) -> Events:
         """The events since the last call; call it while ``on`` is False."""
@@ -88,7 +88,7 @@ class Tracer:
         )
 
 
-def _take(kind: Any, queue: deque[Any]) -> list[Any]:
+def _take(kind: Any, queue: deque[object]) -> list[Any]:
     values = iter(queue.copy())
     queue.clear()
     return [kind(*event) for event in zip(*[values] * len(kind._fields), strict=True)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipegraph.backends import Ray
-from pipegraph.contracts import Context
+from pipegraph.contracts import Context, Operator, Source
 from pipegraph.engine.process.sealed import cannot_be_sent
 from pipegraph.engine.remote.host import Host
 from pipegraph.engine.remote.pool import Pool
@@ -17,7 +17,7 @@ NAMED = ("num_cpus", "num_gpus", "memory")
 """Resources for which Ray has separate options."""
 
 
-class Cluster(Pool):
+class Cluster(Pool[object]):
     """Actors on the Ray cluster to which this process is connected.
 
     Args:
@@ -51,7 +51,7 @@ class Cluster(Pool):
         )
         self._connection = Connection(lambda: fail(lost))
 
-    def _seal(self, operator: object, stage: str) -> Any:
+    def _seal(self, operator: Operator | Source, stage: str) -> object:
         import ray
 
         from pipegraph.engine.actors.parcel import Parcel

@@ -18,7 +18,7 @@ import ray
 from ray.actor import ActorHandle
 
 from pipegraph import concurrency
-from pipegraph.engine.process.wire import APART, TreePickler, light_below, set_apart
+from pipegraph.engine.process.wire import APART, Take, TreePickler, light_below, set_apart
 
 
 class Parcel:
@@ -32,7 +32,7 @@ class Parcel:
         pickler = _Pickler(file, take, back)
         pickler.dump(value)
         self._refs = pickler.refs
-        self._stream: Any = file.getbuffer()
+        self._stream = file.getbuffer()
         self.nbytes = self._stream.nbytes + sum([buffer.nbytes for buffer in self._buffers])
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -44,11 +44,11 @@ class Parcel:
 class _Pickler(TreePickler):
     """A pickler that leaves out what only Ray can send."""
 
-    def __init__(self, file: Any, take: Any, back: bool) -> None:
+    def __init__(self, file: object, take: Take, back: bool) -> None:
         super().__init__(file, take, back)
         self.refs: list[object] = []
 
-    def reducer_override(self, value: object) -> Any:
+    def reducer_override(self, value: object) -> object:
         if isinstance(value, ray.ObjectRef | ActorHandle):
             self.refs.append(value)
             return _of_parcel, (len(self.refs) - 1,)
@@ -64,7 +64,7 @@ class _Opening(concurrency.local):
 _opening = _Opening()
 
 
-def _of_parcel(number: int) -> Any:
+def _of_parcel(number: int) -> object:
     return _opening.refs[number]
 
 
@@ -98,7 +98,7 @@ class Received:
         finally:
             _opening.refs = ()
 
-    def shared(self) -> Any:
+    def shared(self) -> object:
         """The object, if it has several readers: tensors and small arrays are copied, large arrays are read-only."""
         views = [memoryview(buffer).cast("B") for buffer in self._buffers]
         small = [bytearray(view) if view.nbytes < READ_IN_PLACE else view for view in views]
@@ -116,7 +116,7 @@ READ_IN_PLACE = 1 << 20
 class _Unsealing(pickle.Unpickler):
     """An unpickler that copies the memory of tensors, which cannot be read-only."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         found = super().find_class(module, name)
         return _own_tensor if (module, name) == (TreePickler.__module__, "_tensor") else found
 

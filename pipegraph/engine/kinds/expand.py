@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from time import perf_counter_ns
-from typing import Any
+from typing import cast
 
 from pipegraph.bundle import DROPPED, Bundle
 from pipegraph.chunk import Chunk, Cursor, Failure
+from pipegraph.contracts import Operator, Source
 from pipegraph.engine.stage.bundle_size import BUNDLE_NS
 from pipegraph.engine.stage.cursors import same
 from pipegraph.engine.stage.failure_notes import not_a_chunk
@@ -54,8 +55,8 @@ class ExpandKind(StageKind):
             at = Reached(at.cursor[0], at.more + at.cursor[1], at.holes)
         return super().reached(stage, at, draw, drops)
 
-    def why_unknown(self, operator: Any) -> str | None:
-        return None if operator.elastic else "it makes several items of one"
+    def why_unknown(self, operator: Operator | Source) -> str | None:
+        return None if cast(Operator, operator).elastic else "it makes several items of one"
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:
         return expand_loop(stage, worker)
@@ -68,19 +69,21 @@ class _Family:
         begin: makes the children from one on.
     """
 
-    def __init__(self, parent: Chunk, begin: Callable[[Chunk, int], Iterator[Any]], stage: StageRun) -> None:
+    def __init__(
+        self, parent: Chunk, begin: Callable[[Chunk, int], Iterator[object]], stage: StageRun
+    ) -> None:
         self.parent = parent
         self.count: float = math.inf
         self._begin = begin
         self._stage = stage
-        self._children: Iterator[Any] | None = None
+        self._children: Iterator[object] | None = None
 
     def one(self, index: int) -> Chunk:
         return self.parent
 
     def do(self, block: object, at: int) -> Outcome:
         """Make the next children: one at a time where they may be waited for."""
-        made: list[Any] = []
+        made: list[object] = []
         try:
             if self._children is None:
                 self._children, self.count = self._begin(self.parent, at), math.inf
@@ -111,7 +114,7 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
     operator, copies = worker.operator, stage.plan.spec.retry.times > 0
     process = failures.seeded(operator.process) if not stage.plan.remote else None
 
-    def begin(parent: Chunk, start: int) -> Iterator[Any]:
+    def begin(parent: Chunk, start: int) -> Iterator[object]:
         if process is None:
             return iter(operator.children(parent, start))
         return islice(chunks_of(process(parent.copied() if copies else parent)), start, None)

@@ -6,10 +6,11 @@ A cursor is the operator's own. It holds the cursors of the inputs, and all that
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from pipegraph.bundle import DROPPED
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Item
+from pipegraph.contracts import FanIn, Operator, Source
 from pipegraph.engine.stage.cursors import detached, freeze
 from pipegraph.engine.stage.parallel import ByChunk
 from pipegraph.engine.stage.restore import ways_in
@@ -29,12 +30,12 @@ class FanInKind(StageKind):
     reads_in_turn = True
     stateless = "a fan-in keeps its state in its cursor: return it from cursor(), and restore it in cursors()"
 
-    def level(self, operator: Any, inputs: Sequence[str]) -> str:
+    def level(self, operator: Operator | Source, inputs: Sequence[str]) -> str:
         batches = "batch" in inputs and operator.gives == "same"
         return "batch" if batches else super().level(operator, inputs)
 
-    def chunks(self, operator: Any, inputs: Sequence[int], world_size: int) -> int | None:
-        found: int | None = operator.merged_length(inputs)
+    def chunks(self, operator: Operator | Source, inputs: Sequence[int], world_size: int) -> int | None:
+        found: int | None = cast(FanIn, operator).merged_length(inputs)
         return found
 
     def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
@@ -49,7 +50,7 @@ class FanInKind(StageKind):
             return [at] * len(stage.upstream)
         return [Reached(each) for each in input_cursors(stage, at.cursor)]
 
-    def why_unknown(self, operator: Any) -> str | None:
+    def why_unknown(self, operator: Operator | Source) -> str | None:
         return None if operator.traits.separate else "it depends on what comes beside each item"
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:
@@ -58,8 +59,7 @@ class FanInKind(StageKind):
 
 def input_cursors(stage: StagePlan, cursor: Cursor) -> list[Cursor]:
     """The cursors at which a fan-in's inputs restart for its output to continue at ``cursor``."""
-    operator: Any = stage.operator
-    fresh, inputs = detached(operator), len(stage.upstream)
+    fresh, inputs = detached(cast(FanIn, stage.operator)), len(stage.upstream)
     fresh.begin(inputs, 0)
     return list(fresh.cursors(cursor, inputs))
 
@@ -142,7 +142,7 @@ class _FanningIn(Serial):
                 self.account.release(item.buffers)
 
 
-def _no_input(stage: str, index: Any, unended: Iterable[int]) -> GraphError:
+def _no_input(stage: str, index: object, unended: Iterable[int]) -> GraphError:
     """The error for a fan-in that would wait for what never comes."""
     return GraphError(
         f"stage {stage!r}: next_input() must return the number of an input that has not ended (now one of "

@@ -7,8 +7,9 @@ all others get each row as a chunk.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
+from pipegraph.contracts import Operator, Source
 from pipegraph.engine.stage.parallel import ByBundle, parallel
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Loop, Worker
@@ -23,8 +24,8 @@ class MapKind(StageKind):
     in_place = True
     by_sample = True
 
-    def one_to_one(self, operator: Any) -> bool:
-        return bool(operator.one_to_one)
+    def one_to_one(self, operator: Operator | Source) -> bool:
+        return cast(Operator, operator).one_to_one
 
     def hands_over_rows(self, stage: StagePlan) -> bool:
         return stage.traits.blocks

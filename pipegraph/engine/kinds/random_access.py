@@ -146,7 +146,7 @@ def positions_loop(stage: StageRun, source: Any, inner: Channel) -> Loop:
         yield
 
 
-def _drawn_to_the_end(positions: Iterator[Any], left: int) -> Iterator[None]:
+def _drawn_to_the_end(positions: Iterator[object], left: int) -> Iterator[None]:
     """Draw positions that nobody needs, if they are not too many: a few in each step."""
     with suppress(Exception):  # of a sampler's; nobody needs these
         for _ in range(0, left if left <= MAX_UNNEEDED else 0, AT_ONCE):
@@ -171,7 +171,7 @@ class _Reads(ByBundle):
     def given(self, bundle: Bundle) -> Any:
         return self.worker.operator.indices_of(bundle.data, bundle.epoch) if self._bundles else bundle
 
-    def work_into(self, made: list[Any], given: Any, at: int) -> None:
+    def work_into(self, made: list[object], given: Any, at: int) -> None:
         source = self.worker.operator
         if self._bundles:
             source.read_into(made, given, at)

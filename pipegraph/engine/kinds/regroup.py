@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import cast
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage
-from pipegraph.contracts import Regroup
+from pipegraph.contracts import Operator, Regroup, Source
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.serial import Held, Serial, serial
 from pipegraph.engine.stage.stage_run import StageRun
@@ -38,31 +38,31 @@ class RegroupKind(StageKind):
         return stage.traits.blocks and not stage.unordered_above
 
     def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
-        operator: Any = copy.copy(stage.operator)
+        operator = cast(Regroup, copy.copy(stage.operator))
         up = None if cursor is None else operator.resume(cursor)
         return Restart(cursor=None if stage.unordered_above else cursor), [up]
 
     def reached(
         self, stage: StagePlan, at: Reached, draw: tuple[int, int], drops: bool
     ) -> Sequence[Reached] | None:
-        operator: Any = stage.operator
+        operator = cast(Regroup, stage.operator)
         passed = operator.handed_on(at.cursor, at.more, (*draw, stage.name))
         if passed is None or (passed[1] and at.holes):
             return None
         cursor, holes, more = passed
         return super().reached(stage, Reached(cursor, more, holes or at.holes), draw, drops)
 
-    def why_unknown(self, operator: Any) -> str | None:
-        tells = type(operator).handed_on is not Regroup.handed_on
+    def why_unknown(self, operator: Operator | Source) -> str | None:
+        tells = type(cast(Regroup, operator)).handed_on is not Regroup.handed_on
         return "it holds items of its own choice" if resumes_itself(operator) and not tells else None
 
     def loop(self, stage: StageRun, worker: Worker) -> Loop:
         return serial(_Regrouping(stage, worker))
 
 
-def resumes_itself(operator: Any) -> bool:
+def resumes_itself(operator: object) -> bool:
     """Whether an operator's class has a ``resume`` of its own, so that its cursors are not its input's."""
-    return type(operator).resume is not Regroup.resume
+    return type(cast(Regroup, operator)).resume is not Regroup.resume
 
 
 class _Regrouping(Serial):

@@ -8,8 +8,6 @@ actor one worker does all rows of a batch.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Failure
 from pipegraph.contracts import RowOperator
@@ -66,8 +64,8 @@ class _Rows:
 def rows_loop(stage: StageRun, worker: Worker) -> Loop:
     """See the module docstring."""
     inbox, remote = stage.inboxes[0], stage.plan.remote
-    operator: Any = worker.operator
-    do = operator.do if remote else ByChunk(stage, operator.process).do
+    operator: RowOperator = worker.operator
+    do = worker.operator.do if remote else ByChunk(stage, operator.process).do
     draws = Draws(stage.run.seed, stage.name)
 
     def do_rows(rows: _Rows, at: int) -> Outcome:
@@ -160,7 +158,7 @@ def _end(stage: StageRun, worker: Worker, opened: _Opened) -> None:
             return
     kept = [row for row in range(opened.rows) if row not in opened.failed]
     opened.failed.clear()  # the errors' tracebacks refer to it
-    out: Any = None
+    out: Chunk | Failure | None = None
     if kept:
         made, failed = worker.meter.timed(outcome_of, operator.end_batch, opened.batch, kept)
         out = made[0] if failed is None else failures.handle(worker, chunk, failed)

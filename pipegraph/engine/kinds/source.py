@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from operator import index as as_int
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, cast
 
 from pipegraph.bundle import Bundle, filled, named
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineages
-from pipegraph.contracts import History, history_of
+from pipegraph.contracts import History, Operator, Source, history_of
 from pipegraph.engine.stage.bundle_size import LONG_NS
 from pipegraph.engine.stage.failure_policy import Outcome, ends_run
 from pipegraph.engine.stage.hand_over import hand_over
@@ -35,26 +35,26 @@ class SourceKind(StageKind):
 
     parallel = True
 
-    def stays(self, operator: Any) -> str | None:
+    def stays(self, operator: Operator | Source) -> str | None:
         if operator.gives == "part":
             return f"{operator.name} only names what is to be read"
         return super().stays(operator)
 
-    def fixed(self, operator: Any) -> str | None:
+    def fixed(self, operator: Operator | Source) -> str | None:
         return f"{operator.name} can only be read in sequence"
 
-    def level(self, operator: Any, inputs: Sequence[str]) -> str:
+    def level(self, operator: Operator | Source, inputs: Sequence[str]) -> str:
         return str(operator.gives)
 
     def hands_over_rows(self, stage: StagePlan) -> bool:
         return stage.traits.blocks
 
     def elastic(self, stage: StagePlan) -> bool:
-        source: Any = stage.operator
+        source = cast(Source, stage.operator)
         return bool(source.resizable)
 
     def has_length(self, stage: StagePlan) -> bool:
-        source: Any = stage.operator
+        source = cast(Source, stage.operator)
         known = stage.traits.has_length
         return source.length(0, 0, 1) is not None if known is None else known()
 
@@ -68,7 +68,7 @@ class SourceKind(StageKind):
         seed: int | None,
         history: History,
     ) -> int | None:
-        source: Any = stage.operator
+        source = cast(Source, stage.operator)
         if seed is not None:
             stage.traits.deals_with(seed)
         if history:
@@ -80,8 +80,8 @@ class SourceKind(StageKind):
     def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
         return Restart(step=cursor), []
 
-    def why_unknown(self, operator: Any) -> str | None:
-        return None if operator.resizable else "it cannot resume at another world size"
+    def why_unknown(self, operator: Operator | Source) -> str | None:
+        return None if cast(Source, operator).resizable else "it cannot resume at another world size"
 
     def bundle_sizes(
         self, stage: StagePlan, plan: Plan, reader: object, world_size: int
@@ -134,7 +134,7 @@ class _Epoch:
 
     def read(self, rows: int, step: int) -> Outcome:
         """Up to ``rows`` items from a step on; fewer where one took long, or where they end."""
-        made: list[Any] = []
+        made: list[object] = []
         try:
             if self._items is None:
                 self._items = self._begun(step)
@@ -176,7 +176,7 @@ class _Epoch:
 def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
     """The worker loop of a source that must be read sequentially."""
     source: Any = worker.operator  # a proxy, if it is read elsewhere
-    planned: Any = stage.plan.operator
+    planned = cast(Source, stage.plan.operator)
     run, pace, sender, meter = stage.run, stage.pace, stage.sender, worker.meter
     epoch, step = run.first_epoch, stage.restart.step
     began = step

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from pipegraph.bundle import DROPPED
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage
+from pipegraph.contracts import Operator, Source
 from pipegraph.engine.stage.failure_notes import checked, where
 from pipegraph.engine.stage.failure_policy import ends_run
 from pipegraph.engine.stage.kept import decode, encode_state
@@ -25,6 +25,7 @@ from pipegraph.engine.stage.snapshots import snapshot_bytes
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Loop, Worker
 from pipegraph.errors import note
+from pipegraph.parameters import chunks_of
 from pipegraph.planning.kind import Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 
@@ -50,10 +51,10 @@ class StatefulKind(StageKind):
         self.expands = of.expands
         self.gathers = of.gathers
 
-    def overtakes(self, operator: Any) -> bool:
+    def overtakes(self, operator: Operator | Source) -> bool:
         return self.of.overtakes(operator)
 
-    def one_to_one(self, operator: Any) -> bool:
+    def one_to_one(self, operator: Operator | Source) -> bool:
         return self.of.one_to_one(operator)
 
     def elastic(self, stage: StagePlan) -> bool:
@@ -125,11 +126,11 @@ class _Keeping(Serial):
         self.account.keep(-sum(self._kept))
         self._kept = [0, 0]
 
-    def _results(self, call: Callable[[], Any]) -> list[Chunk]:
+    def _results(self, call: Callable[[], object]) -> list[Chunk]:
         made = call()
         if self._kind.in_place:
-            made = checked(made, self.stage.plan.operator, self.stage.name)
-        return [made] if isinstance(made, Chunk) else [] if made is DROPPED else list(made)
+            made = checked(made, self.stage.plan.work, self.stage.name)
+        return [made] if isinstance(made, Chunk) else [] if made is DROPPED else list(chunks_of(made))
 
     def _send_all(self, made: Sequence[Chunk | Failure]) -> Iterator[None]:
         """Send results, with their cursors, but for those that left before the restart."""
@@ -165,7 +166,7 @@ class _Keeping(Serial):
         self._drop, self._done = max(0, self._drop - self._done), 0
 
 
-def _entries(state: Any) -> int:
+def _entries(state: object) -> int:
     """The entries of an encoded state, at all depths."""
     within = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
     return len(within) + sum([_entries(each) for each in within if each.__class__ in (dict, list)])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from pipegraph.contracts import Context
+from pipegraph.contracts import Context, Operator, Source
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.process_host import ProcessHost
 from pipegraph.engine.process.sealed import Sealed
@@ -17,7 +16,7 @@ from pipegraph.machine import lacking_for_processes
 from pipegraph.planning.plan import Plan, StagePlan
 
 
-class Processes(Pool):
+class Processes(Pool[Sealed]):
     """The worker processes of one loader. Made before the loader has threads, so that the zygote can be forked.
 
     Raises:
@@ -41,10 +40,10 @@ class Processes(Pool):
             self._borrowed = zygote.borrow()
         return self._borrowed
 
-    def _seal(self, operator: Any, stage: str) -> Sealed:
+    def _seal(self, operator: Operator | Source, stage: str) -> Sealed:
         return Sealed(operator, stage, copies=not operator.traits.inherits)
 
-    def _host(self, stage: StagePlan, context: Context, sealed: Any, opening: tuple[object, ...]) -> Host:
+    def _host(self, stage: StagePlan, context: Context, sealed: Sealed, opening: tuple[object, ...]) -> Host:
         return ProcessHost(self.parent, sealed, context, opening, stage.spec.timeout)
 
     def close(self) -> None:

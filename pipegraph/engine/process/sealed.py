@@ -18,7 +18,7 @@ import torch
 
 from pipegraph.device.slabs import aligned
 from pipegraph.engine.process.segments import OwnMemory, anonymous_file
-from pipegraph.engine.process.wire import TreePickler, set_apart
+from pipegraph.engine.process.wire import Take, TreePickler, set_apart
 from pipegraph.errors import NotPicklableError, PipegraphWarning
 
 MAX_SHARED = 32
@@ -86,14 +86,14 @@ class _SealingPickler(TreePickler):
         shared: what lies in such memory; empty if nothing does.
     """
 
-    def __init__(self, file: Any, take: Any, copies: bool) -> None:
+    def __init__(self, file: object, take: Take, copies: bool) -> None:
         super().__init__(file, take)
         self._copies = copies
         self.shared = ""
         self.storages: list[Any] = []
         self._numbers: dict[int, int] = {}  # of storages, by address
 
-    def reducer_override(self, value: object) -> Any:
+    def reducer_override(self, value: object) -> object:
         kind = type(value)
         # A parameter has a tensor, which comes next.
         if isinstance(value, torch.Tensor | np.ndarray) and kind is not torch.nn.Parameter:
@@ -107,7 +107,7 @@ class _SealingPickler(TreePickler):
             raise pickle.PicklingError("a storage has no dtype; keep its tensor")
         return super().reducer_override(value)
 
-    def _attached(self, tensor: Any) -> Any:
+    def _attached(self, tensor: Any) -> object:
         """How a process attaches to the shared memory of a tensor; None if it is not of the kind that has a name."""
         # The bits of a lazy view, and quantizers, are in no storage.
         if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or not tensor.numel():
@@ -127,7 +127,7 @@ class _SealingPickler(TreePickler):
 
 def _attach(number: int, nbytes: int, place: tuple[Any, ...], grad: bool) -> torch.Tensor:
     dtype, *rest = place
-    storage: Any = _attaching[number]
+    storage = _attaching[number]
     if type(storage) is int:
         storage = _attaching[number] = _storage._new_shared_fd_cpu(storage, nbytes)
     made = torch.empty(0, dtype=dtype).set_(storage, *rest)
@@ -169,7 +169,7 @@ _attaching: list[Any] = []
 """While an object is unsealed: the descriptors of shared storages, and the storages once they are attached."""
 
 
-def unseal(fd: int, spans: list[tuple[int, int]], shared: Sequence[int] = ()) -> Any:
+def unseal(fd: int, spans: list[tuple[int, int]], shared: Sequence[int] = ()) -> object:
     """Unpickle the object, in another process, by its main thread; closes ``fd`` and those of ``shared`` storages."""
     memory: Any = np.frombuffer(
         OwnMemory(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE), np.uint8

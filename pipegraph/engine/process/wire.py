@@ -46,6 +46,9 @@ READ = 1 << 14
 DESCRIPTORS = 253
 """Maximum number of descriptors per message (Linux's ``SCM_MAX_FD``): the kernel silently drops more."""
 
+Take = Callable[[pickle.PickleBuffer], bool]
+"""Is given the buffers of what is pickled; False for one that is kept out of the pickle."""
+
 _HEADER = struct.Struct("<III")
 
 
@@ -97,7 +100,7 @@ def _view(buffer: Any, kind: str, shape: tuple[int, ...], readonly: bool) -> mem
     return view.toreadonly() if readonly else view
 
 
-def set_apart() -> tuple[Callable[[pickle.PickleBuffer], bool], list[memoryview]]:
+def set_apart() -> tuple[Take, list[memoryview]]:
     """A ``buffer_callback`` for a pickler that keeps large buffers out of the stream, and the list that gets them."""
     buffers: list[memoryview] = []
 
@@ -114,10 +117,10 @@ def set_apart() -> tuple[Callable[[pickle.PickleBuffer], bool], list[memoryview]
 class TreePickler(ByValuePickler):
     """A pickler that writes plain CPU tensors as their bytes."""
 
-    def __init__(self, file: object, take: Callable[[pickle.PickleBuffer], bool], back: bool = False) -> None:
+    def __init__(self, file: object, take: Take, back: bool = False) -> None:
         super().__init__(file, back, buffer_callback=take)
 
-    def reducer_override(self, value: object) -> Any:
+    def reducer_override(self, value: object) -> object:
         if value.__class__ is torch.Tensor and _plain(value):
             shape = tuple(value.shape)
             block, strides = _in_memory(value, shape)
@@ -134,20 +137,18 @@ class TreePickler(ByValuePickler):
 class _SlabPickler(TreePickler):
     """A pickler that sends tensors of shared slabs as segment and offset. Separate, because it checks every object."""
 
-    def __init__(
-        self, file: object, take: Callable[[pickle.PickleBuffer], bool], back: bool, slabs: _Slabs
-    ) -> None:
+    def __init__(self, file: object, take: Take, back: bool, slabs: _Slabs) -> None:
         super().__init__(file, take, back)
         self._slabs = slabs
 
-    def persistent_id(self, value: object) -> Any:
+    def persistent_id(self, value: object) -> object:
         return self._slabs.place_of(value) if value.__class__ is torch.Tensor else None
 
 
 class _Unpickler(pickle.Unpickler):
     """An unpickler that maps the tensors of shared slabs."""
 
-    def __init__(self, file: Any, buffers: Sequence[object], slabs: Sequence[object]) -> None:
+    def __init__(self, file: io.BytesIO, buffers: Sequence[object], slabs: Sequence[object]) -> None:
         super().__init__(file, buffers=buffers)
         self._slabs = slabs
 
@@ -178,7 +179,7 @@ class _Slabs:
         self._by_address.clear()
         self.some = False
 
-    def place_of(self, tensor: torch.Tensor) -> Any:
+    def place_of(self, tensor: torch.Tensor) -> object:
         """A tensor's place for the receiver; None if it is in no slab."""
         if tensor.layout != torch.strided or not tensor.numel() or tensor.device.type != "cpu":
             return None
@@ -283,7 +284,7 @@ class Port:
         new.append(segment)
         return self._lease, segment.number, segment.nbytes
 
-    def _send(self, parts: Sequence[Any], fds: list[int], wait: bool) -> None:
+    def _send(self, parts: Sequence[bytes | memoryview], fds: list[int], wait: bool) -> None:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         whole = b"".join((self._unsent, *parts))
         try:

@@ -18,7 +18,7 @@ from pipegraph.errors import note
 from pipegraph.global_generators import enter_worker, own_process
 
 
-def _share(shared: dict[str, object], name: str, make: Callable[[], object]) -> Any:
+def _share(shared: dict[str, object], name: str, make: Callable[[], object]) -> object:
     """As ``Context.share``."""
     return shared[name] if name in shared else shared.setdefault(name, make())
 

@@ -45,7 +45,7 @@ from pipegraph.engine.remote.exceptions import Carried
 STARTS = 3
 """How often to start a child that dies before it has opened the operator."""
 
-SELECTOR: Any = getattr(selectors, "PollSelector", selectors.SelectSelector)
+SELECTOR: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
 class Host(ABC):
@@ -216,7 +216,7 @@ class Host(ABC):
         else:
             call.outcome = (None, result.error()) if isinstance(result, Carried) else (result, None)
 
-    def _receive(self) -> Any:
+    def _receive(self) -> object:
         """The next answer, which is there."""
         try:
             result, counts = self._link.receive()

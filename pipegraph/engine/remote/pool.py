@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pipegraph.bundle import Pack
-from pipegraph.contracts import Context
+from pipegraph.contracts import Context, Operator, Source
 from pipegraph.engine.remote.host import Host
 from pipegraph.engine.remote.proxies import remote
 from pipegraph.planning.plan import Plan, StagePlan
 
+Sealed = TypeVar("Sealed")
+"""An operator as a backend sends it."""
 
-class Pool(ABC):
+
+class Pool(ABC, Generic[Sealed]):
     """Makes the proxies of the stages of a plan that are remote by one backend."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._sent: dict[str, Any] = {}
+        self._sent: dict[str, Sealed] = {}
 
     def operator(self, stage: StagePlan, context: Context) -> Any:
         """A proxy for the operator of one worker.
@@ -40,7 +43,7 @@ class Pool(ABC):
         """Called after every worker has closed its own host."""
 
     @abstractmethod
-    def _seal(self, operator: object, stage: str) -> Any:
+    def _seal(self, operator: Operator | Source, stage: str) -> Sealed:
         """The pickled operator of a stage, once for all workers.
 
         Raises:
@@ -48,7 +51,7 @@ class Pool(ABC):
         """
 
     @abstractmethod
-    def _host(self, stage: StagePlan, context: Context, sealed: object, opening: tuple[object, ...]) -> Host:
+    def _host(self, stage: StagePlan, context: Context, sealed: Sealed, opening: tuple[object, ...]) -> Host:
         """The host of one worker's operator; ``opening`` is what ``child.opened_worker`` needs besides it."""
 
     def _packing(self, stage: StagePlan) -> Pack | None:

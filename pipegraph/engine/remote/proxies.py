@@ -10,7 +10,7 @@ from typing import Any
 
 from pipegraph.bundle import UNNAMED, Bundle, filled
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context, Operator
+from pipegraph.contracts import Context, Operator, Source
 from pipegraph.engine.remote.base_proxy import Deaths, Remote
 from pipegraph.engine.remote.contract import NOTHING, Call, Died, Overdue
 from pipegraph.engine.remote.host import Host
@@ -282,7 +282,7 @@ class RemoteHolder(Remote):
     load_state_dict = partialmethod(_keep, "load_state_dict")
 
 
-def remote(operator: Any, host: Host, stage: str, timeout_s: float | None) -> Any:
+def remote(operator: Operator | Source, host: Host, stage: str, timeout_s: float | None) -> Remote:
     """The proxy for an operator in ``host``."""
     kinds: dict[str, type[Remote]] = {
         "source": RemoteSource,

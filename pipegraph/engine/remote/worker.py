@@ -55,7 +55,7 @@ class Page:
         return self._words[0], self._words[1]
 
 
-class Made(list[Any]):
+class Made(list[object]):
     """A list of results that records the next row on the page with each append."""
 
     def __init__(self, page: Page, start: int) -> None:
@@ -139,7 +139,7 @@ class ProcessWorker:
         self._stage = context.stage
         self._own, self._blocks = operator.traits.seeds_itself, operator.traits.blocks
         self._pack = pack
-        self._batch: Any = None
+        self._batch: object = None
         self._broken: BaseException | None = None
         self._items: Iterator[object] = iter(())
         self._alone: bool | None = None  # whether items are sent one by one; see ``bundle_size.Pace``
@@ -165,7 +165,7 @@ class ProcessWorker:
         made, error, _ = self._do(start, lambda made: self._operator.work_into(made, rows, start))
         return made, error, names
 
-    def read(self, indices: list[Any], start: int, stop: int) -> Worked:
+    def read(self, indices: list[object], start: int, stop: int) -> Worked:
         """As :meth:`work`, of a source."""
         if not self._blocks:
             return self._do(start, lambda made: self._read(made, indices[start:stop]))
@@ -179,14 +179,14 @@ class ProcessWorker:
             return list(made), None if drew_unseeded() else Carried(error), None
         return self._packed(made), None, None
 
-    def _read(self, made: list[Any], places: list[Any]) -> None:
+    def _read(self, made: list[object], places: list[Any]) -> None:
         for place, epoch in places:
             position = place.position if isinstance(place, Drawn) else place
             if not self._own:
                 self._draws.one(epoch, (self._stage, int(position)))
             made.append(self._operator.read(place, epoch))
 
-    def _packed(self, made: list[Any]) -> Any:
+    def _packed(self, made: list[object]) -> object:
         """Rows as packed by their ``Batch``, with one array per field to send; unchanged if they cannot be packed."""
         if self._pack is None or len(made) < 2 or sum([n for _, n in buffers(made[0])]) > PACKED_BYTES:
             return list(made)
@@ -234,7 +234,15 @@ class ProcessWorker:
         made = (process if self._own else drawing(process, self._draws))(chunk)
         return self._begin(islice(chunks_of(made), drop, None), PULL if self._alone is False else 1)
 
-    def iterate(self, epoch: int, rank: int, world_size: int, step: int, snapshot: Any, run: Any) -> Pulled:
+    def iterate(
+        self,
+        epoch: int,
+        rank: int,
+        world_size: int,
+        step: int,
+        snapshot: tuple[int, object] | None,
+        run: tuple[int, object] | None,
+    ) -> Pulled:
         """Begin an epoch of a source that is read in sequence at a step, from a snapshot taken there if one is given.
 
         Returns as :meth:`more`: the first item alone.

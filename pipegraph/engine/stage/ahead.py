@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter_ns
-from typing import Any
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk
+from pipegraph.chunk import Chunk, Item
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
 
@@ -21,7 +20,7 @@ QUICK_NS = 10_000_000
 """Items at longer intervals, times the cost of a call, are not taken ahead: the wait is short compared to them, and at
 the end of an epoch idle workers should get them."""
 
-NextItem = tuple[int, Any]
+NextItem = tuple[int, Item]
 """Ticket and item."""
 
 

@@ -77,7 +77,7 @@ class _Wiring:
                 self._indices[epoch, place.position] = place.index
             return hit
 
-        def read(place: Any, epoch: int) -> object:
+        def read(place: int, epoch: int) -> object:
             hit = found(place, epoch)
             return self._made(self._source, source.read, place, epoch) if hit is None else hit
 

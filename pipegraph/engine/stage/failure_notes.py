@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipegraph.bundle import DROPPED
 from pipegraph.chunk import Chunk
+from pipegraph.contracts import Operator
 from pipegraph.errors import as_raised, note, shown
 from pipegraph.stage_spec import StageSpec
 
@@ -67,7 +68,7 @@ def log_first(spec: StageSpec, lost: Sequence[Quarantined], made: int = 0) -> No
     )
 
 
-def checked(out: Any, operator: Any, stage: str) -> Any:
+def checked(out: object, operator: Operator, stage: str) -> object:
     """The result of a map's ``process``: a chunk, or ``DROPPED`` for None where the operator may drop some."""
     if out is None and not operator.one_to_one:
         return DROPPED

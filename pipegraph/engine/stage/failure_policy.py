@@ -74,7 +74,7 @@ class Failures:
         self.name = stage.plan.name
         self.judges_epochs = self.skip is not None and is_share(self.skip.budget)
 
-    def seeded(self, call: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
+    def seeded(self, call: Callable[[Chunk], T]) -> Callable[[Chunk], T]:
         """Wrap ``call`` to draw from the chunk's generator, unless the operator does so itself."""
         if self.stage.plan.traits.seeds_itself:
             return call

@@ -52,7 +52,7 @@ class _NotEncodable(TypeError):
     """An object cannot be encoded; the message is its class."""
 
 
-def encode_state(value: object, stage: str) -> Any:
+def encode_state(value: object, stage: str) -> object:
     """As :func:`encode`, for the state of a stage's operator or iterator.
 
     Raises:
@@ -117,14 +117,14 @@ def encode(value: Any) -> Any:
         names = value._fields if is_namedtuple(value) else [each.name for each in dataclasses.fields(value)]
         fields = {name: encode(getattr(value, name)) for name in names}
         return {TAG: "fields", "class": [kind.__module__, kind.__qualname__], "fields": fields}
-    bases: tuple[Any, ...] = (str, int, float, dict, list, tuple)
+    bases: tuple[type, ...] = (str, int, float, dict, list, tuple)
     for base in bases:  # a subclass: encoded as its base, as JSON does
         if isinstance(value, base):
             return encode(base(value))
     raise _NotEncodable(f"a {kind.__module__}.{kind.__qualname__}")
 
 
-def _items(value: dict[Any, Any]) -> list[object]:
+def _items(value: dict[object, object]) -> list[object]:
     return [[encode(key), encode(each)] for key, each in value.items()]
 
 
@@ -196,7 +196,7 @@ def _class(name: tuple[str, str]) -> type[object]:
     )
 
 
-def _decode_fields(name: tuple[str, str], fields: dict[str, Any]) -> Any:
+def _decode_fields(name: tuple[str, str], fields: dict[str, object]) -> object:
     """A named tuple or a dataclass."""
     found: Any = _class(name)
     if issubclass(found, tuple) and hasattr(found, "_make"):

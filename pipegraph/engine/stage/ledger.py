@@ -173,7 +173,7 @@ class Ledger:
             self.resumed_without = epoch if any(each.epoch == epoch for each in entries) else None
 
 
-def _plain(key: object) -> Any:
+def _plain(key: object) -> object:
     """A sample's key as a JSON value, or as text if JSON has no such value."""
     if key is None or isinstance(key, str | bool | int | float):
         return key

@@ -133,7 +133,7 @@ class ByChunk:
 
     def __init__(self, stage: StageRun, process: Callable[[Chunk], object]) -> None:
         self._stage, self._process = stage.name, stage.failures.seeded(process)
-        self._operator = stage.plan.operator
+        self._operator = stage.plan.work
         # A function that fails may have changed its containers before.
         self._copies = stage.plan.spec.retry.times > 0
 
@@ -159,7 +159,7 @@ class ByBundle(ByChunk):
     def do(self, block: Chunk, at: int) -> Outcome:
         if not isinstance(block, Bundle):
             return super().do(block, at)
-        made: list[Any] = []
+        made: list[object] = []
         try:
             given = self.given(block.copied() if self._copies and block.packed is None else block)
             if not at and self.packs is not None and self.packs(block.count):

@@ -15,7 +15,7 @@ MAX_SNAPSHOTS = 256
 SHARE = 8
 """Snapshots may take 1/8 of the memory limit; one that is needed and the newest are always kept."""
 
-Entries = tuple[tuple[int, int, Any, int], ...]
+Entries = tuple[tuple[int, int, object, int], ...]
 """Snapshots in the order in which they were taken: epoch, step, snapshot, bytes."""
 
 
