@@ -100,12 +100,6 @@ class Stopwatch:
         self.noted: list[int] = []
         """The thread appends nanoseconds, and calls :meth:`count` when there are :data:`BATCH` of them."""
 
-    def note(self, ns: int) -> None:
-        """Note a duration; the same for those who are in no hurry."""
-        self.noted.append(ns)
-        if len(self.noted) >= BATCH:
-            self.count()
-
     def note_none(self, times: int) -> None:
         """Record a number of durations of zero."""
         self._none += times

@@ -217,7 +217,8 @@ class Channel:
             first.entered = self._enter(first.seq, first.item, first.last, first.stamp)
             first.wake(self.activity)
             self._putters.remove(first)
-            self._has_changed()
+            if self.changed is not None:
+                self.changed()
 
     def _first_to_enter(self) -> _Putter | None:
         waiting = self._putters

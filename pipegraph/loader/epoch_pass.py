@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
+from pipegraph.durations import BATCH
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.crew import Crew
 from pipegraph.engine.run import Run
@@ -18,7 +19,6 @@ from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.errors import LoaderClosedError, PipegraphWarning, as_raised
 from pipegraph.loader.pass_totals import Interval, PassTotals
 from pipegraph.loader.place import RowsInDelivery
-from pipegraph.loader.position import Progress
 
 if TYPE_CHECKING:
     from pipegraph.loader.equal_steps import Agreement
@@ -58,7 +58,8 @@ class Pass:
         self._place = progress.place
         self.turn = loader._turn
         self.epoch = self._place.epoch
-        self._get = run.terminal.get
+        self._take = run.terminal.take
+        self._waits = progress.waits.noted
         self._release = run.account.release
         self._whole = whole
         # Called before a chunk is taken, with the number of those delivered so far.
@@ -111,7 +112,18 @@ class Pass:
                         raise Cancelled
                     item = self._rest.pop()
                 else:
-                    item = self._next(progress)
+                    for observe in self._observers:
+                        observe(progress.items)
+                    asked = perf_counter_ns()
+                    while not isinstance(item := self._take()[1], Chunk):
+                        self._token(item)
+                    now = perf_counter_ns()
+                    self._waits.append(now - asked)
+                    if len(self._waits) >= BATCH:
+                        progress.waits.count()
+                    if self._run.tracer.on:
+                        self._run.tracer.delivered(asked, item)
+                    progress.first_batch_ns = progress.first_batch_ns or now
                     if item.__class__ is Bundle:
                         progress.waits.note_none(item.count - 1)
                         quick = min(item.count, until - steps) - 1
@@ -148,25 +160,6 @@ class Pass:
                     self._fail("it was interrupted")
                 raise
 
-    def _next(self, progress: Progress) -> Any:
-        """The next chunk, or bundle of rows."""
-        for observe in self._observers:
-            observe(progress.items)
-        asked = perf_counter_ns()
-        item = None
-        try:
-            while not isinstance(item := self._get(), Chunk):
-                self._token(item)
-        except BaseException:
-            item = None  # else the error's traceback would hold the error, and with it the loader
-            raise
-        progress.waits.note(perf_counter_ns() - asked)
-        if self._run.tracer.on:
-            self._run.tracer.delivered(asked, item)
-        if not progress.first_batch_ns:
-            progress.first_batch_ns = perf_counter_ns()
-        return item
-
     def _ahead(self) -> tuple[int, Any]:
         """As the last queue's ``ahead``, with the rows already taken from it."""
         chunks, token = self._run.terminal.waiting()
@@ -192,7 +185,7 @@ class Pass:
         chunks, token = self._ahead()
         ended = isinstance(token, EndOfEpoch) and token.epoch == self.epoch and not self._place.later
         if chunks == 0 and isinstance(token, Failure):
-            self._token(self._get())
+            self._token(self._take()[1])
         return self._place.steps - self._first + chunks, ended
 
     def wait_for_more(self) -> None:
@@ -203,7 +196,7 @@ class Pass:
             chunks, token = self._ahead()
             if chunks or not isinstance(token, EndOfEpoch) or token.epoch == self.epoch:
                 return
-            self._get()
+            self._take()
 
     def _ask(self, steps: int) -> int:
         """How many steps of the epoch may be delivered before this is asked again; raises StopIteration to end it."""
@@ -266,7 +259,7 @@ class Pass:
         self._interval = self._totals.begin(run)
         self._progress.enter(place, run)
         self._place = place
-        self._get, self._release = run.terminal.get, run.account.release
+        self._take, self._release = run.terminal.take, run.account.release
 
     def _cancelled(self) -> None:
         if self.over:  # another thread ended the pass, and has cleaned up
