@@ -51,7 +51,6 @@ class ChannelStats(NamedTuple):
     get_wait_ns: int
     putters_waiting: int
     getters_waiting: int
-    grown: int
 
 
 class _Putter(Waiter):
@@ -124,7 +123,6 @@ class Channel:
         self._gets = 0
         self._put_wait_ns = 0
         self._get_wait_ns = 0
-        self._grown = 0
 
     # -- putting -------------------------------------------------------------------------------
 
@@ -410,7 +408,6 @@ class Channel:
             waiter = self._blocked()
             if waiter is not None and waiter.item is not None:
                 self._contents.grow(waiter.item)
-                self._grown += 1
                 self._let_in()
                 self._has_changed()
             return self._contents.capacity
@@ -438,7 +435,6 @@ class Channel:
             get_wait_ns=self._get_wait_ns + sum(max(0, now - waiter.since_ns) for waiter in self._getters),
             putters_waiting=len(self._putters),
             getters_waiting=len(self._getters),
-            grown=self._grown,
         )
 
     def stats(self, now_ns: int | None = None) -> ChannelStats:

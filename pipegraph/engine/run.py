@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 
 from pipegraph import concurrency
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import Context
 from pipegraph.engine.activity import Activity
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.loader_context import LoaderContext
@@ -85,10 +84,6 @@ class Run:
             reader = workers[0].operator
         said = () if reader is None else reader.positions_of(steps, epoch, self.rank, self.world_size)
         return [*noted, *said]
-
-    def context(self, stage: str, worker: int) -> Context:
-        """The context with which a worker opens its operator."""
-        return self._loader.context(stage, worker)
 
     # -- wiring --------------------------------------------------------------------------------
 

@@ -46,26 +46,3 @@ def _why_fixed(stage: StagePlan) -> str | None:
     return (
         stage.backend.why_fixed or stage.kind.fixed(stage.operator) or (cached if stage.cached_in else None)
     )
-
-
-def why_one_worker(stage: StagePlan) -> str | None:
-    """Why a stage has no use of more workers, also in another run; None if it may have them."""
-    return stage.backend.why_fixed if stage.backend.in_consumer else stage.kind.fixed(stage.operator)
-
-
-def instead(stage: StagePlan) -> str:
-    """What helps a stage that has no use of more workers."""
-    if stage.backend.in_consumer:
-        return 'backend="thread"'
-    if stage.kind.fixed(stage.operator) is None:
-        return ""
-    if stage.source is not None:
-        return (
-            "a random-access source (FromSequence over a dataset with __getitem__), or a source that only names what "
-            "to read, and reading in a stage behind it"
-        )
-    if stage.kind.gathers:
-        return "work on samples (decoding, converting, padding) in the stage above, which may have several workers"
-    if stage.work.stateful:
-        return "a stage without a state for its expensive part"
-    return "its expensive part in a stage of its own, which may have several workers"

@@ -12,7 +12,6 @@ from pipegraph.engine.stage.ledger import Quarantined
 from pipegraph.errors import GraphError, shown
 from pipegraph.measurements import COUNTERS, Edge, Measured, StageCounts, StageProfile, Totals, measurements
 from pipegraph.planning.plan import Plan, StagePlan
-from pipegraph.planning.tunable import instead, why_one_worker
 
 from .bottleneck import (
     CONSUMER,
@@ -160,8 +159,8 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
         backend=stage.backend,
         grown_to=measured.grown.get(name),
         counters=measured.counters.get(name, {}),
-        fixed=why_one_worker(stage),
-        remedy=instead(stage),
+        fixed=_why_one_worker(stage),
+        remedy=_instead(stage),
         shared=counts.pieces == counts.durations.count
         and wait_for_each_other(counts.durations.bins(), workers, max(1, life_passes)),
         pinned=stage.pinned,
@@ -265,3 +264,26 @@ def _edges(plan: Plan, waits: Waits, totals: Totals, elapsed_ns: int) -> list[Ed
         )
         for (consumer, index), producer in _producers(plan).items()
     ]
+
+
+def _why_one_worker(stage: StagePlan) -> str | None:
+    """Why a stage has no use of more workers, also in another run; None if it may have them."""
+    return stage.backend.why_fixed if stage.backend.in_consumer else stage.kind.fixed(stage.operator)
+
+
+def _instead(stage: StagePlan) -> str:
+    """What helps a stage that has no use of more workers."""
+    if stage.backend.in_consumer:
+        return 'backend="thread"'
+    if stage.kind.fixed(stage.operator) is None:
+        return ""
+    if stage.source is not None:
+        return (
+            "a random-access source (FromSequence over a dataset with __getitem__), or a source that only names what "
+            "to read, and reading in a stage behind it"
+        )
+    if stage.kind.gathers:
+        return "work on samples (decoding, converting, padding) in the stage above, which may have several workers"
+    if stage.work.stateful:
+        return "a stage without a state for its expensive part"
+    return "its expensive part in a stage of its own, which may have several workers"

@@ -194,7 +194,7 @@ def test_a_call_behind_one_that_hangs_is_sent_again_and_not_blamed(host_of):
     host.begin(first)
     host.ahead(second)
     assert host.answer(first) == "first"
-    assert host.call("work", "a row of the first again") == "again"
+    assert host.answer(Call("work", "a row of the first again")) == "again"
     assert len(actor.calls) == 3
     with pytest.raises(Overdue):
         host.answer(second)

@@ -13,7 +13,7 @@ from pipegraph import concurrency
 from pipegraph.bundle import Pack
 from pipegraph.contracts import Context
 from pipegraph.engine.actors.parcel import Parcel, Received
-from pipegraph.engine.remote.child import opened_worker
+from pipegraph.engine.remote.child import called, opened_worker
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.remote.worker import NOTHING, OperatorCounts, ProcessWorker, unsent
 
@@ -91,11 +91,6 @@ class StageActor:
         try:
             self._worker = opened_worker(self._progress, sealed.shared, context, pack, self._counts)
         except BaseException as error:
-            if isinstance(error, ModuleNotFoundError):
-                error.add_note(
-                    "pipegraph: the cluster's nodes need what the operator imports: install it there, or send it with "
-                    "runtime_env={'working_dir': '.'} (ray.init's, or this stage's)"
-                )
             return self._answer(Carried(error))
         return self._answer(None)
 
@@ -109,10 +104,7 @@ class StageActor:
             error.add_note("pipegraph: what the stage was given cannot be read in its actor")
             return self._answer(Carried(error))
         del request
-        try:
-            result = getattr(self._worker, name)(*args)
-        except BaseException as error:
-            result = Carried(error)
+        result = called(self._worker, name, args)
         del args
         return self._answer(result)
 

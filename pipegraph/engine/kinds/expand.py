@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import islice
 from time import perf_counter_ns
 from typing import cast
@@ -17,9 +16,9 @@ from pipegraph.bundle import DROPPED, Bundle
 from pipegraph.chunk import Chunk, Cursor, Failure
 from pipegraph.contracts import Operator, Source
 from pipegraph.engine.stage.bundle_size import BUNDLE_NS
-from pipegraph.engine.stage.cursors import same
+from pipegraph.engine.stage.cursors import compare
 from pipegraph.engine.stage.failure_notes import not_a_chunk
-from pipegraph.engine.stage.failure_policy import Failures, Outcome
+from pipegraph.engine.stage.failure_policy import Outcome
 from pipegraph.engine.stage.hand_over import hand_over
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
@@ -70,9 +69,15 @@ class _Family:
     """
 
     def __init__(
-        self, parent: Chunk, begin: Callable[[Chunk, int], Iterator[object]], stage: StageRun
+        self,
+        stage: StageRun,
+        worker: Worker,
+        parent: Chunk,
+        row: int,
+        begin: Callable[[Chunk, int], Iterator[object]],
     ) -> None:
         self.parent = parent
+        self._worker, self._row = worker, row
         self.count: float = math.inf
         self._begin = begin
         self._stage = stage
@@ -80,6 +85,9 @@ class _Family:
 
     def one(self, index: int) -> Chunk:
         return self.parent
+
+    def answer(self, error: BaseException, at: int) -> Failure | None:
+        return self._stage.failures.handle(self._worker, self.parent, error, self._row)
 
     def do(self, block: object, at: int) -> Outcome:
         """Make the next children: one at a time where they may be waited for."""
@@ -136,9 +144,8 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
             if stage.stop_epoch >= epoch:
                 break
             # Hold the parent until the end: a child may be a view of it, and ``process`` may still read it.
-            family = _Family(parent, begin, stage)
-            answer = partial(_answer, failures, worker, parent, row)
-            for made in failures.steps(worker, family, family.do, answer):
+            family = _Family(stage, worker, parent, row, begin)
+            for made in failures.steps(worker, family, family.do, family.answer):
                 for child in made:
                     alone = not together or not isinstance(child, Chunk) or not Bundle.takes(child)
                     if isinstance(child, Chunk):
@@ -173,14 +180,8 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
         yield
 
 
-def _answer(
-    failures: Failures, worker: Worker, parent: Chunk, row: int, error: BaseException, made: int
-) -> Failure | None:
-    return failures.handle(worker, parent, error, row, made)
-
-
 def _children_to_drop(stage: StageRun, parent: Chunk) -> int:
     at = stage.restart.cursor
-    if at is not None and parent.epoch == stage.run.first_epoch and same(parent.before, at[0]):
+    if at is not None and parent.epoch == stage.run.first_epoch and not compare(parent.before, at[0]):
         return int(at[1])
     return 0

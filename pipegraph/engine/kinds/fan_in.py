@@ -98,7 +98,10 @@ class _FanningIn(Serial):
     def _pick(self) -> Item:
         while (index := self.operator.next_input()) is not None:
             if index not in self._unended:
-                raise _no_input(self.stage.name, index, self._unended)
+                raise GraphError(
+                    f"stage {self.stage.name!r}: next_input() must return the number of an input that has not ended "
+                    f"(now one of {sorted(self._unended)}), or None for the end of the epoch, got {shown(index)}"
+                )
             item: Item = self._inboxes[index].get()
             if isinstance(item, EndOfEpoch):
                 self._unended.discard(index)
@@ -140,14 +143,6 @@ class _FanningIn(Serial):
         for index in left:
             while not isinstance(item := self._inboxes[index].get(), EndOfEpoch):
                 self.account.release(item.buffers)
-
-
-def _no_input(stage: str, index: object, unended: Iterable[int]) -> GraphError:
-    """The error for a fan-in that would wait for what never comes."""
-    return GraphError(
-        f"stage {stage!r}: next_input() must return the number of an input that has not ended (now one of "
-        f"{sorted(unended)}), or None for the end of the epoch, got {shown(index)}"
-    )
 
 
 def _own(stage: StageRun, left: Sequence[int]) -> list[StageRun]:

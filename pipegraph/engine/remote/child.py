@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,14 @@ def write_stacks(fd: int) -> None:
     faulthandler.enable(fd)
 
 
+def called(worker: ProcessWorker | None, name: str, args: Sequence[object]) -> object:
+    """What a method of the worker returns, or the exception that it raised."""
+    try:
+        return getattr(worker, name)(*args)
+    except BaseException as error:
+        return Carried(error)
+
+
 def serve(
     port: Any,
     page: Page,
@@ -70,11 +78,7 @@ def serve(
             answer(port, Carried(bad.error), {})
             continue
         page.begin(0)
-        call: Callable[..., object] = getattr(worker, name)
-        try:
-            result = call(*args)
-        except BaseException as error:
-            result = Carried(error)
+        result = called(worker, name, args)
         del args
         answer(port, result, counts.take())
         del result

@@ -144,10 +144,6 @@ class Host(ABC):
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def call(self, name: str, *args: object) -> object:
-        """Call a method of the ``ProcessWorker``; see :meth:`answer`."""
-        return self.answer(Call(name, *args))
-
     def begin(self, call: Call) -> None:
         """Send a call before its answer is asked for; starts a child if there is none."""
         while not call.sent and call.outcome is None:

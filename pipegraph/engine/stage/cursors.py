@@ -50,8 +50,3 @@ def detached(operator: FanIn) -> FanIn:
         mutable = isinstance(value, set | deque | bytearray)
         setattr(fresh, name, copy.copy(value) if mutable else copy_containers(value))
     return fresh
-
-
-def same(a: Cursor, b: Cursor) -> bool:
-    """Whether two cursors of one edge are the same position."""
-    return compare(a, b) == 0

@@ -50,21 +50,18 @@ def _where(keys: Sequence[object], positions: Sequence[int], epoch: int) -> str:
     )
 
 
-def log_first(spec: StageSpec, lost: Sequence[Quarantined], made: int = 0) -> None:
+def log_first(spec: StageSpec, lost: Sequence[Quarantined]) -> None:
     """Log the first item that a stage has left out, by its samples.
 
     Args:
         spec: has the policy.
-        made: items that an expanding stage had made of it before.
     """
-    first, became = lost[0], "was left out"
-    if made:
-        became += f" except for its first {made} items" if made > 1 else " except for its first item"
+    first = lost[0]
     log.warning(
-        "stage %r: %s, %s: %s. on_error=%r says so; further ones are only counted, and listed in "
+        "stage %r: %s, was left out: %s. on_error=%r says so; further ones are only counted, and listed in "
         "loader.profile().quarantined",
         *(first.stage, _where([each.key for each in lost], [each.position for each in lost], first.epoch)),
-        *(became, first.error, spec.on_error),
+        *(first.error, spec.on_error),
     )
 
 

@@ -165,12 +165,10 @@ class Failures:
         if backoff and self.stage.run.stopping.wait(backoff * 2**turn):
             raise Cancelled from None
 
-    def handle(
-        self, worker: Worker, chunk: Chunk, error: BaseException, row: int = 0, made: int = 0
-    ) -> Failure | None:
+    def handle(self, worker: Worker, chunk: Chunk, error: BaseException, row: int = 0) -> Failure | None:
         """Apply the policy to a failed chunk; returns None (skipped), or the failure.
 
-        ``row`` is its index in its bundle, ``made`` the number of its items that were made before the failure.
+        ``row`` is its index in its bundle.
         Exceptions that end the run are raised again; so is Ctrl-C, which an inline stage may get in its consumer's
         thread.
         """
@@ -178,7 +176,7 @@ class Failures:
         worker.meter.failed += 1
         if not isinstance(error, Exception) or self._loses_state(error) or self._cannot_count(error):
             return self.give_up(chunk, error)
-        return self._judge(worker, chunk, error, row, made)
+        return self._judge(worker, chunk, error, row)
 
     def pass_on(self, error: BaseException) -> None:
         """Raise an exception that is no error of the stage."""
@@ -221,14 +219,12 @@ class Failures:
             raise Cancelled
         return Failure(error, chunk.epoch)
 
-    def _judge(
-        self, worker: Worker, chunk: Chunk, error: Exception, row: int, made: int = 0
-    ) -> Failure | None:
+    def _judge(self, worker: Worker, chunk: Chunk, error: Exception, row: int) -> Failure | None:
         """Record the failure and leave the chunk out, unless that exceeds the budget."""
         stage, name, skip = self.stage, self.name, self.skip
         if skip is None:
             return self.give_up(chunk, error)
-        stage.wait_turn(worker.ticket)
+        stage.sender.wait_turn(worker.ticket)
         ledger = stage.run.ledger
         with stage.judging:
             ordinal = stage.ordinals.of(worker.ticket, row)
@@ -247,7 +243,7 @@ class Failures:
         if over:
             return self.give_up(chunk, error)
         if lost is not None:
-            log_first(stage.plan.spec, lost, made)
+            log_first(stage.plan.spec, lost)
         return None
 
     # -- the end of an epoch -------------------------------------------------------------------

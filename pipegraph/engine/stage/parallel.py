@@ -173,7 +173,11 @@ class ByBundle(ByChunk):
         except BaseException as error:
             return made, error
         if at + len(made) != block.count:
-            raise _miscounted(self._stage, self._operator, len(made), block.count - at)
+            raise GraphError(
+                f"stage {self._stage!r}: {type(self._operator).__name__} gave {len(made)} results for "
+                f"{block.count - at} samples of a bundle: its work_into or read_into must append one for each "
+                "(pipegraph.bundle.DROPPED for one it drops)"
+            )
         return made, None
 
     def given(self, bundle: Bundle) -> Any:
@@ -188,11 +192,3 @@ class ByBundle(ByChunk):
         """The results of all rows, packed; None where they are made one by one."""
         found: Columns | None = self.worker.operator.columns(given)
         return found
-
-
-def _miscounted(stage: str, operator: object, found: int, asked: int) -> GraphError:
-    """The error for an operator or order that does not give one result for each of its samples."""
-    return GraphError(
-        f"stage {stage!r}: {type(operator).__name__} gave {found} results for {asked} samples of a bundle: its "
-        "work_into or read_into must append one for each (pipegraph.bundle.DROPPED for one it drops)"
-    )

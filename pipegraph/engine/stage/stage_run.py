@@ -7,7 +7,6 @@ A ``StageRun`` lives as long as one run (from a pass's start until it is cancell
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency
@@ -35,18 +34,16 @@ class StageRun:
         numbers_taken: whether items are numbered as workers take them: there are several workers, or an error budget.
         judging: held while a failure is checked against the stage's budget.
         stop_epoch: the last epoch whose remaining items are not wanted.
-        wait_turn: blocks until every earlier ticket has left.
         collects: whether it takes whole bundles into groups, not single rows.
         pack: packs bundles as the next ``Batch`` needs them.
         unpacked_below: whether the next stage makes the rows of packed bundles, as processes do.
-        jobs: batches whose rows the workers share; see ``row_parallel``.
+        jobs: batches whose rows the workers share; see ``kinds.rows``.
         drawing_ns: time that a sampler has taken for positions, written by the one thread that drives it.
         draws_since_ns: when the call began that it is in; 0 if it is in none.
     """
 
     pace: Pace
     sender: Sender
-    wait_turn: Callable[[int], None]
 
     def __init__(self, plan: StagePlan, run: Run) -> None:
         self.plan = plan
@@ -82,7 +79,6 @@ class StageRun:
         kind = Sender if not self.by_ticket else ByTicket if self.in_order else AsFinished
         self.senders = [kind(self, channels) for channels in self.outboxes]
         self.sender = self.senders[0]
-        self.wait_turn = self.sender.wait_turn
         if self.by_ticket:
             self.inboxes[0].on_take = self._on_take
         if isinstance(self.sender, AsFinished):
