@@ -160,8 +160,8 @@ class Pass:
                     self._fail("it was interrupted")
                 raise
 
-    def _ahead(self) -> tuple[int, Any]:
-        """As the last queue's ``ahead``, with the rows already taken from it."""
+    def _waiting(self) -> tuple[int, Any]:
+        """As the last queue's ``waiting``, with the rows already taken from it."""
         chunks, token = self._run.terminal.waiting()
         return chunks + len(self._rest), token
 
@@ -182,7 +182,7 @@ class Pass:
         """How many chunks this rank is sure of now; see :mod:`pipegraph.loader.equal_steps`."""
         if self._place.nothing:
             return self._place.steps - self._first, True  # the other ranks still wait for this one's report
-        chunks, token = self._ahead()
+        chunks, token = self._waiting()
         ended = isinstance(token, EndOfEpoch) and token.epoch == self.epoch and not self._place.later
         if chunks == 0 and isinstance(token, Failure):
             self._token(self._take()[1])
@@ -193,7 +193,7 @@ class Pass:
         while not self._place.nothing:
             if not self._rest:
                 self._run.terminal.peek()
-            chunks, token = self._ahead()
+            chunks, token = self._waiting()
             if chunks or not isinstance(token, EndOfEpoch) or token.epoch == self.epoch:
                 return
             self._take()
@@ -221,7 +221,7 @@ class Pass:
     def _warn_of_no_steps(self) -> None:
         rank, world_size = self.own
         whose = f"another rank has no step in it, this one (rank {rank} of {world_size}) has"
-        if not self._ahead()[0]:
+        if not self._waiting()[0]:
             whose = f"rank {rank} of {world_size} has no step in it"
         warnings.warn(
             f"epoch {self.epoch} delivers nothing on any rank: {whose}, and equal_steps=True ends all ranks with the "

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from pipegraph.engine.process.segments import SPARE, Arena
-from pipegraph.engine.process.wire import APART, Port
+from pipegraph.engine.process.pickling import APART
+from pipegraph.engine.process.wire import Port
 from pipegraph.testing.outcome import fingerprint
 
 

@@ -18,7 +18,7 @@ import ray
 from ray.actor import ActorHandle
 
 from pipegraph import concurrency
-from pipegraph.engine.process.wire import APART, Take, TreePickler, light_below, set_apart
+from pipegraph.engine.process.pickling import APART, Take, TreePickler, light_below, set_apart, tensor_of
 
 
 class Parcel:
@@ -118,13 +118,11 @@ class _Unsealing(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> object:
         found = super().find_class(module, name)
-        return _own_tensor if (module, name) == (TreePickler.__module__, "_tensor") else found
+        return _own_tensor if (module, name) == (TreePickler.__module__, "tensor_of") else found
 
 
 def _own_tensor(buffer: Any, *rest: Any) -> Any:
-    from pipegraph.engine.process.wire import _tensor
-
-    return _tensor(bytearray(buffer), *rest)
+    return tensor_of(bytearray(buffer), *rest)
 
 
 def _received(stream: object, refs: Sequence[object], *buffers: object) -> Received:

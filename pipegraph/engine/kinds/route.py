@@ -72,11 +72,7 @@ class _Routing(Serial):
 
 
 def _number(output: Any) -> int:
-    if output.__class__ is int:
-        return output
-    if isinstance(output, np.bool_):
-        return int(output)
     try:
-        return as_int(output)
+        return int(output) if isinstance(output, np.bool_) else as_int(output)
     except TypeError:  # an array has an __index__ too, and may refuse
         raise TypeError(f"choose must return an output number, got {shown(output)}") from None

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from pipegraph.device.slabs import aligned
+from pipegraph.engine.process.pickling import Take, TreePickler, set_apart
 from pipegraph.engine.process.segments import OwnMemory, anonymous_file
-from pipegraph.engine.process.wire import Take, TreePickler, set_apart
 from pipegraph.errors import NotPicklableError, PipegraphWarning
 
 MAX_SHARED = 32
