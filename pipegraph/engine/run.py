@@ -19,7 +19,7 @@ from pipegraph.engine.stage.epoch_limit import Horizon
 from pipegraph.engine.stage.restore import (
     Resume,
     expands_below,
-    restarts,
+    restart_points,
     unique_paths,
     was_delivered,
 )
@@ -154,7 +154,7 @@ class Run:
     def _restore(self, resume: Resume) -> None:
         if resume.cursor is None and not (resume.delivered or resume.begun):
             return
-        found = restarts(self.plan, resume.cursor, resume.begun)
+        found = restart_points(self.plan, resume.cursor, resume.begun)
         for name, restart in found.stages.items():
             self.stages[name].restart = restart
         for edge, cursor in found.skips.items():

@@ -18,7 +18,7 @@ from pipegraph.durations import Stopwatch
 from pipegraph.engine.run import Run
 from pipegraph.engine.stage.kept import encode_state
 from pipegraph.engine.stage.ledger import Ledger
-from pipegraph.engine.stage.restore import restarts
+from pipegraph.engine.stage.restore import restart_points
 from pipegraph.errors import PipegraphWarning
 from pipegraph.loader import delivered as record
 from pipegraph.loader.place import Place
@@ -146,7 +146,7 @@ class Progress:
     def restart_of(self, source: str) -> tuple[int, int]:
         """Epoch and step at which a source would restart from here."""
         place = self.place
-        return place.epoch, restarts(self._plan, place.reached[0], place.start.begun).steps[source]
+        return place.epoch, restart_points(self._plan, place.reached[0], place.start.begun).steps[source]
 
     @staticmethod
     def next_epoch(place: Place) -> Place:
@@ -189,7 +189,7 @@ class Progress:
         if ended and not (self.idle or self.untouched):
             place = self.next_epoch(place)
         (cursor, steps, _), rows = place.read()
-        found = restarts(self._plan, cursor, place.start.begun)
+        found = restart_points(self._plan, cursor, place.start.begun)
         return {
             "epoch": place.epoch,
             "chunks": steps,
@@ -231,7 +231,7 @@ class Progress:
     def _forget(self, place: Place, run: Run) -> None:
         """Drop records that a restart from here would not need."""
         delivered = place.delivered
-        found = restarts(self._plan, place.reached[0], place.start.begun)
+        found = restart_points(self._plan, place.reached[0], place.start.begun)
         self._ledger.prune(place.epoch, {**found.inputs, **found.steps})
         if delivered is None:
             return

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from pipegraph.engine.process.segments import SPARE, Arena
 from pipegraph.engine.process.pickling import APART
+from pipegraph.engine.process.segments import SPARE, Arena
 from pipegraph.engine.process.wire import Port
 from pipegraph.testing.outcome import fingerprint
 

@@ -51,7 +51,7 @@ class Resume:
 
 
 @dataclass
-class Restarts:
+class RestartPoints:
     """The restart points with which to resume from a cursor.
 
     Attributes:
@@ -67,13 +67,13 @@ class Restarts:
     steps: dict[str, int] = field(default_factory=dict)
 
 
-def restarts(plan: Plan, cursor: Cursor, begun: Mapping[str, int]) -> Restarts:
+def restart_points(plan: Plan, cursor: Cursor, begun: Mapping[str, int]) -> RestartPoints:
     """How every running stage must restart so that the output continues after ``cursor``.
 
     Args:
         begun: by source, the step at which it begins where nothing was delivered (0 for others).
     """
-    found = Restarts()
+    found = RestartPoints()
     asked: dict[str, dict[EdgeKey, list[Cursor]]] = {stage.name: {} for stage in plan.running}
     asked[plan.output.stage]["", 0] = [cursor]
     for stage in reversed(plan.running):
