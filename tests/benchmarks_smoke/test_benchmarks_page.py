@@ -57,29 +57,3 @@ def test_a_child_that_hangs_is_ended_with_its_processes(
     with pytest.raises(RuntimeError, match="not done after 3 s"):
         harness.ask([sys.executable, "-c", program], limit_s=3)
     assert ended(workers[0])
-
-
-def test_the_page_has_a_line_for_every_script_of_the_set(
-    harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = importlib.import_module("report")
-    monkeypatch.setattr(importlib.import_module("records"), "RESULTS", tmp_path)
-    ratio = {"median": 0.5, "low": 0.4, "high": 0.8}
-    one = {"median": 1.0, "low": 1.0, "high": 1.0}
-    contestants = {
-        "hand-written loop": {"rate": one, "over": {"hand-written loop": one, "pipegraph": one}},
-        "pipegraph": {"rate": one, "over": {"hand-written loop": ratio, "pipegraph": one}},
-        "slow peer": {"rate": ratio, "over": {"hand-written loop": ratio, "pipegraph": ratio}},
-    }
-    results = {"contestants": contestants, "missing": {"other": "not installed"}}
-    written = harness.record("tokens", "a claim", {"rounds": 3}, results)
-    text = report.write(written.name[:10], tmp_path).read_text()
-    lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
-    assert "never recorded" in lines["A million rows of floats, shuffled"]
-    assert "0.5 (0.4-0.8) x hand-written loop, 2 (1.25-2.5) x slow peer" in text
-    assert "Not measured: other: not installed" in text
-    assert "1 x the best peer: met, 2 " in lines["Windows of tokens from one long array"]
-    assert "1 x the best peer: not measured" in lines["A million rows of floats, shuffled"]
-    contestants["slow peer"]["over"]["pipegraph"] = {"median": 1.25, "low": 1.2, "high": 1.3}
-    harness.record("tokens", "a claim", {"rounds": 3}, results)
-    assert "1 x the best peer: **not met**, 0.8" in report.write(written.name[:10], tmp_path).read_text()

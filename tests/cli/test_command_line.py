@@ -163,12 +163,6 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(arguments, capsys):
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["plan"], ["profile"], ["tune"], ["index"], ["doctor"]])
-def test_help_shows_an_example(command, capsys):
-    assert main([*command, "--help"]) == 0
-    assert "Example" in printed(capsys).out
-
-
 def test_tune_prints_settings_that_can_be_pasted(pipeline, capsys):
     assert main(["tune", f"{pipeline}:graph", "--seconds", "1"]) == 0
     found = printed(capsys)
@@ -244,30 +238,6 @@ def test_index_writes_where_graphs_look_for_it_and_folders_are_their_shards(tmp_
     (tmp_path / "b.jsonl").write_text('{"n": 3}\n')
     assert main(["index", str(tmp_path / "shards"), str(tmp_path / "b.jsonl")]) == 0
     assert len(Manifest.load("_manifest.json")) == 3
-
-
-def test_index_reads_and_writes_stores_with_options_and_a_block_size(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("obstore")
-    from pipegraph.storage import Manifest
-    from pipegraph.storage.stores import StoreClient
-
-    monkeypatch.chdir(tmp_path)
-    with StoreClient() as store:
-        store.put("memory://index/a.jsonl", b"".join(b'{"n": %d}\n' % n for n in range(1000)))
-        arguments = [
-            "index",
-            "memory://index/a.jsonl",
-            "--out",
-            "memory://index/m.json",
-            "--block-size",
-            "1 kB",
-        ]
-        assert main(arguments) == 0
-        assert "wrote memory://index/m.json" in printed(capsys).out
-        assert Manifest.load("memory://index/m.json", store).blocks > 5
-    assert not list(tmp_path.iterdir())
-    assert main([*arguments, "--store", "region"]) == 2
-    assert "an option is name=value" in printed(capsys).err
 
 
 def test_doctor_names_the_machine_and_the_install_line_of_what_is_missing(monkeypatch, capsys):

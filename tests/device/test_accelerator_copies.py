@@ -15,7 +15,6 @@ from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Traits
 from pipegraph.device.accelerator import AcceleratorBackend
-from pipegraph.device.packed_copy import Arrival
 from pipegraph.operators.batch_slabs import StageSlabs
 
 pytestmark = [pytest.mark.accelerator, pytest.mark.usefixtures("accelerator")]
@@ -169,14 +168,6 @@ LAST = {
 @pytest.mark.parametrize("count", [100, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_a_slab_is_not_written_while_a_late_stream_reads_it(side_stream: bool, last: str, count: int) -> None:
     assert read_late(count, side_stream, LAST[last]()) == 0
-
-
-@pytest.mark.parametrize("last", LAST)
-def test_without_the_wait_for_late_readers_wrong_numbers_are_found(
-    missing_wait: pytest.MonkeyPatch, last: str
-) -> None:
-    missing_wait.setattr(Arrival, "read_on", lambda self, stream: None)
-    assert read_late(100, True, LAST[last]()) > 0
 
 
 def late_copies(monkeypatch: pytest.MonkeyPatch) -> None:

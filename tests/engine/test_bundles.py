@@ -1,15 +1,11 @@
 """Rows handed over in bundles: where, how many, and that nothing else changes. test_fuzz.py compares whole graphs."""
 
-import threading
-
 import pytest
-from channel_states import wait_until
 
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Lineages
-from pipegraph.engine.channel import Channel
 from pipegraph.engine.kinds import source
 from pipegraph.engine.stage import bundle_size as pacing
 from pipegraph.engine.stage.bundle_size import Pace
@@ -79,21 +75,6 @@ def test_quick_rows_travel_in_longer_and_longer_bundles_and_slow_ones_alone():
 
 
 # -- queues ----------------------------------------------------------------------------------------
-
-
-def test_the_rows_of_a_bundle_count_one_by_one():
-    channel = Channel(10, bundle_rows=5)
-    assert channel.put(bundle(5))
-    assert channel.put(bundle(4, 5))
-    assert channel.stats().depth == 9
-    writer = threading.Thread(target=channel.put, args=(bundle(2, 9),))
-    writer.start()
-    wait_until(channel, lambda stats: stats.putters_waiting == 1)
-    assert len(channel.get()) == 5
-    writer.join(5)
-    assert channel.stats().depth == 6
-    assert [len(channel.get()), len(channel.get())] == [4, 2]
-    assert channel.stats().depth == 0
 
 
 # -- what stays the same ---------------------------------------------------------------------------

@@ -7,37 +7,6 @@ from hypothesis import given, strategies as st
 from pipegraph.engine.reorder import ReorderBuffer
 
 
-def test_items_wait_for_every_lower_lane():
-    buffer = ReorderBuffer()
-    assert buffer.add(1, "b") == []
-    assert buffer.add(0, "a") == ["a", "b"]
-    assert buffer.next == 2
-
-
-def test_the_next_lane_lets_items_through_while_it_is_open():
-    buffer = ReorderBuffer()
-    assert buffer.add(0, "a", last=False) == ["a"]
-    assert buffer.add(1, "c") == []
-    assert buffer.add(0, "b", last=False) == ["b"]
-    assert buffer.close(0) == ["c"]
-
-
-def test_a_closed_lane_without_items_is_passed_over():
-    buffer = ReorderBuffer()
-    assert buffer.close(1) == []
-    assert buffer.add(2, "c") == []
-    assert buffer.close(0) == ["c"]
-    assert buffer.next == 3
-
-
-def test_an_open_lane_stops_the_line_even_if_it_holds_items():
-    buffer = ReorderBuffer()
-    buffer.add(1, "b", last=False)
-    assert buffer.close(0) == ["b"]
-    assert buffer.add(2, "c") == []
-    assert buffer.add(1, "b2") == ["b2", "c"]
-
-
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.randoms())
 def test_every_arrival_order_leaves_lane_by_lane(counts, random):
     lanes = {lane: [(lane, i) for i in range(count)] for lane, count in enumerate(counts)}

@@ -97,27 +97,6 @@ def test_a_state_of_before_the_first_pass_has_a_whole_epoch(kind: Any, place: An
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("seeded", [False, True])
-def test_a_state_between_two_epochs_has_the_order_of_the_next(place: Any, seeded: bool) -> None:
-    def make() -> pg.DataLoader:
-        generator = torch.Generator().manual_seed(5) if seeded else None
-        return pg.DataLoader(Squares(), 4, shuffle=True, generator=generator, **place)
-
-    torch.manual_seed(0)
-    loader = make()
-    first = flat(loader)
-    state = loader.state_dict()
-    second = flat(loader)
-    assert first != second
-    torch.manual_seed(0)  # as scripts do at their start
-    again = make()
-    again.load_state_dict(state)
-    assert again.state_dict() == state
-    assert flat(again) == second
-    assert flat(again) != second
-
-
-@pytest.mark.parametrize("place", PLACES)
 def test_a_state_before_the_first_batch_is_of_the_same_pass(place: Any) -> None:
     loader = pg.DataLoader(Squares(), 4, shuffle=True, **place)
     passing = iter(loader)

@@ -89,20 +89,6 @@ def test_memory_that_a_dataset_shares_stays_shared(kind: str, tmp_path: Path) ->
     assert loader._inherits == (kind != "tensor")
 
 
-def test_a_pass_over_what_is_inherited_resumes() -> None:
-    def make() -> pg.DataLoader:
-        return pg.DataLoader(Holds(threading.Lock()), 2, shuffle=True, num_workers=2)
-
-    loader = make()
-    passing = iter(loader)
-    next(passing)
-    state = loader.state_dict()
-    rest = [x.tolist() for x in passing]
-    again = make()
-    again.load_state_dict(state)
-    assert [x.tolist() for x in again] == rest
-
-
 @pytest.mark.parametrize(
     ("end", "message"),
     [

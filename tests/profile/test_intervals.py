@@ -9,7 +9,6 @@ from channel_states import wait_until
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.errors import GraphError
 
 
 def chain(items=30, name="chain"):
@@ -30,14 +29,6 @@ def test_an_interval_counts_what_came_after_the_earlier_profile():
     assert second.stages["add"].items == 30 and third.stages["add"].samples == 60
     assert third.passes == 2
     assert third.elapsed_s == pytest.approx(loader.profile().elapsed_s - first.elapsed_s)
-
-
-def test_a_profile_of_another_graph_is_refused():
-    with chain().loader() as loader, chain(name="other").loader() as other:
-        list(loader)
-        list(other)
-        with pytest.raises(GraphError, match="an earlier profile of this loader"):
-            loader.profile(since=other.profile())
 
 
 def test_percentiles_and_channels_are_in_the_profile():

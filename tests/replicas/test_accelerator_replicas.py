@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from accelerators import delay, here
+from accelerators import here
 from torch import nn
 from torch.nn.functional import cross_entropy
-
-from pipegraph.replicas.reduce_streams import ReduceStreams
 
 from .conftest import MakeExecutor, assert_close, assert_replicas_equal
 
@@ -106,57 +104,6 @@ def test_accumulation_clipping_and_pairs(make_executor: MakeExecutor, places: li
         executor.step(batch(step), pair, on_x, clip_norm=0.3)
         assert_replicas_equal(executor)
     assert_close(executor, alone)
-
-
-def test_delayed_streams_leave_every_step_right(
-    make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch, places: list[str]
-) -> None:
-    """Spinning kernels hold up sums and copies; a missing wait would read old gradients."""
-    inner = ReduceStreams._observed
-
-    def delayed(self: ReduceStreams, live: Any, work: Any) -> Any:
-        def late() -> None:
-            delay()
-            work()
-
-        return inner(self, live, late)
-
-    monkeypatch.setattr(ReduceStreams, "_observed", delayed)
-    alone = model()
-    theirs = sgd(alone.parameters())
-    executor = make_executor(model(), places, optimizer=sgd)
-    for step in range(8):
-        theirs.zero_grad()
-        mean_loss(on_x(alone, there(batch(step))), there(batch(step))).backward()
-        theirs.step()
-        executor.step(batch(step), mean_loss, on_x)
-    assert_close(executor, alone)
-
-
-def test_one_wait_removed_under_delayed_streams_is_found(
-    make_executor: MakeExecutor, missing_wait: pytest.MonkeyPatch
-) -> None:
-    missing_wait.setattr(ReduceStreams, "await_filled", lambda *_: None)
-    inner = ReduceStreams._observed
-
-    def delayed(self: ReduceStreams, live: Any, work: Any) -> Any:
-        def late() -> None:
-            delay(200_000_000)
-            work()
-
-        return inner(self, live, late)
-
-    missing_wait.setattr(ReduceStreams, "_observed", delayed)
-    alone = model()
-    theirs = sgd(alone.parameters())
-    executor = make_executor(model(), [here()] * 2, optimizer=sgd)
-    for step in (0, 1, 3):
-        theirs.zero_grad()
-        mean_loss(on_x(alone, there(batch(step))), there(batch(step))).backward()
-        theirs.step()
-        executor.step(batch(step), mean_loss, on_x)
-    with pytest.raises(AssertionError):
-        assert_close(executor, alone)
 
 
 def test_autocast_and_the_scaler(make_executor: MakeExecutor, accelerator: torch.device) -> None:

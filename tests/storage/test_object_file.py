@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pipegraph.errors import DataError
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.node_cache import Cacheable, NodeCache
@@ -70,15 +69,6 @@ def test_any_pattern_of_reads_gives_the_right_bytes(
             at = min(rng.choice([at, at + 100, rng.randrange(1_000_000)]), 1_000_000 - nbytes)
             assert file.read_at(at, nbytes) == DATA[at : at + nbytes]
             at += nbytes
-
-
-def test_a_part_of_another_size_than_its_manifest_says_is_refused(
-    s3_port: int, connect: Connect, url: str
-) -> None:
-    with pytest.raises(DataError, match="has 1000000 bytes, its manifest says 5; it was changed"):
-        open_part(Part(url, 5), connect(s3_port)).read_at(0, 1)
-    with pytest.raises(DataError, match=r"needs store=StoreClient"):
-        open_part(Part(url))
 
 
 def test_a_manifest_of_remote_parts_reads_each_byte_once(

@@ -64,14 +64,6 @@ def test_what_brings_nothing_is_taken_back_in_shorter_steps_and_the_limit_says_s
     assert search.limit == "'a' sets the pace: 2 workers were no faster than 1"
 
 
-def test_a_pool_of_connections_is_found():
-    search, _ = tuned(
-        {"a": Work(0.128, 0.128)}, 60, rate_of=lambda sizes: min(sizes["a"].workers, 20) / 0.128
-    )
-    assert 20 <= search.sizes["a"].workers <= 64
-    assert "were no faster than" in search.limit
-
-
 def test_a_stage_that_holds_the_lock_gets_no_threads_and_the_process_backend_is_proposed():
     held = computing(0.02)
     held = replace(held, locked=True, most=1, why="it holds the GIL")
@@ -93,16 +85,3 @@ def test_training_that_does_not_wait_leaves_everything_as_it_is():
     assert search.next(window({"a": Work(0.001)}, search.sizes, 100.0, stall=0.0)) == {"a": Size(1, 8)}
     assert search.settled and not search.decisions
     assert search.limit == "training hardly waits"
-
-
-def test_stages_of_fixed_size_bound_those_that_are_tuned():
-    works = {
-        "fixed": Work(0.02, size=Size(4, 8), most=4, why="its workers are not tuned"),
-        "auto": Work(0.04),
-    }
-    search = Search({"auto": Size(1, 8)})
-    sizes = search.sizes
-    for _ in range(40):
-        sizes = search.next(window(works, sizes))
-    assert 8 <= search.sizes["auto"].workers <= 10 and set(search.sizes) == {"auto"}
-    assert search.limit == "'fixed' sets the pace: its workers are not tuned"
