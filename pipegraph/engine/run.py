@@ -70,10 +70,6 @@ class Run:
         """The queue that the training loop reads."""
         return self.channels["", 0]
 
-    def first_step(self, source: str) -> int:
-        """The step at which a source began in the run's first epoch."""
-        return self.stages[source].restart.step
-
     def positions_of(self, source: str, steps: range, epoch: int) -> Iterable[int]:
         """The positions of a source's steps, to be asked once; none once the crew is closed."""
         noted = self.stages[source].read_positions.take(epoch, steps)

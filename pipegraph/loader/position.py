@@ -239,7 +239,7 @@ class Progress:
         for name, step in found.steps.items():
             first = place.floors.get(name)
             if first is None:
-                first = run.first_step(name) if place.epoch == run.first_epoch else 0
+                first = run.stages[name].restart.step if place.epoch == run.first_epoch else 0
             if step > first:
                 # Ask the source: in some orders positions do not increase with the steps.
                 positions = run.positions_of(name, range(first, step), place.epoch)

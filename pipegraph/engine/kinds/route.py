@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import index as as_int
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from pipegraph.engine.stage.failure_policy import Outcome, outcome_of
 from pipegraph.engine.stage.serial import Serial, serial, to_all
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Loop, Worker
-from pipegraph.errors import shown
 from pipegraph.planning.kind import StageKind
 from pipegraph.planning.plan import StagePlan
 
@@ -65,14 +63,8 @@ class _Routing(Serial):
         return outcome_of(self._chosen, chunk)
 
     def _chosen(self, chunk: Chunk) -> int:
-        output, outputs = _number(self._choose(chunk)), len(self.stage.senders)
+        chosen, outputs = self._choose(chunk), len(self.stage.senders)
+        output = int(chosen) if isinstance(chosen, np.bool_) else as_int(chosen)
         if not 0 <= output < outputs:
             raise IndexError(f"choose returned output {output}, there are {outputs}")
         return output
-
-
-def _number(output: Any) -> int:
-    try:
-        return int(output) if isinstance(output, np.bool_) else as_int(output)
-    except TypeError:  # an array has an __index__ too, and may refuse
-        raise TypeError(f"choose must return an output number, got {shown(output)}") from None
