@@ -52,7 +52,6 @@ TESTS = (
     "tests/engine/test_crew.py",
     "tests/engine/test_resume.py",
     "tests/engine/test_failures.py",
-    "tests/engine/test_randomness.py",
     "tests/images/test_backends.py",
     "tests/loader/test_dataloader_beside_torch.py",
     "tests/operators/test_tables.py",
