@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import cv2
 import numpy as np
@@ -96,3 +97,12 @@ def test_they_stay_apart_where_being_one_would_change_something(what, build):
     node = nodes[0].then(ops.Map(lambda batch: batch)) if len(nodes) == 2 else None
     plan = made.plan(made.add(ops.Zip(), nodes[1], node) if node is not None else nodes[0])
     assert all(stage.within is None for stage in plan.stages.values()), what
+
+
+def test_what_no_process_can_be_sent_is_an_error_that_names_threads():
+    made = pg.Graph("locks", seed=3)
+    samples = made.add(ops.FromIterable(lambda: [{**SAMPLES[0], "lock": threading.Lock()}]))
+    samples.then(ops.Batch(1, collate={"lock": list})).then(ops.DecodeImage(32), workers=5)
+    with pytest.raises(TypeError, match="cannot pickle") as caught:
+        delivered(made)
+    assert any("backend='thread'" in each for each in caught.value.__notes__)

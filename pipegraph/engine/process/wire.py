@@ -28,6 +28,7 @@ from pipegraph.device.slabs import Loans, aligned
 from pipegraph.engine.process.pickling import Take, TreePickler, light_below, set_apart
 from pipegraph.engine.process.segments import Arena, Segment
 from pipegraph.engine.remote.contract import Unreadable
+from pipegraph.errors import note
 
 IN_SOCKET = 1 << 15
 """Pickles up to this size go over the socket, whose buffer holds several."""
@@ -153,7 +154,14 @@ class Port:
             if self.slabs.some
             else TreePickler(file, take, self._back)
         )
-        pickler.dump(message)
+        try:
+            pickler.dump(message)
+        except Exception as error:
+            note(
+                error,
+                "pipegraph: a value cannot be sent to another process: backend='thread' keeps the stage in this one",
+            )
+            raise
         stream = file.getbuffer()
         inline = stream.nbytes <= IN_SOCKET
         parts = buffers if inline else [stream, *buffers]
