@@ -17,7 +17,7 @@ from pipegraph.paths import path_of
 from pipegraph.storage.folders import Classes, FileList, list_files
 
 if TYPE_CHECKING:
-    from pipegraph.storage.label_table import Table
+    from pipegraph.storage.folders import Table
 
 
 @final
@@ -94,7 +94,7 @@ class ListFiles(OrderedSource):
         files, (table, on) = self._listed(), self._table
         if table is None or on is None:
             return files
-        from pipegraph.storage.label_table import with_table
+        from pipegraph.storage.folders import with_table
 
         return with_table(files, table, on)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, final
 
-from pipegraph.bundle import DROPPED, Bundle
+from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Source, Traits
 from pipegraph.errors import GraphError, shown
@@ -23,7 +23,7 @@ from pipegraph.operators.shared_reader import (
     check_memory,
     holds_blocks,
 )
-from pipegraph.reader.columns_filter import Choice, chosen_columns
+from pipegraph.reader.choice import Choice, chosen_columns
 from pipegraph.storage.read_file import read_file
 
 if TYPE_CHECKING:
@@ -102,8 +102,6 @@ class Load(_Reads):
             because their storage is assumed to be slow. The loader opens its own handle on the cache's folder.
         preload: whether blocks are fetched before they are needed.
         columns: for shards with columns (Parquet): read only these columns.
-        filter: for shards with columns: read only the rows that match, in the form of ``pyarrow.parquet.read_table``,
-            such as ``[("label", "<", 10), ("split", "=", "train")]``. The other rows are left out, as by a ``Filter``.
         fill: for shards with columns: column -> value in place of its nulls, as in ``FromTable``. Without it, nulls of
             floats are NaN. Other nulls are None, which ``Batch`` refuses.
 
@@ -122,7 +120,6 @@ class Load(_Reads):
         cache: NodeCache | None = None,
         preload: bool = True,
         columns: Sequence[str] | None = None,
-        filter: Sequence[Any] | None = None,
         fill: Mapping[str, Any] | None = None,
     ) -> None:
         if fill is not None and not isinstance(fill, Mapping):
@@ -132,9 +129,7 @@ class Load(_Reads):
 
             if not isinstance(cache, NodeCache):
                 raise GraphError(f"Load: cache must be a pg.NodeCache(folder, limit), got {shown(cache)}")
-        super().__init__(
-            cache, flag(preload, "Load: preload"), Choice(chosen_columns(columns, "Load"), filter, fill)
-        )
+        super().__init__(cache, flag(preload, "Load: preload"), Choice(chosen_columns(columns, "Load"), fill))
 
     @property
     def traits(self) -> Traits:
@@ -150,8 +145,6 @@ class Load(_Reads):
             return LoadParts(source, self.cache, self.preload, self.choice)
         bound = copy.copy(self)
         bound._select = source
-        if self.choice.filter is not None:
-            bound.one_to_one = False
         return bound
 
     def config(self) -> dict[str, Any]:
@@ -193,12 +186,10 @@ class Load(_Reads):
                 check_memory(select.order, select, self.cache, context)
         super().open(context)
 
-    def process(self, chunk: Chunk) -> Chunk | None:
+    def process(self, chunk: Chunk) -> Chunk:
         data = chunk.data
         if data.__class__ is ShardSample:
             sample = self._reader(data.feed).sample(data.number, data.index, chunk.epoch, chunk.before)
-            if sample is None:
-                return None
             chunk.data = sample
             if "key" in sample:
                 chunk.keys = (sample["key"],)
@@ -213,12 +204,11 @@ class Load(_Reads):
             return
         given, epoch, steps = ShardSamples.of(bundle), bundle.epoch, bundle.steps()
         reader, numbers, indices = self._reader(given.feed), given.numbers.tolist(), given.indices.tolist()
-        for row in range(start, bundle.count):
-            sample = reader.sample(numbers[row], indices[row], epoch, steps[row])
-            made.append(DROPPED if sample is None else sample)
+        rows = range(start, bundle.count)
+        made.extend(reader.sample(numbers[row], indices[row], epoch, steps[row]) for row in rows)
 
     def columns(self, bundle: Bundle) -> Columns | None:
-        if self._select is None or self.choice.filter is not None or not self._columnar():
+        if self._select is None or not self._columnar():
             return None
         found: Columns | None = self._together("columns", bundle)
         return found
@@ -301,6 +291,4 @@ class LoadParts(_Reads):
             yield from enumerate(found())
             return
         for place in self._order.within(part, len(found), self._context.seed, epoch).tolist():
-            sample = found[place]
-            if sample is not None:
-                yield place, sample
+            yield place, found[place]

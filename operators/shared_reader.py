@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipegraph.order import LaneOrder
     from pipegraph.order.layout import Int64Array
     from pipegraph.reader.block_reader import BlockReader
-    from pipegraph.reader.columns_filter import Choice
+    from pipegraph.reader.choice import Choice
     from pipegraph.reader.schedule import RankSteps
     from pipegraph.storage import NodeCache
 
@@ -175,13 +175,12 @@ class Reading:
         cache = self._cache and NodeCache(self._cache.folder, self._cache.limit, self._on_count)
         found = BlockBytes(store, cache, memory, context.count)
         parts = select.part_list() if select.whole_parts else select.manifest().parts
-        choice = self._choice.of(parts)
         source: ManifestSource | PartSource
         if select.whole_parts:
             assert isinstance(select.order, PartOrder)
-            source = PartSource(parts, not select.order.shuffle, found, choice)
+            source = PartSource(parts, not select.order.shuffle, found, self._choice)
         else:
-            source = ManifestSource(select.manifest(), found, choice)
+            source = ManifestSource(select.manifest(), found, self._choice)
         return BlockReader(source, self._ahead, context.count)
 
     def _on_count(self, name: str, more: int) -> None:

@@ -22,9 +22,9 @@ from pipegraph.integers import integer
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import Order, StridedOrder
 from pipegraph.paths import PATHS, path_of
-from pipegraph.reader.columns_filter import chosen_columns
-from pipegraph.storage.formats.arrow_rows import ArrowRows
-from pipegraph.storage.formats.arrowvalues import (
+from pipegraph.reader.choice import chosen_columns
+from pipegraph.storage.formats.arrow_rows import (
+    ArrowRows,
     filling,
     kind_of,
     nulls_inside,

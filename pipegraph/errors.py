@@ -164,9 +164,6 @@ class DecodeError(DataError):
 class ShardError(DataError):
     """A shard or archive is broken or hostile."""
 
-    uncounted = False
-    """Whether nobody knows how many samples are lost, so that no error budget can count them."""
-
 
 class ChecksumError(DataError):
     """Bytes differ from their manifest."""

@@ -173,7 +173,6 @@ def index(
 
 @app.command(
     epilog="Examples:  pipegraph pack photos/ shards/  |  pipegraph pack photos/ shards/ --format parquet  |  "
-    "pipegraph pack photos/ shards/ --workers 8  |  pipegraph pack hf:ylecun/mnist:train shards/  |  "
     "pipegraph pack convert.py:samples shards/  |  pipegraph pack sorted/ shuffled/ --shuffle"
 )
 def pack(
@@ -181,24 +180,22 @@ def pack(
         str,
         typer.Argument(
             help="A folder of files (those of a sample share their name up to the first dot; class folders give "
-            "labels), hf:NAME:SPLIT or a saved Hugging "
-            "Face dataset, or FILE.py:FUNCTION, which returns a dataset or yields dicts."
+            "labels), or FILE.py:FUNCTION, which returns a dataset or yields dicts."
         ),
     ],
     target: Annotated[str, typer.Argument(help="The folder for the shards and their manifest.")],
     format: Annotated[str, typer.Option(help="tar or parquet: see docs/formats.md.")] = "tar",
     size: Annotated[str, typer.Option(help="About how large shards are, such as '128MB'.")] = "128MB",
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one per core by default.")] = None,
     shuffle: Annotated[
         bool,
         typer.Option("--shuffle", help="Write the samples in a random order, for data that is sorted."),
     ] = False,
     seed: Annotated[int, typer.Option(help="Of the shuffle.")] = 0,
 ) -> None:
-    """Write a dataset as shards, in parallel. A stopped run resumes; the shards are the same whatever the workers."""
+    """Write a dataset as shards. A stopped run resumes; the shards are the same however often it was stopped."""
     from pipegraph.cli.shard_commands import run_pack
 
-    run_pack(source, target, format, size, workers, shuffle, seed)
+    run_pack(source, target, format, size, shuffle, seed)
 
 
 @app.command(epilog="Example:  pipegraph doctor")

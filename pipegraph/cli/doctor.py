@@ -66,7 +66,7 @@ def _facts() -> list[tuple[str, str]]:
     import torch
 
     import pipegraph
-    from pipegraph.reader.local_index import cache_folder
+    from pipegraph.reader.manifests import cache_folder
 
     gil = getattr(sys, "_is_gil_enabled", lambda: True)()
     system = f"{platform.system()} {platform.machine()}"

@@ -27,7 +27,7 @@ class ProgressLine:
             disable=quiet or not self.console.is_terminal,
         )
         self._name = self._unit = ""
-        self._samples = 0
+        self._samples = self._done = 0
         self._started = 0.0
 
     def __enter__(self) -> Self:
@@ -58,9 +58,10 @@ class ProgressLine:
         rate = self._samples / max(perf_counter() - self._started, 1e-9)
         self._bar.update(self._task, completed=done, note=f"{rate:,.0f} {self._unit}/s  {note}")
 
-    def count(self, name: str, done: int, total: int, note: str) -> None:
-        """``done`` shards of a job are there."""
+    def count(self, name: str, done: int, total: int, note: str, unit: str = "shards") -> None:
+        """``done`` units of a job are there."""
         if name == self._name:
-            self.advance(done, 1, note)
+            self.advance(done, done - self._done, note)
         else:
-            self.start(name, total, unit="shards", done=done)
+            self.start(name, total, unit, done)
+        self._done = done

@@ -12,8 +12,7 @@ from pipegraph.errors import GraphError, MissingExtraError
 from pipegraph.reader.manifests import manifest_beside
 from pipegraph.storage import build_manifest
 from pipegraph.storage.indexing import IndexProgress
-from pipegraph.storage.parts import expand_parts, is_url
-from pipegraph.storage.side_files import MANIFEST
+from pipegraph.storage.parts import MANIFEST, expand_parts, is_url
 from pipegraph.storage.stores import StoreClient, safe_url
 from pipegraph.storage.writing.pack import PackProgress, pack_shards
 from pipegraph.units import counted, format_bytes, parse_bytes
@@ -65,27 +64,23 @@ def _option(text: str) -> tuple[str, str]:
     return name, value
 
 
-def run_pack(
-    source: str, target: str, format: str, size: str, workers: int | None, shuffle: bool, seed: int
-) -> None:
+def run_pack(source: str, target: str, format: str, size: str, shuffle: bool, seed: int) -> None:
     """Pack ``source`` into the folder ``target``; a run that was stopped resumes."""
     complete = Path(target, MANIFEST).is_file()  # written last: then nothing more is
     with ProgressLine() as progress:
 
         def report(state: PackProgress) -> None:
-            total, done = state.shards, state.shards_done
-            samples = f"{state.samples_done:,} samples"
-            if total is None:
-                progress.say(f"{done:,} shards, {samples}")
+            shards = counted(state.shards, "shard")
+            if state.total is None:
+                progress.say(f"{shards}, {state.samples:,} samples")
             else:
-                progress.count("packing", done, total, f"{samples}, {format_bytes(state.nbytes)}")
+                progress.count("packing", state.samples, state.total, shards, "samples")
 
         manifest = pack_shards(
             _source(source),
             target,
             format=format,
             size=size,
-            workers=workers,
             shuffle=seed if shuffle else None,
             progress=report,
         )

@@ -160,15 +160,7 @@ class Order(abc.ABC):
             if positions.size:
                 raise GraphError(f"{self!r}: position {positions.flat[0]} of a layout without samples")
             return positions.copy()
-        drawn = self.draw(layout, positions, int(seed), int(epoch))
-        if getattr(drawn, "shape", None) != positions.shape or drawn.dtype.kind not in "iu":
-            raise GraphError(
-                f"{self!r}: draw must return an array of integers with one sample for each position (shape "
-                f"{positions.shape}), got {_described(drawn)}"
-            )
-        if positions.size and drawn.min() < 0:
-            raise GraphError(f"{self!r}: draw must return samples from 0 on, got {int(drawn.min())}")
-        return drawn
+        return self.draw(layout, positions, int(seed), int(epoch))
 
     @abc.abstractmethod
     def config(self) -> JsonDict:
@@ -199,10 +191,6 @@ class Order(abc.ABC):
     def _total(self, layout: LayoutLike) -> int:
         """N, the samples of an epoch."""
         return total_samples(layout)
-
-
-def _described(drawn: Any) -> str:
-    return f"{drawn.dtype} of shape {drawn.shape}" if isinstance(drawn, np.ndarray) else repr(drawn)
 
 
 def _integers(values: Any, what: str) -> Int64Array:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import final
 
 import numpy as np
 
 from pipegraph.errors import GraphError
 from pipegraph.integers import integer
-from pipegraph.order._cache import BoundedMemo
-from pipegraph.order._libstdcxx import shuffled_by_libstdcxx
-from pipegraph.order._spans import Shares, Spans
 from pipegraph.order.base import JsonDict, Order, Tail, check_flags
 from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
-from pipegraph.order.left import Deal, Pairs
-from pipegraph.order.permutation import key64, permute_one
+from pipegraph.order.left import Deal, Pairs, Shares, Spans
+from pipegraph.order.permutation import BoundedMemo, key64, permute_one
 
 _shuffles: BoundedMemo[Int64Array] = BoundedMemo(64 << 20, lambda array: array.nbytes)
 _lefts: BoundedMemo[Spans] = BoundedMemo(4 << 20, lambda spans: 2 * spans.low.nbytes + 1_024)
@@ -145,3 +143,57 @@ class BlockOrder(Order):
         # epoch leaves out others.
         domain = max(listed, self._total(layout))
         return permute_one(places, domain, key64("list", deal.seed, deal.epoch))
+
+
+_RANGE = 2**32 - 1
+# Raw numbers taken from the generator at once.
+_DRAWN = 1 << 12
+
+
+def shuffled_by_libstdcxx(size: int, seed: int) -> Int64Array:
+    """0..size-1 as ``std::shuffle`` with ``std::mt19937(seed)`` leaves them, int64 (size,).
+
+    Args:
+        seed: 0 <= seed < 2**32.
+
+    Raises:
+        GraphError: ``size`` is 2**32 or more; there the algorithm is another one.
+    """
+    if size > _RANGE:
+        raise GraphError(f"BlockOrder: compat=True takes fewer than 2**32 samples, got {size}. Leave it out.")
+    raw = _raw(seed)
+    order = list(range(size))
+    if size and _RANGE // size >= size:
+        first = 1
+        if size % 2 == 0:
+            other = _below(2, raw)
+            order[1], order[other] = order[other], order[1]
+            first = 2
+        for i in range(first, size, 2):
+            # One number below (i + 1) * (i + 2) holds both places.
+            place, next_place = divmod(_below((i + 1) * (i + 2), raw), i + 2)
+            order[i], order[place] = order[place], order[i]
+            order[i + 1], order[next_place] = order[next_place], order[i + 1]
+    else:
+        for i in range(1, size):
+            place = _below(i + 1, raw)
+            order[i], order[place] = order[place], order[i]
+    return np.array(order, dtype=np.int64)
+
+
+def _below(bound: int, raw: Iterator[int]) -> int:
+    product = next(raw) * bound
+    low = product & _RANGE
+    if low < bound:
+        threshold = (_RANGE + 1 - bound) % bound
+        while low < threshold:
+            product = next(raw) * bound
+            low = product & _RANGE
+    return product >> 32
+
+
+def _raw(seed: int) -> Iterator[int]:
+    # numpy's RandomState and std::mt19937 seed the same generator alike.
+    generator = np.random.RandomState(seed)
+    while True:
+        yield from np.frombuffer(generator.bytes(4 * _DRAWN), dtype="<u4").tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -107,3 +108,40 @@ def layout_digest(layout: LayoutLike) -> str:
         return layout.digest
     counts = part_samples(layout)
     return f"samples:{blake2b(counts.astype('<i8').tobytes(), digest_size=16).hexdigest()}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BlockPlaces:
+    """A stream of permuted blocks. Places are numbered through the stream.
+
+    Attributes:
+        order: the block's number in the manifest, int64 (blocks,).
+        ends: the place behind each block, int64 (blocks,).
+        first_sample: the first sample of each block of the manifest, in its order, int64 (blocks,).
+    """
+
+    order: Int64Array
+    ends: Int64Array
+    first_sample: Int64Array
+
+    @classmethod
+    def of(cls, samples: Int64Array, order: Int64Array) -> BlockPlaces:
+        """The table of blocks with these numbers of samples, in this order."""
+        return cls(order, np.cumsum(samples[order]), np.cumsum(samples) - samples)
+
+    @property
+    def nbytes(self) -> int:
+        """Of its arrays."""
+        return self.order.nbytes + self.ends.nbytes + self.first_sample.nbytes
+
+    def find(self, places: Int64Array) -> Int64Array:
+        """The blocks, as numbers in the stream, that hold these places."""
+        return np.searchsorted(self.ends, places, side="right")
+
+    def starts(self, blocks: Int64Array) -> Int64Array:
+        """The first place of each block given by its number in the stream."""
+        return np.where(blocks > 0, self.ends[blocks - 1], 0)
+
+    def samples(self, places: Int64Array, blocks: Int64Array) -> Int64Array:
+        """The samples at places of the blocks given by their numbers in the stream."""
+        return self.first_sample[self.order[blocks]] + (places - self.starts(blocks))

@@ -8,9 +8,6 @@ from typing import final
 import numpy as np
 
 from pipegraph.errors import GraphError, shown
-from pipegraph.order._blocks import BlockPlaces
-from pipegraph.order._cache import BoundedMemo
-from pipegraph.order._spans import Shares, Spans
 from pipegraph.order.base import (
     TAILS,
     JsonDict,
@@ -22,14 +19,15 @@ from pipegraph.order.base import (
     check_seed,
 )
 from pipegraph.order.layout import (
+    BlockPlaces,
     Int64Array,
     LayoutLike,
     layout_digest,
     part_samples,
     total_samples,
 )
-from pipegraph.order.left import Deal
-from pipegraph.order.permutation import derived_keys, key64, permute, permute_one
+from pipegraph.order.left import Deal, Shares, Spans
+from pipegraph.order.permutation import BoundedMemo, derived_keys, key64, permute, permute_one
 
 _tables: BoundedMemo[BlockPlaces] = BoundedMemo(16 << 20, lambda table: table.nbytes)
 _shares: BoundedMemo[Shares] = BoundedMemo(16 << 20, lambda s: s.spans.low.nbytes * 2 + s.bounds.nbytes)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from pipegraph.errors import GraphError
-from pipegraph.order._cache import BoundedMemo
 from pipegraph.order.base import JsonDict, Order, Tail, check_flags
 from pipegraph.order.layout import Int64Array, LayoutLike, total_samples
+from pipegraph.order.permutation import BoundedMemo
 
 if TYPE_CHECKING:
     import numpy.typing as npt

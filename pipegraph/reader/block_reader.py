@@ -8,7 +8,6 @@ when a worker asks for it: the schedule affects timing, never data.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -87,15 +86,14 @@ class BlockReader:
 
     # -- workers ---------------------------------------------------------------------------------
 
-    def sample(self, number: int, index: int, epoch: int, step: Any) -> Any:
-        """A copy of sample ``index`` of a block, None where it was filtered out; blocks until it is there.
+    def sample(self, number: int, index: int, epoch: int, step: Any) -> dict[str, Any]:
+        """A copy of sample ``index`` of a block; blocks until it is there.
 
         Raises as :meth:`acquire`.
         """
         entry = self.acquire(number, epoch, step)
         try:
-            found = entry.value[index]
-            return None if found is None else dict(found)
+            return dict(entry.value[index])
         finally:
             self.release(entry)
 
@@ -335,9 +333,3 @@ class BlockReader:
                     self._table.drop(entry)
         self._sweep()
         self._source.close()
-
-    def __repr__(self) -> str:
-        with self._lock:
-            states = [entry.state for entry in self._table]
-        shown = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "empty"
-        return f"<BlockReader {os.getpid()}: {shown}>"

@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any, Final, final
 
 from pipegraph.errors import GraphError, MemoryLimitError, ShardError
-from pipegraph.reader.columns_filter import Choice, SameFields
+from pipegraph.reader.choice import Choice
 from pipegraph.reader.schedule import SHARE
 from pipegraph.storage import Manifest, Part, ShardFile
 from pipegraph.storage.block_bytes import BlockBytes
 from pipegraph.storage.formats import Block, BlockSamples, Format, format_of
-from pipegraph.storage.object_file import identify
+from pipegraph.storage.part_files import identify
 
 ALL: Final = Choice()
 
@@ -39,7 +39,6 @@ class BlockSource:
 
     def __init__(self, parts: Sequence[Part], found: BlockBytes, choice: Choice) -> None:
         self._parts, self._bytes, self._choice = parts, found, choice
-        self._fields = SameFields(parts, choice, found.store)
         self._decoded = any(map(is_decoded, parts))
         self.fetched = found.fetched or self._decoded
         self._sizes: dict[
@@ -70,11 +69,10 @@ class BlockSource:
         Raises:
             LoaderClosedError: `interrupt` was called.
         """
-        place, part, block, crc32c = self._find(number)
+        part, block, crc32c = self._find(number)
         form = self._choice.form(part)
         file = self._bytes.open(part, block, crc32c)
         try:
-            self._fields.check(place, file)
             # Without a cache a remote block's encoded bytes are held beside what is made of them.
             encoded = block.nbytes if self._bytes.fetched and self._bytes.in_memory else 0
             samples = self._read(form, file, block, lambda nbytes: room(encoded + nbytes))
@@ -86,12 +84,8 @@ class BlockSource:
                 held = block.nbytes
             if held != self.held_nbytes(number):
                 self._sizes[number] = held
-        except BaseException as error:
+        except BaseException:
             file.close()
-            if isinstance(error, ShardError):
-                # What lies behind the last whole block of a broken part is such a block of one; see `build_manifest`.
-                is_rest = block.samples == 1 and block.offset + block.nbytes == part.size
-                error.uncounted = is_rest and crc32c is None
             raise
         if form.needs_file:
             return file, samples
@@ -102,8 +96,8 @@ class BlockSource:
         """A block's bytes in its part."""
         raise NotImplementedError
 
-    def _find(self, number: int) -> tuple[int, Part, Block, int | None]:
-        """Which part of them all a block lies in, the part, the block, and its checksum if that is known."""
+    def _find(self, number: int) -> tuple[Part, Block, int | None]:
+        """The part that a block lies in, the block, and its checksum if that is known."""
         raise NotImplementedError
 
     def _read(self, form: Format, file: ShardFile, block: Block, room: Room) -> Any:
@@ -144,9 +138,9 @@ class ManifestSource(BlockSource):
     def _nbytes(self, number: int) -> int:
         return int(self._manifest.block_nbytes[number])
 
-    def _find(self, number: int) -> tuple[int, Part, Block, int | None]:
+    def _find(self, number: int) -> tuple[Part, Block, int | None]:
         part, block = self._manifest.block(number)
-        return part, self._parts[part], block, self._manifest.block_checksum(number)
+        return self._parts[part], block, self._manifest.block_checksum(number)
 
     def _read(self, form: Format, file: ShardFile, block: Block, room: Room) -> Any:
         samples = form.within(room).read(file, block)
@@ -181,7 +175,7 @@ class PartSource(BlockSource):
         size = self._parts[number].size
         return size if size is not None else max(list(self._sizes.values()), default=0)
 
-    def _find(self, number: int) -> tuple[int, Part, Block, int | None]:
+    def _find(self, number: int) -> tuple[Part, Block, int | None]:
         part, budget = self._parts[number], self._bytes.budget()
         if part.size is None:
             part = identify(part, self._bytes.store)
@@ -192,22 +186,17 @@ class PartSource(BlockSource):
                 f"({budget}): give Load(cache=pg.NodeCache(...)), use PartOrder(shuffle=False), which "
                 "reads parts as streams, or a manifest, with which parts are read in blocks"
             )
-        return number, part, Block(0, part.size, 0, 0), None
+        return part, Block(0, part.size, 0, 0), None
 
     def open(self, number: int, room: Room) -> tuple[ShardFile | None, Any]:
         if not self._stream:
             return super().open(number, room)
         part = self._parts[number]
         if self.fetched:
-            _, part, block, _ = self._find(number)
+            part, block, _ = self._find(number)
             file = self._bytes.open(part, block)
         else:
             file = self._bytes.part(part)
-        try:
-            self._fields.check(number, file)
-        except BaseException:
-            file.close()
-            raise
         return file, partial(self._choice.form(part).samples, file)
 
     def _read(self, form: Format, file: ShardFile, block: Block, room: Room) -> Any:

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import logging
 import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from pipegraph.errors import DataError, GraphError, PipegraphWarning, StoreError
-from pipegraph.reader.local_index import local_manifest
+from pipegraph.errors import DataError, GraphError, LoaderClosedError, PipegraphWarning, StoreError
 from pipegraph.stopping import Stopping
-from pipegraph.storage import Manifest, Part
-from pipegraph.storage.formats import slash_note
-from pipegraph.storage.parts import Missing, PartsLike, expand_braces, expand_parts, has_magic, is_url
-from pipegraph.storage.side_files import MANIFEST
+from pipegraph.storage import Manifest, Part, build_manifest
+from pipegraph.storage.indexing import IndexProgress
+from pipegraph.storage.locks import LOCK_EX, flock
+from pipegraph.storage.parts import (
+    MANIFEST,
+    Missing,
+    PartsLike,
+    expand_braces,
+    expand_parts,
+    file_version,
+    glob_regex,
+    has_magic,
+    is_url,
+)
 from pipegraph.storage.stores import StoreClient
-from pipegraph.storage.urls import glob_regex
 
 
 class Found(NamedTuple):
@@ -110,7 +122,6 @@ def find_manifest(
         return found._replace(manifest=_chosen(manifest, parts))
     if manifest is not None:
         try:
-            _refuse_older(manifest_beside(parts), parts)
             return found._replace(manifest=_chosen(manifest, parts))
         except DataError as error:
             _warn_of_unused(f"{found.origin} is not used: {error}")
@@ -118,7 +129,7 @@ def find_manifest(
     if remote is not None:
         raise GraphError(
             f"ShardSelect: remote parts such as {remote.name!r} need a manifest: run `pipegraph index PARTS` and pass "
-            f"manifest=, or use order=pg.order.PartOrder(), which needs none{slash_note(remote)}"
+            f"manifest=, or use order=pg.order.PartOrder(), which needs none"
         )
     made = replace(local_manifest(parts, stopping), parts=tuple(parts))
     if not len(made) and any(part.size for part in parts):
@@ -132,27 +143,12 @@ def find_manifest(
     return Found(parts, made, "made from the headers of the shards as they are now", found.skipped)
 
 
-def _refuse_older(place: str | None, parts: Sequence[Part]) -> None:
-    """Raises DataError where a local part was written after the manifest; one that was cut fails where it is read."""
-    if place is None or is_url(place):
-        return
-    written = os.stat(place).st_mtime_ns
-    for part in parts:
-        status = os.stat(part.uri)
-        if status.st_mtime_ns > written and status.st_size == part.size:
-            raise DataError(
-                f"{part.name!r} was written after it; index again, or `touch` it where it is right"
-            )
-
-
 def _chosen(manifest: Manifest, parts: Sequence[Part]) -> Manifest:
     """The manifest's entries for these parts, at the places where they lie."""
     numbers, placed = [], []
     for part, number in zip(parts, _numbers_in(manifest.parts, parts), strict=True):
         if number is None:
-            raise DataError(
-                f"part {part.name!r} is not in the manifest {manifest!r}: index the parts again{slash_note(part)}"
-            )
+            raise DataError(f"part {part.name!r} is not in the manifest {manifest!r}: index the parts again")
         size = manifest.parts[number].size
         if part.size is not None and part.size != size:
             raise DataError(
@@ -241,3 +237,57 @@ def _folder(part: Part) -> str:
 def _place(part: Part) -> str:
     """The same for a file however it is named."""
     return os.path.abspath(part.uri) if part.is_local else part.uri
+
+
+_log = logging.getLogger("pipegraph.index")
+
+MANY_PARTS: Final = 64
+"""From this number of parts on, indexing reports its progress."""
+
+
+def cache_folder() -> Path:
+    """Where pipegraph keeps what it can make again: ``$PIPEGRAPH_CACHE``, else the user's cache folder."""
+    chosen = os.environ.get("PIPEGRAPH_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pipegraph"
+
+
+def local_manifest(parts: Sequence[Part], stopping: Stopping | None = None) -> Manifest:
+    """The manifest of local parts: headers only, in parallel, by one process of the node while others wait."""
+    stamp = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        status = os.stat(part.uri)
+        facts = f"{os.path.abspath(part.uri)}\0{part.uri}\0{status.st_size}\0{file_version(status)}\n"
+        stamp.update(facts.encode("utf-8", "surrogateescape"))  # names need not be UTF-8
+    build = partial(build_manifest, list(parts), checksums=False, progress=partial(_progress, stopping))
+    folder = cache_folder() / "manifests"
+    path = folder / f"{stamp.hexdigest()}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        warnings.warn(
+            f"ShardSelect: the index of the shards cannot be kept in {os.fspath(folder)!r} ({error.strerror}), so each "
+            "process makes it anew: set PIPEGRAPH_CACHE to a folder that can be written to, or run `pipegraph index`",
+            PipegraphWarning,
+            stacklevel=2,
+        )
+        return build()
+    try:
+        with contextlib.suppress(
+            OSError
+        ):  # where there are no locks, others may index too: what each saves is whole
+            flock(lock, LOCK_EX)  # the kernel ends it with the process, however that ends
+        with contextlib.suppress(FileNotFoundError, DataError):  # an empty or broken one is made anew
+            return Manifest.load(path)
+        return build(path)
+    finally:
+        os.close(lock)
+
+
+def _progress(stopping: Stopping | None, state: IndexProgress) -> None:
+    if stopping is not None and stopping.is_set():
+        raise LoaderClosedError("the pipeline was closed while its shards were indexed")
+    if state.parts >= MANY_PARTS and state.parts_done % max(1, state.parts // 20) == 0:
+        _log.info("indexing shards: %d of %d, %d samples", state.parts_done, state.parts, state.samples)

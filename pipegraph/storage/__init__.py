@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from .indexing import build_manifest as build_manifest
     from .manifest import Manifest as Manifest
     from .node_cache import NodeCache as NodeCache
-    from .other_stores import register_store as register_store
     from .parts import Part as Part
     from .shard_files import ShardFile as ShardFile
+    from .stores import register_store as register_store
     from .writing.pack import pack_shards as pack_shards
     from .writing.shard_writer import ShardWriter as ShardWriter
 
@@ -24,7 +24,7 @@ _MODULES = {
     "indexing": "build_manifest",
     "manifest": "Manifest",
     "node_cache": "NodeCache",
-    "other_stores": "register_store",
+    "stores": "register_store",
     "parts": "Part",
     "shard_files": "ShardFile",
     "writing.pack": "pack_shards",

@@ -14,13 +14,10 @@ from pipegraph.errors import ChecksumError, StoreError
 from pipegraph.machine import open_files_limit
 from pipegraph.storage.formats.shard_format import Block
 
-from .entries import Cacheable, Download, Write
-from .node_cache import DOWNLOADS, NodeCache
-from .object_file import identify, open_part
-from .open_files import FilePool, PartFile, Reopened
+from .node_cache import DOWNLOADS, NO_ROOM, Cacheable, Download, NodeCache, Write
+from .part_files import FilePool, Reopened, identify, open_part, pooled_part
 from .parts import Part
 from .shard_files import BytesFile, LocalFile, OverlayFile, ShardFile, file_crc32c
-from .space import NO_ROOM
 from .stores import StoreClient, safe_url
 
 _log = logging.getLogger("pipegraph.cache")
@@ -33,7 +30,7 @@ class BlockBytes(Closing):
     """The bytes of blocks. Closing it ends all waits; it owns the store client and the cache's handle.
 
     A local part is read in place unless there is a cache (then it is taken to lie on slow storage); its checksum is
-    computed once for as long as the file is the same. Anything else is fetched whole: into the cache, or, without one
+    computed once. Anything else is fetched whole: into the cache, or, without one
     or where that has no room, into memory.
 
     Attributes:
@@ -56,7 +53,7 @@ class BlockBytes(Closing):
         limit = max_open or max(4, open_files_limit() // 8)
         self._parts, self._entries = FilePool(limit), FilePool(limit)
         self._lock = concurrency.Lock()  # guards the table of checksums
-        self._verified: dict[Cacheable, str] = {}
+        self._verified = set[Cacheable]()
 
     def budget(self) -> int:
         """Bytes for blocks: this rank's share of the cache, else of memory."""
@@ -66,7 +63,7 @@ class BlockBytes(Closing):
 
     def part(self, part: Part) -> ShardFile:
         """A part as it lies. Raises as `open_part`."""
-        return PartFile(self._parts, part) if part.is_local else open_part(part, self.store)
+        return pooled_part(self._parts, part) if part.is_local else open_part(part, self.store)
 
     def open(self, part: Part, block: Block, crc32c: int | None = None) -> ShardFile:
         """Open a part for ``format.read(file, block)``, whose bytes are local when this returns. Blocks for the
@@ -81,7 +78,7 @@ class BlockBytes(Closing):
         base = self.part(part)
         try:
             what = cacheable(part, block, crc32c)
-            if self.cache is None and isinstance(base, PartFile):
+            if self.cache is None and part.is_local:
                 self._check(base, what)
                 return base
             inner = self._fetched(what, partial(self._download, part, base, block))
@@ -90,26 +87,25 @@ class BlockBytes(Closing):
             base.close()
             raise
 
-    def _check(self, file: PartFile, what: Cacheable) -> None:
-        """Raise ChecksumError unless the bytes match; they are not read again while the file is the same."""
+    def _check(self, file: ShardFile, what: Cacheable) -> None:
+        """Raise ChecksumError unless the bytes match; they are read once."""
         if what.crc32c is None:
             return
-        now = file.version()
         with self._lock:
-            if self._verified.get(what) == now:
+            if what in self._verified:
                 return
         found = file_crc32c(file, what.offset, what.nbytes)
         if found != what.crc32c:
             raise _mismatch(what, found, "")
         with self._lock:
-            self._verified[what] = now
+            self._verified.add(what)
 
     def _fetched(self, what: Cacheable, download: Download) -> ShardFile:
         entry = self._entry(what, download)
         if not isinstance(entry, LocalFile):
             return entry
         # While it is closed it may be evicted; it is fetched again then.
-        return Reopened[ShardFile](self._entries, entry, partial(self._entry, what, download))
+        return Reopened(self._entries, entry, partial(self._entry, what, download))
 
     def _entry(self, what: Cacheable, download: Download) -> ShardFile:
         """An entry of the cache, or its bytes in memory."""

@@ -9,22 +9,20 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipegraph.errors import DataError, ShardError, note
+from pipegraph.errors import DataError, note
 from pipegraph.integers import flag
 from pipegraph.paths import path_of
-from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, Block
+from pipegraph.storage.formats.shard_format import BLOCK_NBYTES
 
-from .formats import Format, format_of
+from .formats import format_of
 from .manifest import Manifest, PartIndex
-from .object_file import open_part
+from .part_files import open_part
 from .parts import Part, PartsLike, expand_parts, is_url
 from .shard_files import ShardFile, crc32c_extend, file_crc32c
 from .stores import StoreClient
 
 MAX_BLOCKS: Final = 1_000_000
 """Orders and readers keep a table of all blocks: 20 bytes each."""
-
-Broken = Callable[[Part, ShardError], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +31,31 @@ class IndexProgress:
 
     Args:
         parts_done, parts: of how many.
-        nbytes_done: bytes of the parts done.
         samples: in the parts done.
-        latest: uri of the part done last, None at the start.
     """
 
     parts_done: int
     parts: int
-    nbytes_done: int
     samples: int
-    latest: str | None
 
 
 def index_part(
     part: Part,
     file: ShardFile,
-    form: Format | None = None,
     *,
     checksums: bool = True,
     block_nbytes: int = BLOCK_NBYTES,
-    broken: Broken | None = None,
 ) -> PartIndex:
     """Find the blocks of one part, and on the same pass its checksums, without which only headers are read where the
-    format allows it. `broken` as in `build_manifest`.
+    format allows it.
     """
-    form = form or format_of(part)
+    form = format_of(part)
     size = Part(part.uri, file.size)
     blocks, crcs = [], []
     if not checksums:
-        return PartIndex(size, tuple(_blocks(form, part, file, block_nbytes, broken)))
+        return PartIndex(size, tuple(form.index(file, block_nbytes)))
     part_crc, hashed = 0, 0
-    for block in _blocks(form, part, file, block_nbytes, broken):
+    for block in form.index(file, block_nbytes):
         blocks.append(block)
         crcs.append(file_crc32c(file, block.offset, block.nbytes))
         # Blocks may leave gaps (headers) or overlap: the part's own checksum goes over every byte once.
@@ -75,57 +67,25 @@ def index_part(
     return PartIndex(size, tuple(blocks), part_crc, tuple(crcs))
 
 
-def _blocks(
-    form: Format, part: Part, file: ShardFile, block_nbytes: int, broken: Broken | None
-) -> Iterator[Block]:
-    end = samples = 0
-    try:
-        for block in form.index(file, block_nbytes):
-            yield block
-            end, samples = block.offset + block.nbytes, block.first + block.samples
-    except ShardError as error:
-        if broken is None:
-            raise
-        rest = Block(end, file.size - end, samples, 1)
-        if not _is_refused(form, file, rest):
-            raise  # it would be delivered as a sample
-        broken(part, error)
-        yield rest
-
-
-def _is_refused(form: Format, file: ShardFile, block: Block) -> bool:
-    """Whether reading a block fails, as it must for what is broken."""
-    try:
-        form.read(file, block)[0]
-    except Exception:
-        return True
-    return False
-
-
 def build_manifest(
     parts: PartsLike,
     path: str | os.PathLike[str] | None = None,
     *,
-    form: Format | None = None,
     store: StoreClient | Mapping[str, Any] | None = None,
     workers: int = 8,
     checksums: bool = True,
     block_nbytes: int | None = None,
     progress: Callable[[IndexProgress], None] | None = None,
-    broken: Broken | None = None,
 ) -> Manifest:
     """Index parts and, with `path`, write the manifest there.
 
     Args:
-        form: of all parts; else by each part's suffix.
         store: for remote parts, or its options as for ``ShardSelect(store=...)``; what is missing comes from the
             environment.
         workers: parts read at the same time.
         checksums: read every byte for CRC-32C of parts and blocks.
         block_nbytes: about how large blocks are; None: 8 MB, or what makes `MAX_BLOCKS` of a larger dataset.
         progress: called in this thread after each part.
-        broken: gets each part that cannot be indexed to its end, and why. What comes behind the last block that was
-            found is then one block of one sample, whose reading fails; without `broken` the part is an error.
 
     Raises:
         ShardError: a part is broken; the other parts in flight are finished first.
@@ -156,19 +116,17 @@ def build_manifest(
         def run(part: Part) -> PartIndex:
             # A block's bytes are read a second time, for their checksum.
             with open_part(part, store, keep_nbytes=block_nbytes + block_nbytes // 2) as file:
-                return index_part(
-                    part, file, form, checksums=checksums, block_nbytes=block_nbytes, broken=broken
-                )
+                return index_part(part, file, checksums=checksums, block_nbytes=block_nbytes)
 
         done: dict[int, PartIndex] = {}
-        nbytes = samples = 0
+        samples = 0
         if progress:
-            progress(IndexProgress(0, len(found), 0, 0, None))
+            progress(IndexProgress(0, len(found), 0))
         for number, index in _in_parallel(run, found, workers):
             done[number] = index
-            nbytes, samples = nbytes + (index.part.size or 0), samples + index.samples
+            samples += index.samples
             if progress:
-                progress(IndexProgress(len(done), len(found), nbytes, samples, index.part.uri))
+                progress(IndexProgress(len(done), len(found), samples))
         manifest = Manifest.of([done[number] for number in range(len(found))])
         if path is not None:
             manifest.save(path, store if remote else None)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import os
 import secrets
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -189,18 +187,11 @@ class Manifest:
 
     def dumps(self, folder: str | None = None) -> str:
         """As JSON, one part per line; local paths relative to `folder`."""
-        return "".join(self._lines(folder))
+        head = json.dumps({"version": VERSION, "digest": self.contents, "classes": self.classes})[:-1]
+        records = ",\n".join(json.dumps(self._record(number, folder)) for number in range(len(self.parts)))
+        return f'{head}, "parts": [\n{records}\n]}}\n'
 
-    def _lines(self, folder: str | None) -> Iterator[str]:
-        head = {"version": VERSION, "digest": self.contents}
-        yield json.dumps({**head, "classes": self.classes} if self.classes else head)[:-1] + ', "parts": [\n'
-        for number in range(len(self.parts)):
-            record = json.dumps(self.record(number, folder))
-            yield record + ("\n" if number == len(self.parts) - 1 else ",\n")
-        yield "]}\n"
-
-    def record(self, number: int, folder: str | None = None) -> dict[str, Any]:
-        """What the manifest says of one part, as JSON; a local path relative to `folder`."""
+    def _record(self, number: int, folder: str | None) -> dict[str, Any]:
         part = self.parts[number]
         blocks = slice(int(self.first_block[number]), int(self.first_block[number + 1]))
         crc, crcs = int(self.part_crc32c[number]), self.block_crc32c[blocks]
@@ -215,59 +206,20 @@ class Manifest:
         }
 
     @staticmethod
-    def from_records(records: Iterable[dict[str, Any]], folder: str | None = None) -> Manifest:
-        """The manifest of parts as `record` gives them; memory for arrays only.
-
-        Raises ValueError, TypeError or KeyError for a record that is none.
-        """
-        parts, part_crcs = [], array("q")
-        first_block, columns = array("q", [0]), [array("q") for _ in range(4)]
-        for record in records:
-            size, crc, uri = record["nbytes"], record["crc32c"], record["uri"]
-            if not isinstance(uri, str) or type(size) is not int or size < 0:
-                raise TypeError("uri is a string and nbytes a whole number")
-            if folder is not None and not is_url(uri):
-                # "a/../b" is not "b" where a is a link: only what `_relative` put in front is taken away.
-                above = uri.startswith("../")
-                uri = os.path.join(os.path.realpath(folder) if above else folder, uri)
-            offsets, nbytes, samples = (_whole(record[n]) for n in ("offsets", "block_nbytes", "samples"))
-            crcs = _whole(record["block_crc32c"] or [_UNKNOWN] * len(offsets))
-            if not len(offsets) == len(nbytes) == len(samples) == len(crcs):
-                raise ValueError(f"{uri}: lists of unequal length")
-            inside = (offsets >= 0) & (nbytes >= 0) & (nbytes <= size) & (offsets <= size - nbytes)
-            if not (inside & (samples >= 1)).all():
-                raise ValueError(f"{uri}: a block lies outside the part's {size} bytes or has no samples")
-            parts.append(Part(uri, size))
-            part_crcs.append(_UNKNOWN if crc is None else int(crc))
-            for column, values in zip(columns, (offsets, nbytes, samples, crcs), strict=True):
-                column.frombytes(values.tobytes())
-            first_block.append(len(columns[0]))
-        found = [np.frombuffer(column, np.int64) for column in (part_crcs, first_block, *columns)]
-        return Manifest(tuple(parts), *found)
-
-    @staticmethod
     def loads(text: str | bytes, folder: str | None = None, name: str = "manifest") -> Manifest:
         """The reverse of `dumps`.
 
         Raises:
             DataError: not a manifest, of another version, or changed since it was written.
         """
-        data = text.encode() if isinstance(text, str) else text
-        return Manifest._read(io.BytesIO(data), folder, name)
-
-    @staticmethod
-    def _read(file: IO[bytes], folder: str | None, name: str) -> Manifest:
         try:
-            head = json.load(file)
-            version = head["version"]
+            head = json.loads(text)
+            version, digest = head["version"], head["digest"]
             if version != VERSION:
                 raise DataError(
                     f"{name}: manifest version {version!r}, this release reads {VERSION}; index again"
                 )
-            manifest = replace(
-                Manifest.from_records(head["parts"], folder), classes=tuple(head.get("classes", ()))
-            )
-            digest = head["digest"]
+            manifest = _of_records(head["parts"], folder, tuple(head.get("classes", ())))
         except DataError:
             raise
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
@@ -287,7 +239,7 @@ class Manifest:
         name = path_of(path, "Manifest.save: path")
         if not is_url(name):
             folder = os.path.dirname(os.path.abspath(name))
-            write_atomically(name, (line.encode() for line in self._lines(folder)))
+            write_atomically(name, self.dumps(folder).encode())
             return
         local = next((part for part in self.parts if part.is_local), None)
         if local is not None:
@@ -309,9 +261,35 @@ class Manifest:
         name = path_of(path, "Manifest.load: path")
         if is_url(name):
             with _client(store) as client:
-                return Manifest.loads(client.read(name, 0, client.head(name).size), None, name)
+                return Manifest.loads(client.read(name, 0, client.head(name).size or 0), None, name)
         with open(name, "rb") as file:
-            return Manifest._read(file, os.path.dirname(name), name)
+            return Manifest.loads(file.read(), os.path.dirname(name), name)
+
+
+def _of_records(records: list[dict[str, Any]], folder: str | None, classes: tuple[str, ...]) -> Manifest:
+    parts, crcs, columns = list[Part](), list[int](), list[list[Int64Array]]()
+    for record in records:
+        size, crc, uri = record["nbytes"], record["crc32c"], record["uri"]
+        if not isinstance(uri, str) or type(size) is not int or size < 0:
+            raise TypeError("uri is a string and nbytes a whole number")
+        if folder is not None and not is_url(uri):
+            # "a/../b" is not "b" where a is a link: only what `_relative` put in front is taken away.
+            above = uri.startswith("../")
+            uri = os.path.join(os.path.realpath(folder) if above else folder, uri)
+        offsets, nbytes, samples = (_whole(record[n]) for n in ("offsets", "block_nbytes", "samples"))
+        block_crcs = _whole(record["block_crc32c"] or [_UNKNOWN] * len(offsets))
+        if not len(offsets) == len(nbytes) == len(samples) == len(block_crcs):
+            raise ValueError(f"{uri}: lists of unequal length")
+        inside = (offsets >= 0) & (nbytes >= 0) & (nbytes <= size) & (offsets <= size - nbytes)
+        if not (inside & (samples >= 1)).all():
+            raise ValueError(f"{uri}: a block lies outside the part's {size} bytes or has no samples")
+        parts.append(Part(uri, size))
+        crcs.append(_UNKNOWN if crc is None else int(crc))
+        columns.append([offsets, nbytes, samples, block_crcs])
+    first_block = np.cumsum([0, *(len(each[0]) for each in columns)], dtype=np.int64)
+    empty = np.empty(0, np.int64)
+    laid = [np.concatenate([empty, *(each[number] for each in columns)]) for number in range(4)]
+    return Manifest(tuple(parts), np.array(crcs, np.int64), first_block, *laid, classes=classes)
 
 
 def _relative(path: str, folder: str) -> str:
@@ -339,14 +317,13 @@ def _whole(values: Any) -> Int64Array:
     return found
 
 
-def write_atomically(path: str, pieces: Iterable[bytes]) -> None:
+def write_atomically(path: str, data: bytes) -> None:
     """Replace a file so that a reader sees the old or the new, also after a power cut."""
     folder = os.path.dirname(path) or "."
     temporary = os.path.join(folder, f".{os.path.basename(path)}.{secrets.token_hex(6)}")
     try:
         with open(temporary, "xb") as file:
-            for piece in pieces:
-                file.write(piece)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

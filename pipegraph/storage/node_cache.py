@@ -8,15 +8,23 @@ Invariants, at every moment and whichever process is killed:
   lock; without a lock it is a dead process's, and anyone may take it over.
 - Readers hold a lock on the file they read. To remove one, a process takes
   the exclusive lock without waiting, and leaves it alone if that fails.
+
+Usage is the sum of what lies in the folder, so that no counter can be wrong. Space is made and reserved under the
+lock of ``space.lock``, which is never held over a download or a sync. A full cache keeps what came first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
+import json
+import math
 import os
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Final, final
 
 from pipegraph import concurrency
@@ -25,15 +33,52 @@ from pipegraph.errors import ChecksumError, DataError, LoaderClosedError
 from pipegraph.paths import path_of
 from pipegraph.units import format_bytes, parse_bytes
 
-from .entries import Cacheable, CacheStats, Download
-from .filelock import LOCK_SH, NO_LOCKS, LockWaits, flock, is_at, try_exclusive
+from .locks import LOCK_EX, LOCK_SH, NO_LOCKS, LockWaits, flock, is_at, try_exclusive
 from .manifest import sync_folder
 from .shard_files import LocalFile, file_crc32c
-from .space import Space
 
 # One, and three more after bytes that do not match: at one bad transfer in five, two in
 # a thousand entries are given up.
 DOWNLOADS: Final = 4
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a disk says that takes no more of this user's bytes: it is full, or the user's quota is."""
+
+
+@dataclass(frozen=True)
+class Cacheable:
+    """What may be cached: a range of a part, with what is known of the part.
+
+    Of several versions of the same bytes a cache keeps the newest.
+    """
+
+    uri: str
+    nbytes: int
+    offset: int = 0
+    part_nbytes: int | None = None
+    version: str | None = None
+    crc32c: int | None = None
+
+    @cached_property
+    def place(self) -> str:
+        """What the names of all versions of this entry begin with: a hash of which bytes are meant."""
+        return _hash([self.uri, self.offset, self.nbytes, self.crc32c], 20)
+
+    @cached_property
+    def name(self) -> str:
+        """The entry's file name: hashes, so that nothing of a URI reaches the file system."""
+        return self.place + _hash([self.part_nbytes, self.version], 8)
+
+
+def _hash(facts: list[str | int | None], nbytes: int) -> str:
+    text = json.dumps(facts).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=nbytes).hexdigest()
+
+
+Write = Callable[[int, bytes], None]
+"""Takes bytes of a download and where they belong; called in any order."""
+
+Download = Callable[[Write], None]
 
 
 @final
@@ -46,11 +91,14 @@ class NodeCache(Closing):
     Args:
         folder: on a local disk; made if missing. Other users' files in it are left alone.
         limit: bytes, or a size such as ``"500 GB"``, for everything in the folder together.
-        on_count: called with a name of ``CacheStats`` and how much is added to it, by any thread.
+        on_count: called with a name of ``counts`` and how much is added to it, by any thread.
 
     Raises:
         GraphError: ``limit`` is no size.
         DataError: the folder cannot be made or written to.
+
+    Attributes:
+        counts: what this handle has found and fetched: ``hits``, ``misses``, ``corrupt``, ``downloaded_nbytes``.
     """
 
     def __init__(
@@ -63,12 +111,18 @@ class NodeCache(Closing):
         self.limit = parse_bytes(limit, "NodeCache(limit=...)")
         self._waits = LockWaits()
         self._lock = concurrency.Lock()
-        self._counts, self._on_count = Counter[str](), on_count
+        self.counts, self._on_count = Counter[str](), on_count
         self._verified: set[tuple[str, int]] = set()
         self._closed = False
         try:
-            self._space = Space(self.folder, self.limit)
-            self._space.tidy()
+            self._objects, self._partial, self._quarantine = (
+                os.path.join(self.folder, name) for name in ("objects", "partial", "quarantine")
+            )
+            for path in (self._objects, self._partial, self._quarantine):
+                os.makedirs(path, exist_ok=True)
+            with self._space():  # of dead processes' downloads, and what is above a limit lower than before
+                self._remove_from(self._partial)
+                self._remove_from(self._objects, self.usage() - self.limit)
         except OSError as error:
             needs = (
                 "whose file system has file locks" if error.errno in NO_LOCKS else "that can be written to"
@@ -78,15 +132,17 @@ class NodeCache(Closing):
                 "leave cache= out"
             ) from error
 
-    @property
-    def stats(self) -> CacheStats:
-        """What this handle has found and fetched so far; thread-safe."""
-        with self._lock:
-            return CacheStats(**self._counts)
-
     def usage(self) -> int:
         """Bytes on disk now: entries, reserved space of downloads, quarantine."""
-        return self._space.usage()
+        # What is downloaded moves on from `partial` meanwhile: looked at first there,
+        # it is never missed, and by its inode not counted twice.
+        sizes: dict[int, int] = {}
+        for folder in (self._partial, self._objects, self._quarantine):
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        sizes[entry.inode()] = entry.stat(follow_symlinks=False).st_size
+        return sum(sizes.values())
 
     def __contains__(self, what: Cacheable) -> bool:
         """Whether `open` would find it now; another process may remove it at any time."""
@@ -150,10 +206,6 @@ class NodeCache(Closing):
                 self._count(misses=1)
                 return file
 
-    def put(self, what: Cacheable, data: bytes) -> None:
-        """Store given bytes. Raises as `fetch` does."""
-        self.fetch(what, lambda write: write(0, data)).close()
-
     def close(self) -> None:
         """End all waits. Open files stay readable. Idempotent."""
         with self._lock:
@@ -165,11 +217,7 @@ class NodeCache(Closing):
         return NodeCache, (self.folder, self.limit)
 
     def __repr__(self) -> str:
-        used, stats = self.usage(), self.stats
-        return (
-            f"<NodeCache {self.folder}: {format_bytes(used)} of {format_bytes(self.limit)}, "
-            f"{stats.hits} hits, {stats.misses} misses>"
-        )
+        return f"<NodeCache {self.folder}: {format_bytes(self.usage())} of {format_bytes(self.limit)}>"
 
     # Downloads.
 
@@ -179,11 +227,11 @@ class NodeCache(Closing):
                 raise LoaderClosedError("the node cache is closed")
 
     def _path(self, what: Cacheable) -> str:
-        return os.path.join(self._space.objects, what.name)
+        return os.path.join(self._objects, what.name)
 
     def _own_partial(self, what: Cacheable) -> int | None:
         """An exclusively locked file to download to, or None if the entry may be there by now."""
-        path = os.path.join(self._space.partial, what.name)
+        path = os.path.join(self._partial, what.name)
         self._check_open()
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -212,10 +260,10 @@ class NodeCache(Closing):
 
     def _fill(self, what: Cacheable, fd: int, download: Download) -> LocalFile:
         """Fetch an entry, and make it visible; readers of other processes wait for its lock to become shared."""
-        there = os.path.join(self._space.partial, what.name)
+        there = os.path.join(self._partial, what.name)
         file = LocalFile.of(fd, what.uri)
         try:
-            self._space.reserve(what, fd)
+            self._reserve(what, fd)
             file.size = what.nbytes
             for left in reversed(range(DOWNLOADS)):
                 download(partial(self._write, fd))
@@ -228,7 +276,7 @@ class NodeCache(Closing):
                 self._verified.add((what.name, os.fstat(fd).st_ino))
             os.fsync(fd)
             os.rename(there, self._path(what))
-            sync_folder(self._space.objects)
+            sync_folder(self._objects)
             # Not atomic: it may be removed in between, and this file stays readable all the same.
             flock(fd, LOCK_SH)
         except BaseException:
@@ -247,7 +295,7 @@ class NodeCache(Closing):
             view, offset = view[written:], offset + written
 
     def _to_quarantine(self, what: Cacheable, there: str, found: int) -> None:
-        path = os.path.join(self._space.quarantine, what.name)
+        path = os.path.join(self._quarantine, what.name)
         os.rename(there, path)
         raise ChecksumError(
             f"{what.uri}, bytes {what.offset}..{what.offset + what.nbytes}: crc32c is {found:08x}, should be "
@@ -272,6 +320,74 @@ class NodeCache(Closing):
 
     def _count(self, **more: int) -> None:
         with self._lock:
-            self._counts.update(more)
+            self.counts.update(more)
         for name, count in more.items():
             self._on_count(name, count)
+
+    # Space.
+
+    @contextlib.contextmanager
+    def _space(self) -> Iterator[None]:
+        """Of all processes, only this thread makes room and reserves it."""
+        fd = os.open(os.path.join(self.folder, "space.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            flock(fd, LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def _reserve(self, what: Cacheable, fd: int) -> None:
+        """Claim an entry's bytes on disk: `fd` is of its file in ``partial/``, which the caller has locked.
+
+        Raises:
+            OSError (ENOSPC): there is no room. What came first stays.
+        """
+        with self._space():
+            for name in os.listdir(self._objects):
+                # Another version of the same bytes will not be asked for again.
+                if name.startswith(what.place) and name != what.name:
+                    self._remove(os.path.join(self._objects, name))
+            mine = os.fstat(fd).st_size
+            need = self.usage() - mine + what.nbytes - self.limit
+            for folder in (self._partial, self._quarantine):
+                if need > 0:
+                    need -= self._remove_from(folder, need, except_fd=fd)
+            if need > 0:
+                limit, used = format_bytes(self.limit), format_bytes(self.usage())
+                raise OSError(
+                    errno.ENOSPC,
+                    f"no room for {format_bytes(what.nbytes)} in the node cache (limit {limit}, used {used}). Raise "
+                    "NodeCache(limit=...), or remove entries that are not used any more",
+                    self.folder,
+                )
+            # The file's full length is reserved, so that others see it as used.
+            if hasattr(os, "posix_fallocate"):  # not on macOS, where a full disk is noticed later
+                os.posix_fallocate(fd, 0, max(1, what.nbytes))
+            os.ftruncate(fd, what.nbytes)
+
+    def _remove_from(self, folder: str, need: float = math.inf, except_fd: int | None = None) -> int:
+        """Remove files whose lock nobody holds until `need` bytes are free; the bytes freed."""
+        freed = 0
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            if freed >= need:
+                break
+            with contextlib.suppress(FileNotFoundError):
+                nbytes = os.stat(path).st_size
+                if (except_fd is None or not is_at(except_fd, path)) and self._remove(path):
+                    freed += nbytes
+        return freed
+
+    def _remove(self, path: str) -> bool:
+        """Unlink a file unless someone holds its lock."""
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            if try_exclusive(fd) and is_at(fd, path):
+                os.unlink(path)
+                return True
+            return False
+        finally:
+            os.close(fd)

@@ -7,23 +7,50 @@ brace list (``{train,val}.tar``), URLs with any of these, and lists of them.
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import itertools
 import math
 import os
 import re
 import stat
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 
-from pipegraph.errors import DataError, PipegraphWarning
+from pipegraph.errors import DataError, StoreError, without_secrets
 from pipegraph.paths import broken_link, paths_of
 
-from .side_files import JOURNAL, SETTINGS, refuse_unfinished, unfinished
+MANIFEST: Final = "_manifest.json"
+SETTINGS: Final = "_pack.json"
+"""The settings of a pack that is complete."""
+JOURNAL: Final = "_pack.json.partial"
+"""What a pack that is not complete has finished: a JSON object per line, the first with its settings."""
+
+
+def unfinished_pack(folder: str) -> str | None:
+    """Where the journal of a pack that has not ended lies, if there is one in this folder."""
+    path = os.path.join(folder, JOURNAL)
+    # A process that was killed behind its last step has written the settings and left the journal.
+    ended = not os.path.isfile(path) or os.path.exists(os.path.join(folder, SETTINGS))
+    return None if ended else path
+
+
+def refuse_unfinished(folder: str) -> None:
+    """Raises DataError for the folder of a pack that has not ended."""
+    if unfinished_pack(folder) is not None:
+        raise unfinished(folder, "")
+
+
+def unfinished(folder: str, more: str) -> DataError:
+    """The refusal of a folder whose pack has not ended."""
+    return DataError(
+        f"{folder!r}: the pack into this folder has not ended, it is still running or was stopped, so that shards are "
+        f"missing; wait for it, or make the call that began it again{more}: it writes the rest"
+    )
+
 
 if TYPE_CHECKING:
     from .stores import StoreClient
@@ -210,9 +237,8 @@ def _named(path: str, pattern: str) -> Part:
     except OSError as error:
         _refuse_broken(pattern, path)
         folder, name = os.path.split(path.rstrip("/" + os.sep))
-        also = "" if "." in name else ", and no folder of this name,"
         raise DataError(
-            f"parts {pattern!r}: no shard {name!r}{also} in folder {folder or '.'!r} ({error.strerror})"
+            f"parts {pattern!r}: no shard {name!r} in folder {folder or '.'!r} ({error.strerror})"
         ) from error
 
 
@@ -242,7 +268,7 @@ def _glob(pattern: str, missing: Missing) -> Iterator[Part]:
 
 
 def _folder(folder: str, missing: Missing) -> Iterator[Part]:
-    from .formats import check_folder, known_suffixes, suffix_of  # formats import Part
+    from .formats import check_folder, known_suffixes  # formats import Part
 
     suffixes, skip = known_suffixes(), missing == "skip"
     with os.scandir(folder) as entries:
@@ -254,34 +280,13 @@ def _folder(folder: str, missing: Missing) -> Iterator[Part]:
     files = [entry for entry in named if entry.is_file()]
     others = [entry.name for entry in there if not entry.is_dir(follow_symlinks=False)]
     check_folder(folder, others, [entry.name for entry in files], skip)
-    deeper = next(((e.name, found) for e in there if (found := _shard_in(e, suffixes))), None)
-    pattern = os.path.join(folder, "**", f"*{suffix_of(deeper[1])}") if deeper else ""
     if not files:
         raise DataError(
-            f"parts {folder!r}: no shard ({', '.join(suffixes)}) in folder {folder!r}; "
-            + (f"for those of its subfolders write {pattern!r}, " if deeper else "")
-            + "for a folder of images ops.ListFiles"
-        )
-    if deeper is not None:
-        warnings.warn(
-            f"parts {folder!r}: only the shards in this folder are read, not those in its subfolders, such as "
-            f"{deeper[0]!r}; name both by {pattern!r}, or these alone by {pattern.replace('**' + os.sep, '')!r}",
-            PipegraphWarning,
-            stacklevel=2,
+            f"parts {folder!r}: no shard ({', '.join(suffixes)}) in folder {folder!r}; for those of its subfolders "
+            f"write {os.path.join(folder, '**', '*.tar')!r}, for a folder of images ops.ListFiles"
         )
     for entry in files:
         yield _local(entry.path, entry.stat())
-
-
-def _shard_in(folder: os.DirEntry[str], suffixes: tuple[str, ...]) -> str:
-    """A shard of a subfolder, which is hidden as a shard is; empty where there is none."""
-    if folder.name.startswith((".", "_")) or not folder.is_dir():
-        return ""
-    try:
-        names = sorted(os.listdir(folder.path))
-    except OSError:
-        return ""  # not for us to read
-    return next((name for name in names if is_shard_name(name, suffixes)), "")
 
 
 def is_shard_name(name: str, suffixes: tuple[str, ...]) -> bool:
@@ -320,3 +325,47 @@ def _listed(url: str, store: StoreClient, missing: Missing) -> list[Part]:
             if f"{folder}/{JOURNAL}" in uris and f"{folder}/{SETTINGS}" not in uris:
                 raise unfinished(folder, ", and upload all of it")
     return found
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """(store, key) of a URL: ``s3://bucket`` and ``a/b.tar``."""
+    scheme, _, rest = url.partition("://")
+    host, _, key = rest.partition("/")
+    if url != _without_query(url) or (scheme in ("http", "https") and "@" in host):
+        raise DataError(
+            f"part {safe_url(url)!r}: URLs with a query or a password are not supported; "
+            "give credentials as store options"
+        )
+    return f"{scheme}://{host}", unquote(key) if scheme in ("http", "https") else key
+
+
+def safe_url(url: str) -> str:
+    """A URL for messages: without a query, user name or password, which may be secrets."""
+    return without_secrets(_without_query(url))
+
+
+def _without_query(url: str) -> str:
+    # Elsewhere than in HTTP a "?" may be part of a name or a pattern.
+    http = url.startswith(("http://", "https://"))
+    return re.split(r"\?" if http else r"\?[^/]*=", url, maxsplit=1)[0]
+
+
+def endpoints(options: Mapping[str, Any]) -> list[str]:
+    """Where requests go, as options and the clouds' environment say: to plain HTTP only where someone asked for it."""
+    clouds = {
+        name: value for name, value in os.environ.items() if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))
+    }
+    found = {name: str(v) for name, v in {**clouds, **options}.items() if "endpoint" in name.lower()}
+    for name, url in found.items():
+        if name in options and "://" not in url:
+            raise StoreError(
+                f"store option {name!r}: must be a whole URL such as https://host:9000, got "
+                f"{url.rpartition('@')[2]!r}"
+            )
+    return list(found.values())
+
+
+def glob_regex(glob: str) -> str:
+    """As a shell's: ``*`` and ``?`` stop at ``/``, ``**/`` does not."""
+    text = fnmatch.translate(glob.replace("**/", "\0").replace("*", "\1").replace("?", "\2"))
+    return text.replace("\0", "(?:.*/)?").replace("\1", "[^/]*").replace("\2", "[^/]")

@@ -12,23 +12,78 @@ import concurrent.futures
 import importlib
 import os
 import re
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Final, TypeVar, final
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Protocol, TypeVar, final
 
 from pipegraph import concurrency
 from pipegraph.closing import Closing
 from pipegraph.errors import LoaderClosedError, PipegraphError, ShardError, StoreError, extra_module
 from pipegraph.forks import lock_free_after_fork, use_native_threads
 
-from .entries import Write
-from .other_stores import Store, opener_of
-from .parts import Part
-from .requests import Requests
-from .retries import Backoff, plain
-from .urls import endpoints, glob_regex, safe_url as safe_url, split_url
-from .versions import ObjectInfo, Versions
+from .parts import Part, endpoints, glob_regex, safe_url as safe_url, split_url
+from .requests import Backoff, ObjectInfo, Requests, Versions, plain
+
+OBSTORE: Final = frozenset(
+    "s3 s3a gs az adl azure abfs abfss http https memory file".split()  # of the extra `cloud`
+)
+
+
+class Store(Protocol):
+    """Objects by URL. Several threads call it; a `ConnectionError` or a `TimeoutError` is tried again."""
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """The bytes start..stop of an object; all of them."""
+
+    def size(self, path: str) -> int:
+        """Of an object, in bytes; raises FileNotFoundError where there is none."""
+
+    def list(self, path: str) -> Iterable[str]:
+        """The URLs of all objects below a folder's URL, which ends in a slash, in its subfolders too."""
+
+
+OpenStore = Callable[[str, dict[str, Any]], Store]
+"""Opens the store at a root such as ``hdfs://host``, with the options of ``ShardSelect(store=...)``."""
+
+_lock = lock_free_after_fork()
+_stores: dict[str, OpenStore] = {}
+
+
+def register_store(scheme: str, open: OpenStore) -> None:
+    """In this process, read URLs of a scheme, such as ``"hdfs"``, through the `Store` of ``open(root, options)``.
+
+    A scheme that is neither registered nor one of obstore's is read through fsspec.
+    """
+    with _lock:
+        _stores[scheme] = open
+
+
+def opener_of(root: str) -> OpenStore | None:
+    """What opens the store at this root; None where obstore does."""
+    scheme = root.partition("://")[0]
+    with _lock:
+        return _stores.get(scheme) or (None if scheme.lower() in OBSTORE else FsspecStore)
+
+
+@final
+class FsspecStore:
+    """A filesystem of fsspec's: ``hf://``, ``hdfs://``, ``ftp://``, ``github://`` and many others."""
+
+    def __init__(self, root: str, options: dict[str, Any]) -> None:
+        core = extra_module("fsspec.core", "fsspec", f"reading {root.partition('://')[0]}:// URLs", "fsspec")
+        self._files, _ = core.url_to_fs(root, **options)
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        data: bytes = self._files.cat_file(self._files._strip_protocol(path), start=start, end=stop)
+        return data
+
+    def size(self, path: str) -> int:
+        return int(self._files.size(self._files._strip_protocol(path)))
+
+    def list(self, path: str) -> Iterable[str]:
+        folder = self._files._strip_protocol(path).rstrip("/")
+        return [f"{path}{found[len(folder) :].lstrip('/')}" for found in self._files.find(folder)]
+
 
 T = TypeVar("T")
 Request = concurrent.futures.Future
@@ -43,22 +98,12 @@ _memory_stores: dict[str, Any] = {}
 _memory_lock = lock_free_after_fork()
 
 
-@dataclass(frozen=True, slots=True)
-class StoreStats:
-    """Counts of one client: requests sent, tried again, found stalled; bytes delivered."""
-
-    requests: int = 0
-    retried: int = 0
-    stalled: int = 0
-    nbytes: int = 0
-
-
 @final
 class StoreClient(Closing):
     """Reads objects by URL. Thread-safe.
 
     After a fork it is an error to use one that was made before (its thread is not there any
-    more, nor those of the client library); pickled to another process, it is made anew there.
+    more, nor those of the client library).
 
     Args:
         options: obstore's: of the store (``endpoint``, ``region``, ...), and
@@ -66,7 +111,10 @@ class StoreClient(Closing):
             environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``), then from the instance's metadata service.
         retry, grace_s: tries, and how long a connection may deliver nothing.
         range_nbytes, parallel: large reads are cut into ranges of this size, ``parallel`` at once.
-        on_count: called with a name of ``StoreStats`` and how much is added to it, by any thread.
+        on_count: called with a name of ``counts`` and how much is added to it, by any thread.
+
+    Attributes:
+        counts: ``requests`` sent, ``retried``, ``stalled``; ``nbytes`` delivered.
     """
 
     def __init__(
@@ -85,29 +133,13 @@ class StoreClient(Closing):
         self.range_nbytes, self.parallel = range_nbytes, parallel
         self._lock = concurrency.Lock()
         self._stores: dict[str, Any] = {}
-        self._counts, self._on_count = collections.Counter[str](), on_count
+        self.counts, self._on_count = collections.Counter[str](), on_count
         self._versions = Versions()
         self._requests = Requests(self._obstore, self._retry, grace_s, self._count, self._versions)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: concurrency.Thread | None = None
         self._closed = False
         self._process = os.getpid()
-
-    def __reduce__(self) -> tuple[object, ...]:
-        make = partial(
-            StoreClient,
-            self._options,
-            retry=self._retry,
-            grace_s=self._grace,
-            range_nbytes=self.range_nbytes,
-            parallel=self.parallel,
-        )
-        return make, ()
-
-    @property
-    def stats(self) -> StoreStats:
-        with self._lock:
-            return StoreStats(**self._counts)
 
     def head(self, url: str) -> ObjectInfo:
         """Size and version of an object.
@@ -127,22 +159,23 @@ class StoreClient(Closing):
 
         async def head() -> ObjectInfo:
             info = await self._requests.retried(url, 0, ask)
-            self._versions.answered(url, info)
+            self._versions.join(url, info)
             return info
 
         return self._result(head())
 
     def expect(self, part: Part) -> None:
         """From now on every answer must be of the part's size and version, as far as known, else it is a DataError."""
-        self._versions.expect(part)
+        self._versions.join(part.uri, ObjectInfo(part.size, part.version))
 
     def identify(self, part: Part) -> Part:
         """The part with size and version; asks the store where it has not said them yet. Raises as `head`."""
-        self._versions.expect(part)
-        if None in self._versions.of(part.uri):
+        self.expect(part)
+        known = self._versions.of(part.uri)
+        if known.size is None or known.version is None:
             self.head(part.uri)
-        size, version = self._versions.of(part.uri)
-        return replace(part, size=size, version=version)
+            known = self._versions.of(part.uri)
+        return replace(part, size=known.size, version=known.version)
 
     def list(self, pattern: str, beside: Collection[str] = ()) -> list[Part]:
         """The objects below a URL that ends in ``/``, or that match a glob, sorted by name.
@@ -162,22 +195,9 @@ class StoreClient(Closing):
         prefix = literal[: literal.rfind("/") + 1]
         wanted = re.compile(glob_regex(glob))
 
-        def parts_in(listed: Any) -> list[Part]:
-            return [
-                Part(f"{root}/{m['path']}", m["size"], ObjectInfo.of(m).version)
-                for m in listed
-                if wanted.fullmatch(m["path"]) or m["path"].rpartition("/")[2] in beside
-            ]
-
         async def ask() -> list[Part]:
             if isinstance(store, OtherStore):
-                listed = await store.list(f"{root}/{prefix}")
-                names = [(url, url[len(root) + 1 :]) for url in listed]
-                return [
-                    Part(url)
-                    for url, name in names
-                    if wanted.fullmatch(name) or name.rpartition("/")[2] in beside
-                ]
+                return [Part(url) for url in await store.list(f"{root}/{prefix}")]
             found: list[Part] = []
             # Below `prefix` only: the rest of a pattern's folder may be long.
             batches = aiter(self._obstore.list(store, prefix=prefix or None, chunk_size=1000))
@@ -186,9 +206,10 @@ class StoreClient(Closing):
                     batch = await anext(batches, None)
                 if batch is None:
                     return found
-                found += parts_in(batch)
+                found += [Part(f"{root}/{m['path']}", m["size"], ObjectInfo.of(m).version) for m in batch]
 
-        found = self._result(self._requests.retried(pattern, 0, ask))
+        listed = self._result(self._requests.retried(pattern, 0, ask))
+        found = (p for p in listed if p.name in beside or wanted.fullmatch(p.uri[len(root) + 1 :]))
         parts = sorted(found, key=lambda p: p.uri)
         if all(part.name in beside for part in parts):
             raise StoreError(
@@ -204,7 +225,7 @@ class StoreClient(Closing):
         self.download(url, offset, nbytes, pieces.__setitem__)
         return b"".join(pieces[at] for at in sorted(pieces))
 
-    def download(self, url: str, offset: int, nbytes: int, write: Write) -> None:
+    def download(self, url: str, offset: int, nbytes: int, write: Callable[[int, bytes], None]) -> None:
         """Read a range in parallel pieces, given to `write` in this thread. Raises as `submit`."""
         starts = iter(range(0, nbytes, self.range_nbytes))
         pending: dict[Request[bytes], int] = {}
@@ -303,7 +324,7 @@ class StoreClient(Closing):
 
     def _count(self, **more: int) -> None:
         with self._lock:
-            self._counts.update(more)
+            self.counts.update(more)
         for name, count in more.items():
             self._on_count(name, count)
 

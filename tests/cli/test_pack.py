@@ -29,7 +29,7 @@ def test_a_folder_is_packed_and_a_second_run_says_that_it_is_complete(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for again in (False, True):
-        code, out, err = pack("files", "out", "--size", "10kB", "--workers", "2", capsys=capsys)
+        code, out, err = pack("files", "out", "--size", "10kB", capsys=capsys)
         assert (code, err) == (0, "")
         assert re.search(r"20 samples in \d shards", out)
         assert out.endswith(": out was complete, nothing was written\n" if again else ": out\n")
@@ -52,7 +52,7 @@ def test_a_function_and_a_shuffle(files: Path, capsys: pytest.CaptureFixture[str
         (["nothing", "out"], "'nothing': there is no such folder"),
         (["fils/", "out"], "'fils/': there is no such folder"),
         (["files", "out", "--format", "zip"], "format must be one of tar, parquet, got 'zip'"),
-        (["files", "out", "--size", "many"], "pack: size must be bytes or a size such as"),
+        (["files", "out", "--size", "many"], "size must be bytes or a size such as"),
         (["convert.py:absent", "out"], "there is no file 'convert.py'"),
         (["graph.py:graph", "out"], "graph.py:graph is a graph; give a function that yields samples"),
     ],

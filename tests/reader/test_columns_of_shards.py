@@ -23,9 +23,9 @@ def write(folder, rows=ROWS, **more):
     return str(folder / "part-*.parquet")
 
 
-def delivered(parts, through=None, load=None, **options):
+def delivered(parts, through=None, **options):
     graph = pg.Graph("columns", seed=3)
-    rows = graph.add(ops.ShardSelect(parts), name="select").then(load or ops.Load(), name="load", **options)
+    rows = graph.add(ops.ShardSelect(parts), name="select").then(ops.Load(), name="load", **options)
     if through is not None:
         rows = rows.then(through, name="through")
     rows.then(ops.Batch(64), name="batch")
@@ -56,12 +56,6 @@ def test_batches_are_those_made_row_by_row(tmp_path, workers):
         same(one, two)
     assert sorted(torch.cat([batch["id"] for batch in packed[0]]).tolist()) == list(range(ROWS * PARTS))
     assert packed[0][0]["id"].dtype == torch.int64 and packed[0][0]["x"].dtype == torch.float64
-
-
-def test_a_filter_leaves_rows_out(tmp_path):
-    parts = write(tmp_path)
-    found = batches(delivered(parts, load=ops.Load(filter=[("id", "<", 50)])))[0]
-    assert sorted(torch.cat([batch["id"] for batch in found]).tolist()) == list(range(50))
 
 
 def test_a_graph_over_them_resumes_everywhere(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.storage import Manifest, stores
-from pipegraph.storage.retries import Backoff
+from pipegraph.storage.requests import Backoff
 from pipegraph.storage.stores import StoreClient
 from pipegraph.testing import Resources
 

@@ -36,7 +36,7 @@ class Stopped(Exception):
 
 
 def stop(state: Any) -> None:
-    if state.shards_done == 2:
+    if state.shards == 2:
         raise Stopped
 
 
@@ -47,9 +47,7 @@ def unfinished(tmp_path: Path) -> Path:
         (tmp_path / "my photos").mkdir(exist_ok=True)
         (tmp_path / "my photos" / f"{number:02}.txt").write_text(str(number) * 200)
     with pytest.raises(Stopped):
-        pack_shards(
-            tmp_path / "my photos", tmp_path / "out", size="10 kB", workers=1, shuffle=7, progress=stop
-        )
+        pack_shards(tmp_path / "my photos", tmp_path / "out", size="10 kB", shuffle=7, progress=stop)
     return tmp_path / "out"
 
 
@@ -76,7 +74,7 @@ def test_every_reader_refuses_an_unfinished_pack(
             read()
     assert re.search(NOT_ENDED, str(refused.value))
     assert run(["index", str(unfinished)]) == 2
-    pack_shards(tmp_path / "my photos", unfinished, size="10 kB", workers=1, shuffle=7)
+    pack_shards(tmp_path / "my photos", unfinished, size="10 kB", shuffle=7)
     assert count(unfinished) == SAMPLES
 
 

@@ -115,7 +115,7 @@ GRAPHS = {
             (folder / "in" / f"{i}.txt").write_bytes(b"abc")
         from pipegraph.storage import pack_shards
         try:
-            pack_shards(folder / "in", folder / "out", workers=1)
+            pack_shards(folder / "in", folder / "out")
         except pg.errors.PipegraphError as error:
             assert "flock" in str(error), error
     """,

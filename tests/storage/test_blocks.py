@@ -16,7 +16,7 @@ from pipegraph.storage.formats import Sample, format_of
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.manifest import Manifest
 from pipegraph.storage.node_cache import NodeCache
-from pipegraph.storage.object_file import identify
+from pipegraph.storage.part_files import identify
 from pipegraph.storage.parts import Part
 from pipegraph.storage.shard_files import LocalFile
 from pipegraph.storage.stores import StoreClient
@@ -87,7 +87,7 @@ def test_blocks_are_the_same_from_place_memory_and_cache(
         for _ in range(2):
             assert samples(remote, manifest, store=store, cache=cache) == expected
             assert samples(local, manifest, cache=cache) == expected
-        assert cache.stats.misses == cache.stats.hits == 2 * manifest.blocks
+        assert cache.counts["misses"] == cache.counts["hits"] == 2 * manifest.blocks
         remote = identify(remote, store)
         assert all(
             cacheable(remote, manifest.block(n)[1], manifest.block_checksum(n)) in cache

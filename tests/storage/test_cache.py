@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from pipegraph.errors import ChecksumError, DataError
-from pipegraph.storage.entries import Cacheable, Write
-from pipegraph.storage.node_cache import DOWNLOADS, NodeCache
+from pipegraph.storage.node_cache import DOWNLOADS, Cacheable, NodeCache, Write
 from pipegraph.storage.shard_files import crc32c_extend
 
 
@@ -60,7 +59,7 @@ def test_an_entry_is_downloaded_once_and_then_read_from_disk(cache: NodeCache) -
         with cache.fetch(entry(1), source) as file:
             assert content(1) == file.read_at(0, 1000)
     assert source.calls == 1
-    assert (cache.stats.hits, cache.stats.misses, cache.stats.downloaded_nbytes) == (2, 1, 1000)
+    assert (cache.counts["hits"], cache.counts["misses"], cache.counts["downloaded_nbytes"]) == (2, 1, 1000)
     assert [entry(1).name] == files(cache)
 
 
@@ -110,7 +109,7 @@ def test_bytes_that_do_not_match_are_fetched_again(cache: NodeCache) -> None:
     with cache.fetch(entry(1), flaky) as file:
         assert content(1) == file.read_at(0, 1000)
     assert len(calls) == DOWNLOADS
-    assert cache.stats.corrupt == DOWNLOADS - 1
+    assert cache.counts["corrupt"] == DOWNLOADS - 1
 
 
 def test_bytes_that_never_match_are_quarantined_with_a_clear_error(cache: NodeCache) -> None:
@@ -136,7 +135,7 @@ def test_an_entry_that_rotted_on_disk_is_fetched_again(cache: NodeCache) -> None
     source = Source(1)
     with other.fetch(entry(1), source) as file:
         assert content(1) == file.read_at(0, 1000)
-    assert (source.calls, other.stats.corrupt) == (1, 1)
+    assert (source.calls, other.counts["corrupt"]) == (1, 1)
     path.write_bytes(b"short")
     assert other.open(entry(1)) is None
 

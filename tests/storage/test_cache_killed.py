@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipegraph.storage.filelock import try_exclusive
+from pipegraph.storage.locks import try_exclusive
 from pipegraph.storage.node_cache import NodeCache
 
 ENTRIES, ENTRY_NBYTES, LIMIT = 12, 40_000, 200_000
@@ -14,13 +14,13 @@ ENTRIES, ENTRY_NBYTES, LIMIT = 12, 40_000, 200_000
 # of the cache's code. Three live at any time, so that they meet at every lock.
 READERS = """
 import os, random, signal, sys
-from pipegraph.storage import filelock, space
+from pipegraph.storage import locks
 from pipegraph.storage import node_cache as cache_module
 from pipegraph.storage.node_cache import Cacheable, NodeCache
 from pipegraph.storage.shard_files import crc32c_extend
 
 folder, kills, seed, n, nbytes, limit = sys.argv[1], *map(int, sys.argv[2:])
-modules = {module.__file__ for module in (cache_module, filelock, space)}
+modules = {module.__file__ for module in (cache_module, locks)}
 
 def data(i):
     return bytes([i + 1]) * nbytes
@@ -53,7 +53,7 @@ def live(rng):
                 assert file.read_at(0, file.size) == data(i), f"corrupt {i}"
         except OSError as error:
             assert "no room" in str(error), error
-        with cache._space.locked():
+        with cache._space():
             assert cache.usage() <= limit, cache.usage()
 
 rng, living, killed = random.Random(seed), 0, 0

@@ -10,7 +10,7 @@ from pipegraph.storage import NodeCache
 from pipegraph.storage.block_bytes import BlockBytes
 from pipegraph.storage.formats import Block
 from pipegraph.storage.parts import expand_parts
-from pipegraph.storage.retries import Backoff
+from pipegraph.storage.requests import Backoff
 from pipegraph.storage.stores import StoreClient
 
 pytest.importorskip("obstore", reason="the cloud extra brings obstore")
@@ -56,7 +56,7 @@ def test_what_a_retry_cannot_help_is_an_error_at_once(case: str) -> None:
         for ask in (lambda: store.head(cloud.url + "a.bin"), lambda: store.read(cloud.url + "a.bin", 0, 5)):
             with pytest.raises(StoreError, match=told):
                 ask()
-        assert store.stats.retried == 0
+        assert store.counts["retried"] == 0
 
 
 OBJECTS = {"a.bin": b"a" * 10, "b.bin": b"b" * 20}

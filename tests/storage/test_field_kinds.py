@@ -70,5 +70,5 @@ def test_a_sample_without_one_of_the_fields_is_refused(tmp_path: Path, write: An
     rows = [{"key": "a", "n": 1, "x": 2}, {"n": 1, "x": 2}]
     assert [row["key"] for row in write(tmp_path / "keys", "parquet", rows)] == ["000000001", "a"]
     for first in (1, None):
-        with pytest.raises(DataError, match="sample 1 lacks the field 'x', which those looked at first have"):
+        with pytest.raises(DataError, match="sample 1 lacks the field 'x', which the first one has"):
             write(tmp_path / f"out-{first}", "parquet", [{"n": 1, "x": first}, {"n": 1}])

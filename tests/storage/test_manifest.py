@@ -103,7 +103,7 @@ def test_a_manifest_that_was_tampered_with_is_refused(shards: Path, change: obje
 
 
 def test_a_part_whose_size_changed_is_refused(shards: Path, tmp_path: Path) -> None:
-    from pipegraph.storage.object_file import open_part
+    from pipegraph.storage.part_files import open_part
 
     manifest = build(shards)
     with (shards / "train-0.tar").open("ab") as out:

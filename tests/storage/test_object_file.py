@@ -10,9 +10,9 @@ import pytest
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.indexing import build_manifest
 from pipegraph.storage.node_cache import Cacheable, NodeCache
-from pipegraph.storage.object_file import RemoteFile, open_part
+from pipegraph.storage.part_files import RemoteFile, open_part
 from pipegraph.storage.parts import Part
-from pipegraph.storage.retries import Backoff
+from pipegraph.storage.requests import Backoff
 from pipegraph.storage.shard_files import LocalFile, crc32c_extend
 from pipegraph.storage.stores import StoreClient
 
@@ -41,7 +41,7 @@ def test_a_remote_tar_reads_like_a_local_one(
     tar, store = format_of(part), connect(s3_port, range_nbytes=20_000, parallel=4)
     with LocalFile(path) as local, open_part(part, store) as remote:
         assert list(tar.samples(local)) == list(tar.samples(remote))
-        requests = store.stats.requests
+        requests = store.counts["requests"]
         assert requests <= 2 + part.size // 20_000 + 4  # type: ignore[operator]
         blocks = list(tar.index(local, 50_000))
         assert blocks == list(tar.index(remote, 50_000))
@@ -54,7 +54,7 @@ def test_reading_in_order_asks_for_each_byte_once(s3_port: int, connect: Connect
     with RemoteFile(Part(url), store) as file:
         data = b"".join(file.read_at(at, min(7777, 1_000_000 - at)) for at in range(0, 1_000_000, 7777))
     assert data == DATA
-    assert (store.stats.requests, store.stats.nbytes) == (21, 1_000_000)
+    assert (store.counts["requests"], store.counts["nbytes"]) == (21, 1_000_000)
 
 
 @pytest.mark.parametrize("keep", [0, 300_000])
@@ -79,7 +79,7 @@ def test_a_manifest_of_remote_parts_reads_each_byte_once(
     remote = build_manifest([part], store=store, block_nbytes=50_000)
     assert remote == build_manifest([path], block_nbytes=50_000)
     assert remote.block_crc32c.tolist() == build_manifest([path], block_nbytes=50_000).block_crc32c.tolist()
-    assert store.stats.nbytes == part.size
+    assert store.counts["nbytes"] == part.size
 
 
 def cacheable(url: str, offset: int, nbytes: int) -> Cacheable:
@@ -95,7 +95,7 @@ def test_with_a_fifth_of_all_requests_spoiled_every_byte_arrives_right(
 
     async def in_its_time(wait: Any) -> Any:
         # What stalls is soon given up; a request that only takes its time, on a busy machine, is counted below.
-        stalls = bool(proxy.seen) and proxy.seen[-1][2] == "stall" and not store.stats.stalled
+        stalls = bool(proxy.seen) and proxy.seen[-1][2] == "stall" and not store.counts["stalled"]
         requests._grace = 0.1 if stalls else 600
         return await in_time(wait)
 
@@ -111,5 +111,5 @@ def test_with_a_fifth_of_all_requests_spoiled_every_byte_arrives_right(
                 assert file.read_at(0, 20_000) == DATA[start : start + 20_000]
             assert cache.usage() == start + 20_000
         flipped = sum(f == "flip" for _, _, f in proxy.seen)
-        assert cache.stats.corrupt == flipped > 0
+        assert cache.counts["corrupt"] == flipped > 0
     assert {f for _, _, f in proxy.seen} == {"", "stall", *faults}

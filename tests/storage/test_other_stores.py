@@ -60,7 +60,7 @@ class Memory:
     """fsspec's memory filesystem, whose own scheme is obstore's, with a connection that breaks now and then."""
 
     def __init__(self, root: str) -> None:
-        from pipegraph.storage.other_stores import FsspecStore
+        from pipegraph.storage.stores import FsspecStore
 
         self._root, self._store = root, FsspecStore("memory://there", {})
         self._calls = 0

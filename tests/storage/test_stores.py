@@ -14,10 +14,9 @@ from pipegraph.errors import (
     ShardError,
     StoreError,
 )
-from pipegraph.storage.parts import expand_parts
-from pipegraph.storage.retries import Backoff
+from pipegraph.storage.parts import expand_parts, safe_url, split_url
+from pipegraph.storage.requests import Backoff
 from pipegraph.storage.stores import StoreClient, answer_of
-from pipegraph.storage.urls import safe_url, split_url
 
 Connect = Callable[..., StoreClient]
 
@@ -74,14 +73,14 @@ def test_a_missing_object_is_an_error_at_once(s3_port: int, connect: Connect) ->
     for ask in (lambda: store.head("s3://data/none"), lambda: store.read("s3://data/none", 0, 5)):
         with pytest.raises(StoreError, match=r"s3://data/none: .*not found"):
             ask()
-    assert store.stats.retried == 0
+    assert store.counts["retried"] == 0
 
 
 def test_a_range_behind_the_end_is_an_error_at_once(s3_port: int, connect: Connect, url: str) -> None:
     store = connect(s3_port)
     with pytest.raises(ShardError, match="the object has 1000000; it is truncated"):
         store.read(url, 999_990, 20)
-    assert store.stats.retried == 0
+    assert store.counts["retried"] == 0
 
 
 def given_up_at_once(store: StoreClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +90,7 @@ def given_up_at_once(store: StoreClient, monkeypatch: pytest.MonkeyPatch) -> Non
 
     async def in_its_time(wait: Any) -> Any:
         # It waits for the answer, then for a part of the half that comes, and then for what never comes.
-        requests._grace = 0.1 if next(waits) >= 2 and not store.stats.stalled else 600
+        requests._grace = 0.1 if next(waits) >= 2 and not store.counts["stalled"] else 600
         return await in_time(wait)
 
     monkeypatch.setattr(requests, "_in_time", in_its_time)
@@ -106,8 +105,8 @@ def test_a_request_that_fails_once_is_tried_again(
     if fault == "stall":
         given_up_at_once(store, monkeypatch)
     assert store.read(url, 1000, 900_000) == DATA[1000:901_000]
-    assert store.stats.retried == 1
-    assert store.stats.stalled == (fault == "stall")
+    assert store.counts["retried"] == 1
+    assert store.counts["stalled"] == (fault == "stall")
 
 
 @pytest.mark.parametrize("fault", ["cut", "stall"])
@@ -152,7 +151,7 @@ def test_a_server_that_stays_down_is_an_error(proxy: Any, connect: Connect, url:
         store.read(url, 5, 10)
     with pytest.raises(StoreError, match="503"):
         store.head(url)
-    assert store.stats.retried == 10
+    assert store.counts["retried"] == 10
 
 
 @pytest.mark.parametrize(("status", "tries"), [("400", 1), ("416", 1), ("429", 2), ("500", 2), ("503", 2)])

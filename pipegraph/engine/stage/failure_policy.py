@@ -13,7 +13,7 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.stage.budgets import exceeded, is_share
 from pipegraph.engine.stage.failure_notes import explain, log_first
 from pipegraph.engine.stage_worker import Worker
-from pipegraph.errors import BudgetError, ShardError, StageTimeoutError, WorkerDiedError, described, note
+from pipegraph.errors import BudgetError, StageTimeoutError, WorkerDiedError, described, note
 from pipegraph.global_generators import Draws, drawing
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Failures:
         """
         self.pass_on(error)
         worker.meter.failed += 1
-        if not isinstance(error, Exception) or self._loses_state(error) or self._cannot_count(error):
+        if not isinstance(error, Exception) or self._loses_state(error):
             return self.give_up(chunk, error)
         return self._judge(worker, chunk, error, row)
 
@@ -194,22 +194,6 @@ class Failures:
     def _loses_state(self, error: Exception) -> bool:
         """Whether the operator's state was lost with its process, so that no policy can continue."""
         return isinstance(error, WorkerDiedError | StageTimeoutError) and self.stage.plan.kind.keeps
-
-    def _cannot_count(self, error: Exception) -> bool:
-        """Whether a budget would take an unknown number of lost samples for one."""
-        if (
-            self.skip is None
-            or self.skip.budget is None
-            or not (isinstance(error, ShardError) and error.uncounted)
-        ):
-            return False
-        note(
-            error,
-            f"pipegraph: nobody knows how many samples are lost, so that the budget of {self.skip.budget} in "
-            f"on_error={self.given!r} cannot count them: copy the shard again, give ShardSelect the manifest of the "
-            "whole shards, or use pg.Skip() without a budget",
-        )
-        return True
 
     def give_up(self, chunk: Chunk, error: BaseException) -> Failure:
         """The failure for a chunk that no policy leaves out."""

@@ -3,43 +3,203 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from numbers import Number
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipegraph.columns import Columns, pack
-from pipegraph.errors import ShardError
+from pipegraph.errors import GraphError, ShardError, shown
 
-from .arrowvalues import Convert, arrow_errors, converter
 from .shard_format import BlockSamples, Sample
+
+Convert = Callable[[Any], list[Any]]
+"""A column to its values.
+
+Nulls of floats are NaN, also inside lists; those of a column with a filling are that; all others are None.
+"""
+
+
+def arrow_errors() -> tuple[type[Exception], ...]:
+    """What pyarrow raises for data that is not what it says."""
+    arrow = importlib.import_module("pyarrow")
+    return (arrow.ArrowException, OSError, MemoryError, ValueError, OverflowError)
+
+
+def converter(kind: Any, copied: bool = True, fill: Any = None) -> Convert:
+    """How columns of an Arrow type are turned to values, with ``fill`` (of :func:`filling`) in place of nulls.
+
+    Arrays own their values, unless not ``copied``: then they lie in Arrow's memory where their type allows, read-only.
+    What is returned raises ShardError for a list of integers or bools with a null inside, for which NumPy has no
+    value, and no filling.
+    """
+    inside, value = (fill, None) if _is_array(kind) and isinstance(fill, Number) else (None, fill)
+    convert = _unfilled(kind, copied, inside)
+    if value is None and kind_of(kind) == "float":
+        value = math.nan
+    if value is None:
+        return convert
+
+    def filled(column: Any) -> list[Any]:
+        values = convert(column)
+        return [value if each is None else each for each in values] if nulls_of(column) else values
+
+    return filled
+
+
+def filling(value: Any, kind: Any, name: str, operator: str) -> Any:
+    """A user's ``fill`` for a column as the column's own values are read, so that no field depends on its nulls.
+
+    Of lists of numbers a list fills the missing ones, and a number the nulls inside.
+
+    Raises:
+        GraphError: it is no value of the column's type.
+    """
+    arrow = importlib.import_module("pyarrow")
+    if value is None:
+        raise GraphError(f"{operator}: fill={{{name!r}: None}} fills nothing: a batch has no place for None")
+    if arrow.types.is_null(kind):  # which says no other type
+        return value
+    inside = arrow.types.is_dictionary(kind) or (_is_array(kind) and isinstance(value, Number))
+    return _as_read(value, kind.value_type if inside else kind, name, operator)
+
+
+def _as_read(value: Any, plain: Any, name: str, operator: str) -> Any:
+    arrow = importlib.import_module("pyarrow")
+    try:
+        arrow.array([value]).cast(plain)  # refuses to cut fractions off
+        return converter(plain, copied=False)(arrow.array([value], plain))[0]  # refuses other kinds
+    except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise GraphError(
+            f"{operator}: fill={{{name!r}: {shown(value)}}} is no value of type {plain}, which the column has"
+        ) from error
+
+
+def nulls_of(column: Any) -> int:
+    """The nulls of a column or a part of one, with those among the values of a dictionary."""
+    arrow = importlib.import_module("pyarrow")
+    count: int = column.null_count
+    for chunk in getattr(column, "chunks", [column]):
+        while isinstance(chunk, arrow.ExtensionArray):
+            chunk = chunk.storage
+        if isinstance(chunk, arrow.DictionaryArray) and chunk.dictionary.null_count:
+            count += chunk.dictionary.is_null().take(chunk.indices).true_count
+    return count
+
+
+def nulls_inside(column: Any) -> int:
+    """The nulls inside a column's lists of integers or bools."""
+    kind = column.type
+    if not _is_array(kind) or importlib.import_module("pyarrow").types.is_floating(kind.value_type):
+        return 0
+    return sum(chunk.flatten().null_count for chunk in column.chunks)
+
+
+def _unfilled(kind: Any, copied: bool, inside: Any) -> Convert:
+    arrow = importlib.import_module("pyarrow")
+    types = arrow.types
+    if isinstance(kind, arrow.BaseExtensionType):
+        stored = _unfilled(kind.storage_type, copied, inside)
+        return lambda column: stored(column.storage)
+    if types.is_dictionary(kind) and not _is_text_or_bytes(kind.value_type):
+        values = _unfilled(kind.value_type, copied, inside)
+        return lambda column: values(column.dictionary_decode())
+    if _is_nanoseconds(kind):
+        return _times
+    if _is_array(kind):
+        nullable = types.is_floating(kind.value_type)
+        return lambda column: _arrays(column, nullable, copied, inside)
+    plain: Convert = lambda column: column.to_pylist()  # noqa: E731
+    return plain
+
+
+def kind_of(kind: Any) -> str:
+    """What values of an Arrow type look like: types of one kind can be mixed in a batch."""
+    arrow = importlib.import_module("pyarrow")
+    types = arrow.types
+    if isinstance(kind, arrow.BaseExtensionType):
+        return kind_of(kind.storage_type)
+    if types.is_dictionary(kind):
+        return kind_of(kind.value_type)
+    if _is_text_or_bytes(kind):
+        return "bytes" if "binary" in str(kind) else "text"
+    if types.is_integer(kind):
+        return "integer"
+    if types.is_floating(kind):
+        return "float"
+    if _is_array(kind):
+        return f"array of {kind.value_type}"
+    return str(kind)
+
+
+def _is_text_or_bytes(kind: Any) -> bool:
+    name = str(kind)
+    return name.startswith(("string", "large_string", "binary", "large_binary", "fixed_size_binary"))
+
+
+def _is_nanoseconds(kind: Any) -> bool:
+    types = importlib.import_module("pyarrow").types
+    timed = types.is_timestamp(kind) or types.is_duration(kind) or types.is_time64(kind)
+    return bool(timed and kind.unit == "ns")
+
+
+def _is_array(kind: Any) -> bool:
+    types = importlib.import_module("pyarrow").types
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return False
+    value = kind.value_type
+    return bool(types.is_integer(value) or types.is_floating(value) or types.is_boolean(value))
+
+
+def _times(column: Any) -> list[Any]:
+    """Python's own types have microseconds only."""
+    arrow = importlib.import_module("pyarrow")
+    if arrow.types.is_time64(column.type):
+        column = column.cast(arrow.int64()).cast(arrow.duration("ns"))
+    found = column.to_numpy(zero_copy_only=False)
+    return [
+        value if valid else None for value, valid in zip(found, column.is_valid().to_pylist(), strict=True)
+    ]
+
+
+def _arrays(column: Any, nullable: bool, copied: bool, inside: Any) -> list[Any]:
+    found: list[Any] = []
+    for value in column:
+        if not value.is_valid:
+            found.append(None)
+            continue
+        numbers = value.values
+        if inside is not None and numbers.null_count:
+            numbers = numbers.fill_null(inside)
+        if numbers.null_count and not nullable:
+            what = "True or False" if str(column.type.value_type) == "bool" else "a number"
+            raise ShardError(
+                f"a list of {column.type.value_type} has a null inside, for which a NumPy array has no value; name "
+                f"{what} for it in fill=, write the column as floats, or leave it out with columns="
+            )
+        array = numbers.to_numpy(zero_copy_only=False)
+        # Copied: Arrow's memory is read-only, and would be kept by each of its rows.
+        found.append(array.copy() if copied else array)
+    return found
+
 
 Int64Array = npt.NDArray[np.int64]
 
 
-class ArrowRows(BlockSamples["Sample | None"]):
+class ArrowRows(BlockSamples[Sample]):
     """Rows of batches of one schema, laid end to end.
 
     Args:
         name: of the file, for errors.
         fill: by column, what is in place of its nulls; see ``arrowvalues.filling``.
         copied: whether arrays own their values.
-        kept: the places of these rows among all that are counted, if a filter left some out: the others are None.
-        count: how many are counted.
     """
 
-    def __init__(
-        self,
-        table: Any,
-        name: str,
-        fill: Mapping[str, Any],
-        copied: bool,
-        kept: Int64Array | None = None,
-        count: int = -1,
-    ) -> None:
-        self._name, self._fill, self._kept = name, fill, kept
-        self._count = table.num_rows if count < 0 else count
+    def __init__(self, table: Any, name: str, fill: Mapping[str, Any], copied: bool) -> None:
+        self._name, self._fill, self._count = name, fill, int(table.num_rows)
         self._convert: dict[str, Convert] = {
             field.name: converter(field.type, copied, fill.get(field.name)) for field in table.schema
         }
@@ -52,13 +212,11 @@ class ArrowRows(BlockSamples["Sample | None"]):
     def __len__(self) -> int:
         return self._count
 
-    def sample(self, index: int) -> Sample | None:
-        if self._kept is not None:
-            at = int(np.searchsorted(self._kept, index))
-            if at == len(self._kept) or self._kept[at] != index:
-                return None
-            index = at
+    def sample(self, index: int) -> Sample:
         return self.rows(np.array([index]))[0]
+
+    def run(self, start: int, stop: int) -> list[Sample]:
+        return self.rows(np.arange(start, stop))
 
     def rows(self, numbers: Int64Array) -> list[dict[str, Any]]:
         """The rows with these numbers, in their order."""
@@ -72,8 +230,6 @@ class ArrowRows(BlockSamples["Sample | None"]):
 
     def columns(self, numbers: Int64Array) -> Columns | None:
         """As :meth:`rows`, packed for a ``Batch``; None where a column has values that cannot be."""
-        if self._kept is not None:
-            return None
         groups = list(self._by_batch(numbers))
         made: dict[Any, Columns] = {}
         for name in self._convert:

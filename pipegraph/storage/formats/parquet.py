@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, final
 
-import numpy as np
-
-from pipegraph.errors import DataError, GraphError, PipegraphError, ShardError, extra_module, shown
+from pipegraph.errors import DataError, PipegraphError, ShardError, extra_module
 from pipegraph.storage.shard_files import ShardFile
 
-from .arrow_rows import ArrowRows
-from .arrowvalues import arrow_errors, filling, kind_of
-from .folder_columns import FolderValues
+from .arrow_rows import ArrowRows, arrow_errors, filling
 from .shard_format import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample
 
 _BATCH_NBYTES: Final = 1 << 22
@@ -23,17 +18,11 @@ _BATCH_NBYTES: Final = 1 << 22
 _BUFFER_NBYTES: Final = 1 << 17
 _MAX_ROWS: Final = 1 << 14
 
-_STREAM_ROWS: Final = 256
-"""Rows that are turned to Python values at once where all of them are read in order."""
-
 _FIRST_ROWS: Final = 16
 """Rows read first to measure their decoded size; the footer has the encoded size only."""
 
 _LARGE_ROW_NBYTES: Final = 1 << 13
 """Rows that are so large encoded are not looked at first: that would read their pages twice."""
-
-Filter = Sequence[Any]
-"""Conditions ``(column, operator, value)`` that must all hold, or a list of such lists, of which one must."""
 
 
 @final
@@ -44,51 +33,32 @@ class ParquetFormat(Format):
     NaN, one in a list of integers an error without ``fill``), nanoseconds ``numpy.datetime64`` and ``timedelta64``,
     other nested values lists and dicts. A null of floats is NaN, any other None, or what ``fill`` says. Neighbouring
     small row groups share a block. Extension types are read as what they are stored as.
-    The ``key=value`` folders that a part lies in are columns too; see :class:`FolderColumns`.
 
     Args:
         columns: to read; all by default.
-        filter: as ``pyarrow.parquet.read_table`` takes it, such as ``[("label", "<", 10)]``; rows that it does not
-            let pass are left out.
         fill: column -> value in place of its nulls; of lists of numbers, a list for the missing ones, a
             number for the nulls inside.
     """
 
     suffixes = (".parquet",)
-    holds_samples = True
     needs_file = False
     columnar = True
 
     def __init__(
         self,
         columns: Sequence[str] | None = None,
-        filter: Filter | None = None,
         fill: Mapping[str, Any] | None = None,
     ) -> None:
         self.columns = None if columns is None else tuple(columns)
-        self.filter = None if filter is None else list(filter)
-        self._asked = _columns_of(self.filter or ())
         self.fill = dict(fill or {})
-        self._folders: FolderValues = {}
 
-    def beside(self, values: FolderValues) -> ParquetFormat:
-        made = copy.copy(self)
-        made._folders = values
-        return made
-
-    def choosing(
-        self, columns: Sequence[str] | None, filter: Filter | None, fill: Mapping[str, Any] | None = None
-    ) -> ParquetFormat:
-        return ParquetFormat(columns, filter, fill)
+    def choosing(self, columns: Sequence[str] | None, fill: Mapping[str, Any] | None = None) -> ParquetFormat:
+        return ParquetFormat(columns, fill)
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
         with self._open(file) as reader:
-            groups = range(reader.metadata.num_row_groups)
-            for batch in self._batches(reader, file, groups, stream=True):
-                kept, _ = self._passing(batch, file.name)
-                table = importlib.import_module("pyarrow").Table.from_batches([kept])
-                rows = _arrow_rows(table, file.name, self.fill)
-                yield from rows.rows(np.arange(len(rows)))
+            for batch in self._batches(reader, file, range(reader.metadata.num_row_groups)):
+                yield from self._rows([batch], file.name)[:]
 
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
         block: Block | None = None
@@ -103,37 +73,32 @@ class ParquetFormat(Format):
         if block:
             yield block
 
-    def read(self, file: ShardFile, block: Block) -> Sequence[Any]:
-        """The block's rows; those that the filter does not let pass are None."""
-        groups, first, count, nbytes = [], 0, 0, 0
+    def read(self, file: ShardFile, block: Block) -> ArrowRows:
+        groups, first, nbytes = [], 0, 0
         batches: list[Any] = []
-        kept: list[Any] = []  # the places of the rows that pass
         with self._open(file) as reader:
             for group in range(reader.metadata.num_row_groups):
                 if first >= block.first and first < block.first + block.samples:
                     groups.append(group)
                 first += reader.metadata.row_group(group).num_rows
             for batch in self._batches(reader, file, groups):
-                passing, places = self._passing(batch, file.name)
-                batches.append(passing)
-                nbytes += passing.get_total_buffer_size()
-                if places is not None:
-                    kept.append(count + places)
-                    nbytes += places.nbytes
-                count += batch.num_rows
+                batches.append(batch)
+                nbytes += batch.get_total_buffer_size()
                 self.take_room(nbytes, file.name)
-        block.check(f"{file.name}: the block at row {block.first}", count, "rows")
-        # Laid together, so that a sample is found, and rows are taken, in one.
-        table = importlib.import_module("pyarrow").Table.from_batches(batches).combine_chunks()
-        rows = _arrow_rows(table, file.name, self.fill, np.concatenate(kept) if kept else None, count)
+        block.check(f"{file.name}: the block at row {block.first}", sum(map(len, batches)), "rows")
+        rows = self._rows(batches, file.name)
         rows.nbytes = nbytes
         return rows
 
-    def fields(self, file: ShardFile) -> Mapping[str, str]:
-        with self._open(file) as reader:
-            schema = reader.schema_arrow.empty_table()
-            schema = _with_folders(schema, self._folders_of(reader)).schema
-            return {name: kind_of(schema.field(name).type) for name in self.columns or schema.names}
+    def _rows(self, batches: list[Any], name: str) -> ArrowRows:
+        # Laid together, so that a sample is found, and rows are taken, in one.
+        table = importlib.import_module("pyarrow").Table.from_batches(batches).combine_chunks()
+        fills = {
+            column: filling(value, table.schema.field(column).type, column, "Load")
+            for column, value in self.fill.items()
+            if column in table.schema.names
+        }
+        return ArrowRows(table, name, fills, copied=True)
 
     def _open(self, file: ShardFile) -> Any:
         parquet = extra_module("pyarrow.parquet", "shards", f"reading {file.name}", "pyarrow")
@@ -145,13 +110,11 @@ class ParquetFormat(Format):
                 pre_buffer=False,
                 buffer_size=_BUFFER_NBYTES,
             )
-            names = [*reader.schema_arrow.names, *self._folders_of(reader)]
+            names = reader.schema_arrow.names
         except arrow_errors() as error:
             raise ShardError(f"{file.name}: not a Parquet file: {error}") from error
         twice = next((name for name in names if names.count(name) > 1), None)
-        missing = next(
-            (name for name in (*(self.columns or ()), *self._asked, *self.fill) if name not in names), None
-        )
+        missing = next((name for name in (*(self.columns or ()), *self.fill) if name not in names), None)
         if twice is None and missing is None:
             return reader
         reader.close()
@@ -161,15 +124,9 @@ class ParquetFormat(Format):
             )
         raise ShardError(f"{file.name}: has two columns {twice!r}; a sample's fields need names of their own")
 
-    def _batches(
-        self, reader: Any, file: ShardFile, groups: Sequence[int], *, stream: bool = False
-    ) -> Iterator[Any]:
+    def _batches(self, reader: Any, file: ShardFile, groups: Sequence[int]) -> Iterator[Any]:
         """The rows of some row groups, in batches of about `_BATCH_NBYTES` when they are decoded."""
-        columns, folders = None, self._folders_of(reader)
-        if self.columns is not None:
-            asked = dict.fromkeys((*self.columns, *self._asked))
-            columns = [name for name in asked if name not in folders]
-            folders = {name: value for name, value in folders.items() if name in asked}
+        columns = None if self.columns is None else list(self.columns)
         sizes = [_group_size(reader, group, file.name) for group in groups]
         rows, encoded = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
         if not rows:
@@ -181,77 +138,13 @@ class ParquetFormat(Format):
                 if first is None or not first.num_rows:
                     raise ShardError(f"{file.name}: row groups that say they hold {rows} rows hold none")
                 row_nbytes = max(row_nbytes, first.nbytes // first.num_rows)
-            limit = min(_STREAM_ROWS if stream else _MAX_ROWS, max(1, _BATCH_NBYTES // row_nbytes))
-            for batch in reader.iter_batches(limit, row_groups=groups, columns=columns):
-                yield _with_folders(batch, folders)
+            limit = min(_MAX_ROWS, max(1, _BATCH_NBYTES // row_nbytes))
+            yield from reader.iter_batches(limit, row_groups=groups, columns=columns)
         except PipegraphError:  # of which some are among those below
             raise
         except arrow_errors() as error:
             shown = f"{groups[0]}..{groups[-1]}"
             raise ShardError(f"{file.name}: row groups {shown} are broken: {error}") from error
-
-    def _folders_of(self, reader: Any) -> FolderValues:
-        """The columns of the folders; of those that the file has too, its own is read."""
-        names = reader.schema_arrow.names
-        return {name: value for name, value in self._folders.items() if name not in names}
-
-    def _passing(self, batch: Any, name: str) -> tuple[Any, Any]:
-        """The rows that pass, in the chosen columns, and the places they had; None where all pass."""
-        if self.filter is None:
-            return batch, None
-        arrow = importlib.import_module("pyarrow")
-        parquet = importlib.import_module("pyarrow.parquet")
-        try:
-            expression = parquet.filters_to_expression(self.filter)
-            places = arrow.array(np.arange(batch.num_rows, dtype=np.int32))
-            table = arrow.Table.from_batches([batch]).append_column(_PLACES, places).filter(expression)
-        except (arrow.ArrowException, ValueError, TypeError) as error:
-            raise GraphError(f"Load(filter={self.filter!r}) does not fit {name}: {error}") from error
-        kept = table.select(list(self.columns or batch.schema.names)).combine_chunks()
-        found = table.column(_PLACES).to_numpy()
-        batches = kept.to_batches()
-        return batches[0] if batches else batch.slice(0, 0).select(kept.schema.names), found
-
-
-_PLACES: Final = "pipegraph: places of rows"
-
-
-def _with_folders(rows: Any, folders: FolderValues) -> Any:
-    """A batch or table with the columns of its part's folders behind its own."""
-    if not folders:
-        return rows
-    arrow = importlib.import_module("pyarrow")
-    columns, schema = list(rows.columns), rows.schema
-    for name, (kind, value) in folders.items():
-        typed = arrow.scalar(value, arrow.type_for_alias(kind))
-        columns.append(arrow.repeat(typed, rows.num_rows))
-        schema = schema.append(arrow.field(name, typed.type))
-    return type(rows).from_arrays(columns, schema=schema)
-
-
-def _columns_of(conditions: Any) -> tuple[str, ...]:
-    """The columns that a filter names."""
-    found: list[str] = []
-    for condition in conditions:
-        if isinstance(condition, tuple) and len(condition) == 3 and isinstance(condition[0], str):
-            found.append(condition[0])
-        elif isinstance(condition, list):
-            found += _columns_of(condition)
-        else:
-            raise GraphError(
-                f"Load: filter must be a list of (column, operator, value), or of such lists, got {shown(condition)} "
-                "in it. What cannot be said so is a Filter behind Load"
-            )
-    return tuple(dict.fromkeys(found))
-
-
-def _arrow_rows(table: Any, name: str, fill: Mapping[str, Any], *kept: Any) -> ArrowRows:
-    fills = {
-        column: filling(value, table.schema.field(column).type, column, "Load")
-        for column, value in fill.items()
-        if column in table.schema.names
-    }
-    return ArrowRows(table, name, fills, True, *kept)
 
 
 def _row_groups(file: ShardFile) -> Iterator[tuple[int, int, int]]:

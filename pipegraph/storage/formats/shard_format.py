@@ -15,8 +15,6 @@ from pipegraph.encoded_rows import Decode, EncodedRows
 from pipegraph.errors import GraphError, ShardError
 from pipegraph.storage.shard_files import ShardFile
 
-from .folder_columns import FolderValues
-
 Sample = dict[str, Any]
 Row = TypeVar("Row")
 
@@ -161,9 +159,6 @@ class Format(ABC):
     columnar: bool = False
     """Whether what `read` gives has columns, which can be taken without making samples."""
 
-    holds_samples: bool = False
-    """Whether a file of these suffixes is always a shard, and never a sample of a folder of files."""
-
     _room: Room | None = None
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
@@ -199,28 +194,16 @@ class Format(ABC):
             return samples.nbytes
         return 0 if self.in_place else block.nbytes
 
-    def fields(self, file: ShardFile) -> Mapping[str, str] | None:
-        """Names and types of the samples' fields, where a part says so for all of its samples.
-
-        Raises:
-            ShardError: as `samples`.
-        """
-        return None
-
-    def choosing(self, columns: Sequence[str] | None, filter: Any, fill: Any = None) -> Format:
-        """This format, reading these columns, and the rows that the filter lets pass, their nulls filled.
+    def choosing(self, columns: Sequence[str] | None, fill: Mapping[str, Any] | None = None) -> Format:
+        """This format, reading these columns, their nulls filled.
 
         Raises:
             GraphError: its samples have no columns.
         """
         raise GraphError(
-            f"Load(columns=..., filter=..., fill=...): {'/'.join(self.suffixes)} shards have no columns "
-            "that could be read alone; leave them out and put a Map or Filter behind Load"
+            f"Load(columns=..., fill=...): {'/'.join(self.suffixes)} shards have no columns that could be read alone; "
+            "leave them out and put a Map behind Load"
         )
-
-    def beside(self, values: FolderValues) -> Format:
-        """This format, reading columns of the folders that a part lies in too, where it has columns."""
-        return self
 
     def within(self, room: Room) -> Self:
         """This format, asking for room as `read` takes memory."""

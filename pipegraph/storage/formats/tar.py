@@ -19,8 +19,7 @@ from pipegraph.errors import ShardError
 from pipegraph.storage.shard_files import ShardFile
 
 from .shard_format import BLOCK_NBYTES, MAX_FIELD_NBYTES, Block, BlockSamples, Format, Sample
-from .tarheader import Member, members
-from .typed_fields import DECODERS
+from .tarheader import DECODERS, Member, members
 
 # A sample with more fields than this is taken for an attack: a million tiny
 # members that share a key would be one dict.
@@ -46,7 +45,6 @@ class TarFormat(Format):
     """
 
     suffixes = (".tar",)
-    holds_samples = True
     in_place = True
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:

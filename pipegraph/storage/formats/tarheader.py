@@ -6,13 +6,29 @@ member. Field positions are those of POSIX.1-2001 "pax" and of GNU tar's manual,
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 from pipegraph.errors import ShardError
 
-from .typed_fields import NOTE
+from .arrays import array_in
+
+NOTE: Final = slice(265, 281)
+"""Its place in a header: the first half of ``uname``."""
+BYTES: Final = bytes(16)
+TEXT: Final = b"pipegraph.text\0\0"
+JSON: Final = b"pipegraph.json\0\0"
+ARRAY: Final = b"pipegraph.npy\0\0\0"
+
+DECODERS: Final[Mapping[bytes, Callable[[bytes], Any]]] = {
+    TEXT: bytes.decode,
+    JSON: json.loads,
+    ARRAY: array_in,
+}
+"""By note; they raise ValueError, RecursionError or ShardError."""
+
 
 HEADER_NBYTES: Final = 512
 ZERO_HEADER: Final = bytes(HEADER_NBYTES)
@@ -33,21 +49,12 @@ _REFUSED: Final = {
     ord("S"): "a sparse file (GNU tar: leave out --sparse)",
 }
 
-_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd", b"BZ": "bzip2", b"\xfd7": "xz", b"PK": "zip"}
-"""The first two bytes of files that are packed."""
-
 Read = Callable[[int, int], bytes]
 
 
 # Name, start of its first header (extensions included), start of its data, size, and the note of its type;
 # a plain tuple: a named one costs a tenth of the whole walk.
 Member = tuple[str, int, int, int, bytes]
-
-
-def _refuse_packed(read: Read, offset: int, stop: int, file_name: str) -> None:
-    """Say so where a file that does not begin with a tar header is a packed one."""
-    if offset == 0 and stop > 1 and (tool := _PACKED.get(bytes(read(0, 2)))) is not None:
-        raise ShardError(f"{file_name}: packed with {tool}; tars are read in place, so unpack it first")
 
 
 def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) -> Iterator[Member]:
@@ -69,7 +76,6 @@ def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) 
     long_size: int | None = None
     while offset < stop:
         if stop - offset < HEADER_NBYTES:
-            _refuse_packed(read, offset, stop, file_name)
             raise ShardError(f"{file_name}: truncated: {stop - offset} bytes of a tar header at {offset}")
         header = read(offset, HEADER_NBYTES)
         sum_field = header[148:156]
@@ -83,7 +89,6 @@ def members(read: Read, start: int, stop: int, file_name: str, *, marker: bool) 
                 if marker:
                     _check_rest(read, offset, stop, file_name)
                 return
-            _refuse_packed(read, offset, stop, file_name)
             raise ShardError(f"{file_name}: not a tar header at byte {offset}: its checksum does not match")
         try:
             size = int(header[124:136].strip(b" \0"), 8)

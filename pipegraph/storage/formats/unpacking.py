@@ -6,7 +6,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, final
 
 from pipegraph.errors import ShardError, StoreError, extra_module
@@ -81,10 +81,10 @@ class PackedFormat(Format):
     needs_file = False
 
     def __init__(self, inner: Format, suffixes: tuple[str, ...]) -> None:
-        self.inner, self.suffixes, self.holds_samples = inner, suffixes, inner.holds_samples
+        self.inner, self.suffixes = inner, suffixes
 
-    def choosing(self, columns: Sequence[str] | None, filter: Any, fill: Any = None) -> PackedFormat:
-        return PackedFormat(self.inner.choosing(columns, filter, fill), self.suffixes)
+    def choosing(self, columns: Sequence[str] | None, fill: Mapping[str, Any] | None = None) -> PackedFormat:
+        return PackedFormat(self.inner.choosing(columns, fill), self.suffixes)
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
         return self.inner.samples(in_memory(file, self.take_room))

@@ -1,62 +1,51 @@
-"""Packs a whole dataset into shards in parallel: resumable, and the same bytes for any number of workers.
+"""Packs a whole dataset into shards: reads files ahead, and gives the samples to a `ShardWriter`.
 
-First a plan, which follows from the source alone: which samples go to which shard. Then each shard is one task of one
-worker process. A stopped run leaves whole shards; the next one indexes those and writes the others.
+A stopped run leaves whole shards; the next one goes on behind them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import multiprocessing
+import hashlib
 import os
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
-import cloudpickle
 import numpy as np
-import numpy.typing as npt
 
-from pipegraph import concurrency
-from pipegraph.errors import DataError, GraphError, LoaderClosedError, ShardError, WorkerDiedError, note
+from pipegraph.errors import DataError, GraphError, note
 from pipegraph.integers import integer
-from pipegraph.machine import cores
 from pipegraph.order.permutation import key64, permute_one
-from pipegraph.storage.manifest import Manifest, PartIndex
-from pipegraph.units import parse_bytes
+from pipegraph.paths import PATHS, path_of
+from pipegraph.storage.folders import list_files
+from pipegraph.storage.formats.tar import split_key
+from pipegraph.storage.manifest import Manifest
+from pipegraph.storage.read_file import read_file
 
-from .encoder import Sample
-from .field_kinds import PROBES, Kinds, kinds_of
-from .pack_folder import PackFolder, encoder_of
-from .pack_sources import PackedStream, PackSource, source_of
-from .shard_file import index_shard, write_shard
-from .shard_writer import SIZE, ShardWriter
-from .tar_encoder import MARKER_NBYTES
+from .encoder import Sample, refuse_odd_names
+from .shard_writer import SIZE, STREAM, ShardWriter
 
-Int64Array = npt.NDArray[np.int64]
+_READERS: Final = 8
+"""Files read at the same time."""
+
+_GIVE: Final = (
+    "give a folder of files, a dataset or an iterable of dicts; the samples of shards are those of a graph that reads "
+    "them, see docs/formats.md"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PackProgress:
-    """How far `pack_shards` is.
-
-    Args:
-        shards_done, shards: of how many; None where only the end of the stream will tell.
-        samples_done, samples: the same of samples.
-        nbytes: of the shards done.
+    """How far `pack_shards` is: shards and samples that are written, and how many samples there are, None for a
+    stream.
     """
 
-    shards_done: int
-    shards: int | None
-    samples_done: int
-    samples: int | None
-    nbytes: int
+    shards: int
+    samples: int
+    total: int | None
 
 
 Progress = Callable[[PackProgress], None]
@@ -68,235 +57,175 @@ def pack_shards(
     *,
     format: str = "tar",
     size: int | str = SIZE,
-    workers: int | None = None,
     shuffle: int | None = None,
     progress: Progress | None = None,
 ) -> Manifest:
     """Write a dataset as shards, with their manifest.
 
     The same call after a crash or an interrupt writes only what is missing, a stream all of it again; one on a complete
-    folder changes nothing.
+    folder changes nothing. What is slow to make comes from a graph with workers, whose samples are a stream.
 
     Args:
-        source: a folder of files, the folder or ``hf:NAME:SPLIT`` of a Hugging Face dataset, a dataset with
+        source: a folder of files, a dataset with
             ``__len__`` and ``__getitem__``, an iterable of dicts, or a function that returns one of these.
         target: the folder for the shards.
         format: one of those of docs/formats.md, ``"tar"`` or ``"parquet"``.
-        size: about how large shards are, in bytes or such as ``"128 MB"``. Tars of files never exceed it, unless a
-            single sample does; for others the number of samples follows from some all over the data.
-        workers: processes; by default one per core. A stream is read and written by this one.
-        shuffle: a seed: the samples are written in an order drawn from it, the same whatever the workers.
+        size: about how large shards are, in bytes or such as ``"128 MB"``.
+        shuffle: a seed: the samples are written in an order drawn from it.
         progress: called in this thread after each shard.
 
     Raises:
         DataError: the source is empty, a sample has no place in the format, or the folder holds something else.
         GraphError: an argument is none.
-        WorkerDiedError: a worker process was killed, or could not be started.
     """
-    nbytes = parse_bytes(size, "pack: size")
-    encoder_of(format)
-    count = max(1, int(cores())) if workers is None else integer(workers, "pack: workers")
     if shuffle is not None:
         shuffle = integer(shuffle, "pack: shuffle", 0, "must be a seed, an int >= {}")
     found = source_of(source)
-    if isinstance(found, PackedStream):
-        if shuffle is not None:
-            raise GraphError(
-                "pack: a stream cannot be shuffled as it passes; write it to shards, then pack those with a shuffle"
-            )
-        return _pack_stream(found, target, format, nbytes, progress)
-    if not len(found):
-        raise DataError("pack: the source has no samples")
-    settings = {"format": format, "size": nbytes, "source": found.describe(), "shuffle": shuffle}
-    with PackFolder(target, settings) as goal:
-        if goal.complete:
-            return goal.manifest()
-        try:
-            return _pack_in_parallel(found, goal, nbytes, count, progress)
-        except OSError as error:
-            goal.note_if_full(error)
-            raise
-
-
-def _pack_stream(
-    stream: PackedStream, target: Any, format: str, nbytes: int, progress: Progress | None
-) -> Manifest:
-    with ShardWriter(target, format, nbytes, source="stream") as writer:
+    facts: Any = STREAM
+    total = None
+    if isinstance(found, PackSource):
+        facts, total = {**found.describe(), "shuffle": shuffle}, len(found)
+        if not total:
+            raise DataError("pack: the source has no samples")
+    elif shuffle is not None:
+        raise GraphError(
+            "pack: a stream cannot be shuffled as it passes; write it to shards, then pack those with a shuffle"
+        )
+    with ShardWriter(target, format, size, source=facts) as writer:
         if not writer.complete:
-            shards = writer.shards
-            for sample in stream:
-                writer.write(sample)
+            if isinstance(found, PackSource):
+                writer.classes = found.classes
+                found = found.samples(shuffle, writer.written)
+            shards = -1
+            for sample in found:
                 if progress and writer.shards != shards:
                     shards = writer.shards
-                    progress(PackProgress(shards, None, writer.written, None, shards * nbytes))
+                    progress(PackProgress(shards, writer.written, total))
+                writer.write(sample)
         return writer.close()
 
 
-def _pack_in_parallel(
-    source: PackSource, target: PackFolder, nbytes: int, workers: int, progress: Progress | None
-) -> Manifest:
-    format, seed = target.settings["format"], target.settings["shuffle"]
-    kind = encoder_of(format)
-    kinds: Kinds = {}
-    if kind.has_columns:
-        kinds = kinds_of((number, _read(source, number)) for number in _spread(len(source)))
-    order = np.arange(len(source), dtype=np.int64)
-    if seed is not None:
-        order = permute_one(order, len(order), key64("pack", seed))
-    parts = planned(source, order, format, kinds, nbytes)
+class PackSource:
+    """A dataset with ``__len__`` and ``__getitem__``. Samples that are tuples have the fields ``"0"``, ``"1"`` ...
 
-    def report() -> None:
-        if progress:
-            done = target.finished.values()
-            samples, size = sum(i.samples for i in done), sum(i.part.size or 0 for i in done)
-            progress(PackProgress(len(done), len(parts), samples, len(source), size))
+    Attributes:
+        classes: the names of the classes that labels number.
+        readers: threads that may read at the same time.
+    """
 
-    job = Job(source, format, kinds, nbytes, target.lock_fd)
-    tasks = [(number, target.path(number), part) for number, part in enumerate(parts)]
-    for number, index in _results(job, tasks, min(workers, len(tasks)), report):
-        target.finished[number] = index
-        report()
-    return target.finish(source.classes)
+    classes: tuple[str, ...] = ()
+    readers = 1
 
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
 
-def _spread(count: int) -> list[int]:
-    return sorted({int(place) for place in np.linspace(0, count - 1, min(count, PROBES))})
+    def __len__(self) -> int:
+        return len(self.dataset)
 
+    def describe(self) -> dict[str, Any]:
+        """JSON by which the same data is known: a stopped pack is resumed with it, and no other."""
+        facts = {"dataset": type(self.dataset).__qualname__, "samples": len(self.dataset)}
+        fingerprint = getattr(self.dataset, "_fingerprint", None)  # Hugging Face's
+        return {**facts, "fingerprint": fingerprint} if isinstance(fingerprint, str) else facts
 
-def planned(
-    source: PackSource, order: Int64Array, format: str, kinds: Kinds, nbytes: int
-) -> list[Int64Array]:
-    """The numbers of the samples of each shard. Depends on the source, the order and the size alone."""
-    sizes = source.nbytes
-    if sizes is None:
-        encoder = encoder_of(format)(kinds, nbytes)
-        probes = [encoder.size(encoder.encode(_read(source, n), n)) for n in _spread(len(order))]
-        shards = max(1, -(-sum(probes) * len(order) // (len(probes) * nbytes)))
-        return np.array_split(order, min(shards, len(order)))
-    ends = np.cumsum(sizes[order])
-    room, cuts, start = nbytes - MARKER_NBYTES, list[int](), 0
-    while True:
-        before = int(ends[start - 1]) if start else 0
-        stop = max(int(np.searchsorted(ends, before + room, "right")), start + 1)
-        if stop >= len(order):
-            return np.split(order, cuts)
-        cuts.append(stop)
-        start = stop
+    def read(self, number: int) -> Sample:
+        """One sample."""
+        return as_sample(self.dataset[number])
 
+    def samples(self, seed: int | None, start: int) -> Iterator[Sample]:
+        """All samples from place ``start`` of their order on, read ahead."""
+        order = np.arange(start, len(self), dtype=np.int64)
+        if seed is not None:
+            order = permute_one(order, len(self), key64("pack", seed))
+        numbers = iter(order.tolist())
+        if self.readers == 1:
+            yield from map(self._read, numbers)
+            return
+        with ThreadPoolExecutor(self.readers, thread_name_prefix="pipegraph-pack") as pool:
+            ahead = deque(pool.submit(self._read, number) for number in islice(numbers, 8 * self.readers))
+            try:
+                while ahead:
+                    yield ahead.popleft().result()
+                    ahead.extend(pool.submit(self._read, number) for number in islice(numbers, 1))
+            finally:
+                pool.shutdown(cancel_futures=True)
 
-def _results(
-    job: Job, tasks: list[tuple[int, str, Int64Array]], workers: int, started: Callable[[], None]
-) -> Iterator[tuple[int, PartIndex]]:
-    """Finished shards as they come. After a failure no further one is begun."""
-    if workers <= 1:
-        started()
-        for number, path, samples in tasks:
-            yield number, write_part(job, path, samples)
-        return
-    # Forked workers start at once, with all that is imported here; a process that has other threads cannot fork safely.
-    method = "fork" if concurrency.active_count() == 1 else "forkserver"
-    context = multiprocessing.get_context(method)
-    stop = context.Event()
-    arguments = (job if method == "fork" else job.sealed(), stop, os.getpid() if method == "fork" else None)
-    with ProcessPoolExecutor(workers, context, begin_worker, arguments) as pool:
-        waiting = iter(tasks)
-        pending: dict[Future[PartIndex], int] = {}
-
-        def submit(count: int) -> None:
-            for number, path, samples in islice(waiting, count):
-                pending[pool.submit(shard_in_worker, path, samples)] = number
-
+    def _read(self, number: int) -> Sample:
         try:
-            submit(2 * workers)
-            started()  # behind the fork: what it starts may have threads
-            while pending:
-                for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                    yield pending.pop(future), future.result()
-                    submit(1)
-        except BrokenProcessPool as error:
-            raise WorkerDiedError(
-                "pack: a worker process ended by itself, killed for memory or at its start. The same call writes the "
-                "rest. A program that has other threads must start its work under `if __name__ == '__main__':`, or "
-                "pack with workers=1"
-            ) from error
-        except BaseException:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+            return self.read(number)
+        except Exception as error:
+            note(error, f"sample {number} of the source, which says that it has {len(self)}")
             raise
 
 
-# -- in a worker process: whole shards, one after the other --------------------------------------------
+class FilesSource(PackSource):
+    """Files: those of one sample share the path up to the first dot of the last component."""
 
-_PR_SET_PDEATHSIG = 1
-_CHECKED_EVERY = 64
-"""Samples between two looks at whether the pack was stopped."""
+    readers = _READERS
 
+    def __init__(self, root: str) -> None:
+        files = list_files(root)
+        self.root, labels = files.root, None if files.labels is None else files.labels.tolist()
+        samples: dict[str, dict[str, Any]] = {}
+        facts: list[str] = []
+        if any(path.endswith(".cls") for path in files.paths):
+            labels = None  # samples with labels of their own
+        for place, path in enumerate(files.paths):
+            name, split = f"{self.root}/{path}", split_key(path)
+            if split is None:
+                raise DataError(
+                    f"{name!r}: a file's ending says what it is in its sample, and this one has none; rename it, or "
+                    "move it out of the folder"
+                )
+            status = os.stat(name)
+            facts.append(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n")
+            key, field = split
+            field = "_key" if field == "key" else field  # as the reader of a tar names it
+            entry = samples.setdefault(key, {} if labels is None else {"label": labels[place]})
+            if field in entry:
+                raise DataError(
+                    f"{name!r}: the sample {key!r} has the field {field!r} twice, or a label from its class folder "
+                    "too; give this file another ending"
+                )
+            entry[field] = path
+        self.classes = () if labels is None else files.classes
+        text = "".join(facts).encode("utf-8", "surrogateescape")
+        self._digest = hashlib.blake2b(text, digest_size=16).hexdigest()
+        super().__init__(list(samples.items()))
 
-@dataclass(frozen=True)
-class Job:
-    """What all workers need: the source, as bytes on its way to a process that was not forked, and ``lock_fd``, which
-    only the parent may keep, since it holds the folder's lock.
-    """
+    def describe(self) -> dict[str, Any]:
+        return {"files": len(self), "digest": self._digest}
 
-    source: PackSource | bytes
-    format: str
-    kinds: Kinds
-    nbytes: int
-    lock_fd: int | None
-
-    def sealed(self) -> Job:
-        """To be sent to a process."""
-        return replace(self, source=cloudpickle.dumps(self.source), lock_fd=None)
-
-
-_job: Job | None = None
-_stop: Any = None
-
-
-def begin_worker(job: Job, stop: Any, parent: int | None) -> None:
-    """In each worker, before its first task."""
-    global _job, _stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent ends the others
-    # A parent that is killed must leave nobody who writes on.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent is not None and os.getppid() != parent:
-        os._exit(1)
-    if job.lock_fd is not None:
-        os.close(job.lock_fd)
-    if isinstance(job.source, bytes):
-        job = replace(job, source=cloudpickle.loads(job.source))
-    _job, _stop = job, stop
-
-
-def shard_in_worker(path: str, numbers: Int64Array) -> PartIndex:
-    """One shard, by the job that the worker began with."""
-    assert _job is not None
-    return write_part(_job, path, numbers, _stop)
+    def read(self, number: int) -> Sample:
+        key, entry = self.dataset[number]
+        sample: dict[str, Any] = {"key": key}
+        for field, value in entry.items():
+            sample[field] = read_file(f"{self.root}/{value}") if isinstance(value, str) else value
+        return sample
 
 
-def write_part(job: Job, path: str, numbers: Int64Array, stop: Any = None) -> PartIndex:
-    """One shard of these samples, unless an earlier run has finished it."""
-    with contextlib.suppress(FileNotFoundError, ShardError):
-        found = index_shard(path)
-        if found.samples == len(numbers):
-            return found
-    source = job.source
-    assert isinstance(source, PackSource)
-    encoder = encoder_of(job.format)(job.kinds, job.nbytes)
-    return write_shard(path, encoder, _samples(source, numbers, stop))
+def as_sample(item: Any) -> Sample:
+    """A dict of fields."""
+    if isinstance(item, Mapping):
+        refuse_odd_names(item)
+        return item
+    if isinstance(item, tuple | list):
+        return {str(place): value for place, value in enumerate(item)}
+    raise DataError(
+        f"a sample is a dict of fields or a tuple, got {type(item).__name__}; wrap it: {{'text': item}}"
+    )
 
 
-def _samples(source: PackSource, numbers: Int64Array, stop: Any) -> Iterator[tuple[int, Sample]]:
-    for place, number in enumerate(numbers.tolist()):
-        if stop is not None and not place % _CHECKED_EVERY and stop.is_set():
-            raise LoaderClosedError("pack: stopped")
-        yield number, _read(source, number)
-
-
-def _read(source: PackSource, number: int) -> Sample:
-    try:
-        return source.read(number)
-    except Exception as error:
-        note(error, f"sample {number} of the source, which says that it has {len(source)}")
-        raise
+def source_of(given: Any) -> PackSource | Iterator[Sample]:
+    """What a user has named, as something that can be packed; see ``pack_shards``."""
+    if callable(given) and not hasattr(type(given), "__iter__") and not hasattr(given, "__getitem__"):
+        given = given()
+    if isinstance(given, PackSource):
+        return given
+    if isinstance(given, PATHS):
+        return FilesSource(path_of(given, "pack: source"))
+    if hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, Mapping):
+        return PackSource(given)
+    if isinstance(given, Iterable) and not isinstance(given, Mapping):
+        return map(as_sample, given)
+    raise DataError(f"a {type(given).__name__} cannot be packed; {_GIVE}")

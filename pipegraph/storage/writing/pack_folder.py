@@ -17,23 +17,25 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from pipegraph.closing import Closing
-from pipegraph.errors import DataError, GraphError, note
+from pipegraph.errors import DataError, GraphError
 from pipegraph.paths import path_of
-from pipegraph.storage.filelock import NO_LOCKS, is_at, try_exclusive
+from pipegraph.storage.indexing import index_part
+from pipegraph.storage.locks import is_at, try_exclusive
 from pipegraph.storage.manifest import Manifest, PartIndex, write_atomically
-from pipegraph.storage.shard_files import crc32c_extend
-from pipegraph.storage.side_files import (
+from pipegraph.storage.parts import (
     JOURNAL,
     MANIFEST,
     SETTINGS,
+    Part,
     unfinished_pack,
 )
-from pipegraph.storage.space import NO_ROOM
+from pipegraph.storage.shard_files import LocalFile, crc32c_extend
 from pipegraph.storage.writing.encoder import Encoder
 from pipegraph.storage.writing.parquet_encoder import ParquetEncoder
-from pipegraph.storage.writing.shard_file import PARTIAL, index_shard
 from pipegraph.storage.writing.tar_encoder import TarEncoder
-from pipegraph.units import counted
+
+PARTIAL: Final = ".partial-"
+"""In the name of a shard that is not finished."""
 
 
 class PackFolder(Closing):
@@ -42,7 +44,7 @@ class PackFolder(Closing):
     def __init__(self, folder: str | os.PathLike[str], settings: dict[str, Any]) -> None:
         self.folder = os.path.abspath(os.path.expanduser(path_of(folder, "the folder for the shards")))
         self.settings = json.loads(json.dumps(settings))
-        self.finished: dict[int, PartIndex] = {}
+        self.finished: list[PartIndex] = []
         self.kinds: dict[str, str] | None = None
         self._file: BinaryIO | None = None
         self._path = Path(unfinished_pack(self.folder) or os.path.join(self.folder, JOURNAL))
@@ -50,24 +52,9 @@ class PackFolder(Closing):
         if not self.complete:
             # A library that is missing is named before there is anything to continue.
             crc32c_extend()
-            encoder_of(self.settings["format"])({}, self.settings["size"])
+            encoder_of(self.settings["format"])()
             os.makedirs(self.folder, exist_ok=True)
             self._begin()
-
-    def note_if_full(self, error: OSError) -> None:
-        """Adds to the error of a full disk what is there, and how the pack is continued."""
-        if error.errno in NO_ROOM:
-            shards = counted(len(self.finished), "shard")
-            note(
-                error,
-                f"{self.folder!r} has no more room: {shards} are there and stay. Make room, and make the same call "
-                "again: it writes the rest",
-            )
-
-    @property
-    def lock_fd(self) -> int:
-        assert self._file is not None
-        return self._file.fileno()
 
     def path(self, number: int) -> str:
         """Where a shard lies when it is finished."""
@@ -112,21 +99,17 @@ class PackFolder(Closing):
         )
 
     def _begin(self) -> None:
-        while not self._opened():
-            pass  # its process has ended meanwhile, and removed it
+        self._file = open(self._path, "a+b")  # noqa: SIM115  close() closes it
         try:
+            self._lock(self._file.fileno())
+            self._file.seek(0)
             known: dict[str, Any] = {}
-            assert self._file is not None
             for line in self._file:
                 with contextlib.suppress(ValueError, TypeError):  # a killed process was writing it
                     known |= json.loads(line)
             if "settings" in known:
                 self._compare(known["settings"], "was begun with")
                 self.kinds = known.get("kinds")
-            elif self._was_completed():  # by another process, meanwhile
-                self.complete = True
-                self.close()
-                return
             else:
                 self._check_empty()
                 self._note({"settings": self.settings})
@@ -135,29 +118,16 @@ class PackFolder(Closing):
             self.close()
             raise
 
-    def _opened(self) -> bool:
-        """Open and lock the file of the settings; returns whether it is still the one that lies there."""
-        self._file = open(self._path, "a+b")  # noqa: SIM115  close() closes it
-        locked = False
+    def _lock(self, fd: int) -> None:
         try:
-            if not try_exclusive(self.lock_fd):
-                raise DataError(f"{self.folder!r}: another process is packing into this folder")
-            locked = is_at(self.lock_fd, os.fspath(self._path))
-            self._file.seek(0)
+            alone = try_exclusive(fd) and is_at(fd, os.fspath(self._path))
         except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            if not os.fstat(self.lock_fd).st_size:
-                self._path.unlink(missing_ok=True)
             raise DataError(
-                f"{self.folder!r} lies on a file system without file locks ({error.strerror}), so that two packs "
-                "could write to it at once: mount it with locks (Lustre: -o flock), or pack into a folder on another "
-                "file system and copy that here"
+                f"{self.folder!r} lies on a file system without file locks ({error.strerror}): mount it with locks "
+                "(Lustre: -o flock), or pack into a folder on another one and copy that here"
             ) from error
-        finally:
-            if not locked:
-                self.close()
-        return locked
+        if not alone:
+            raise DataError(f"{self.folder!r}: another process is packing into this folder")
 
     def _check_empty(self) -> None:
         shard = os.path.splitext(self.path(0))[1]
@@ -183,14 +153,14 @@ class PackFolder(Closing):
 
     def note_kinds(self, kinds: dict[str, str]) -> None:
         """The kinds of the fields, which shards that are written after a stop must have too."""
-        if self.kinds is None:
+        if kinds and self.kinds is None:
             self.kinds = kinds
             self._note({"kinds": kinds})
 
     def find_finished(self) -> None:
         """Index the shards from number 0 on that an earlier run has finished."""
         with ThreadPoolExecutor(thread_name_prefix="pipegraph-index") as pool:
-            self.finished = dict(enumerate(pool.map(index_shard, self._there())))
+            self.finished = list(pool.map(index_shard, self._there()))
 
     def begin_again(self) -> None:
         """Remove what an earlier run has finished."""
@@ -201,13 +171,12 @@ class PackFolder(Closing):
     def _there(self) -> Iterator[str]:
         return itertools.takewhile(os.path.exists, map(self.path, itertools.count()))
 
-    def finish(self, classes: tuple[str, ...] = ()) -> Manifest:
+    def finish(self, classes: tuple[str, ...]) -> Manifest:
         """All shards are finished: write the manifest."""
-        shards = [self.finished[number] for number in sorted(self.finished)]
-        manifest = Manifest.of(shards, classes)
+        manifest = Manifest.of(self.finished, classes)
         manifest.save(os.path.join(self.folder, MANIFEST))
         text = json.dumps(self.settings, indent=1, sort_keys=True).encode() + b"\n"
-        write_atomically(os.path.join(self.folder, SETTINGS), [text])
+        write_atomically(os.path.join(self.folder, SETTINGS), text)
         self._path.unlink(missing_ok=True)  # another process may have seen that it is complete
         return manifest
 
@@ -216,6 +185,13 @@ class PackFolder(Closing):
         file, self._file = self._file, None
         if file is not None:
             file.close()
+
+
+def index_shard(path: str) -> PartIndex:
+    """Of a finished shard."""
+    part = Part(path)
+    with LocalFile(path) as file:
+        return index_part(part, file)
 
 
 _ENCODERS: Final = (TarEncoder, ParquetEncoder)

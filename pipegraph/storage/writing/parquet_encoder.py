@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -9,8 +10,7 @@ import numpy as np
 from pipegraph.errors import DataError, extra_module
 from pipegraph.storage.formats.mds import SCALARS
 
-from .encoder import Encoder, Sample
-from .field_kinds import Kinds, fitted_fields, nbytes_of
+from .encoder import UNDECIDED, Encoder, Kinds, Sample, fitted, kind_in, nbytes_of, refuse_other_fields
 
 _ARRAY_DTYPES: Final = ("bool", *SCALARS)
 """Those that come back as arrays: lists of times would be read as lists."""
@@ -25,12 +25,14 @@ class ParquetEncoder(Encoder):
     format = "parquet"
     shard_name = "shard-{:06d}.parquet"
 
-    def __init__(self, kinds: Kinds, size: int) -> None:
-        super().__init__(kinds, size)
+    def __init__(self, kinds: Kinds | None = None) -> None:
+        super().__init__(kinds)
         self._arrow = extra_module("pyarrow", "shards", "writing Parquet")
         self._parquet = extra_module("pyarrow.parquet", "shards", "writing Parquet", "pyarrow")
-        self._types = {name: self._type(name, kind) for name, kind in kinds.items()}
-        self._schema = self._arrow.schema(list(self._types.items()))
+        self._schema = self._made_schema() if kinds else None  # fixed with the first row group
+
+    def _made_schema(self) -> Any:
+        return self._arrow.schema([(name, self._type(name, kind)) for name, kind in self.kinds.items()])
 
     def _type(self, field: str, kind: str) -> Any:
         arrow = self._arrow
@@ -50,8 +52,20 @@ class ParquetEncoder(Encoder):
         return arrow.null() if name == "null" else plain.get(name, arrow.string())
 
     def encode(self, sample: Sample, number: int) -> list[Any]:
+        if not self.kinds:
+            self.kinds = dict.fromkeys(sample, "null")
+        refuse_other_fields(sample, self.kinds, number)
         row = []
-        for field, kind, value in fitted_fields(sample, self.kinds, number):
+        for field, kind in self.kinds.items():
+            value = sample.get(field)
+            if field == "key" and value is None:
+                value = f"{number:09d}"
+            if kind in UNDECIDED and self._schema is None:
+                found = kind_in(field, value)
+                if found != "null" and (kind == "null" or found.startswith(("array", "json"))):
+                    self._type(field, found)
+                    self.kinds[field] = kind = found
+            value = fitted(value, kind, field)
             try:
                 if value.__class__ is int and kind == "int":
                     value.to_bytes(8, "little", signed=True)
@@ -60,7 +74,7 @@ class ParquetEncoder(Encoder):
             except (OverflowError, UnicodeEncodeError) as error:
                 raise DataError(
                     f"sample {number}: field {field!r}: a value has no place in its Parquet column "
-                    f"({self._types[field]}): {error}; write it as {'text' if kind == 'int' else 'bytes'}"
+                    f"({self._type(field, kind)}): {error}; write it as {'text' if kind == 'int' else 'bytes'}"
                 ) from error
             if isinstance(value, np.ndarray) and value.ndim != 1:
                 raise DataError(
@@ -77,7 +91,8 @@ class ParquetEncoder(Encoder):
         return sum(map(nbytes_of, encoded))
 
     def begin(self, file: BinaryIO) -> None:
-        self._writer = self._parquet.ParquetWriter(file, self._schema, write_page_checksum=True)
+        self._file = file
+        self._writer: Any = None
         self._rows: list[list[Any]] = []
         self._held = self.samples = 0
 
@@ -89,10 +104,14 @@ class ParquetEncoder(Encoder):
             self._flush()
 
     def _flush(self) -> None:
+        if self._schema is None:
+            self._schema = self._made_schema()
+        if self._writer is None:
+            self._writer = self._parquet.ParquetWriter(self._file, self._schema, write_page_checksum=True)
         columns = []
         for column, field in zip(zip(*self._rows, strict=True), self._schema, strict=True):
             try:
-                columns.append(self._arrow.array(list(column), field.type))
+                columns.append(self._arrow.array(_texts(column, field.type), field.type))
             except (self._arrow.ArrowException, OverflowError, ValueError) as error:
                 raise DataError(
                     f"field {field.name!r}: a value has no place in its Parquet column ({field.type}): {error}"
@@ -105,3 +124,8 @@ class ParquetEncoder(Encoder):
         if self._rows:
             self._flush()
         self._writer.close()
+
+
+def _texts(column: Sequence[Any], kind: Any) -> list[Any]:
+    """Values of a column; of one of JSON, lists that came before it was known to be one as their text."""
+    return ["[]" if str(kind) == "string" and isinstance(value, list) else value for value in column]

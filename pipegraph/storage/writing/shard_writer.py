@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
 from pipegraph.errors import DataError, LoaderClosedError, note
-from pipegraph.storage.manifest import Manifest
+from pipegraph.storage.indexing import index_part
+from pipegraph.storage.manifest import Manifest, PartIndex, sync_folder
+from pipegraph.storage.parts import Part
+from pipegraph.storage.shard_files import LocalFile
 from pipegraph.units import parse_bytes
 
-from .encoder import Encoder
-from .field_kinds import PROBES, Kinds, held, joined, nbytes_of, refuse_odd_names, undecided
-from .pack_folder import PackFolder, encoder_of
-from .shard_file import OpenShard
+from .encoder import Encoder, refuse_odd_names
+from .pack_folder import PARTIAL, PackFolder, encoder_of
 
 SIZE = "128 MB"
 """Of a shard: large enough that requests to a store do not count."""
+
+
+_PIECE_NBYTES = 1 << 20
+
+
+STREAM = "stream"
+"""The ``source`` of what cannot be continued: it is written again from its start."""
 
 
 @final
@@ -35,7 +44,7 @@ class ShardWriter:
     ``KEY.FIELD``: bytes as they are, text, arrays as ``.npy``, numbers and other values as JSON, and `Load` gives them
     back as they were written (a tensor as an array, a tuple as a list); an int ``"label"`` is ``cls``. In
     Parquet each field is a column, of the kind that it has in the first sample whose value says one: None and an empty
-    list do not, and hold the first samples back in memory, at most 64 of them or a shard's size.
+    list do not.
 
     Not thread-safe.
 
@@ -50,7 +59,10 @@ class ShardWriter:
 
     Attributes:
         written: samples in finished shards, those from before a stop included.
+        classes: the names of the classes that labels number, for the manifest.
     """
+
+    classes: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -61,23 +73,20 @@ class ShardWriter:
         source: Any = None,
     ) -> None:
         self._nbytes = parse_bytes(size, "ShardWriter: size")
-        self._kind = encoder_of(format)
-        settings = {"format": format, "size": self._nbytes, "source": source, "shuffle": None}
-        self._target = PackFolder(target, settings)
+        encoder_of(format)
+        self._target = PackFolder(target, {"format": format, "size": self._nbytes, "source": source})
         self._shard: OpenShard | None = None
-        self._encoder: Encoder | None = None
-        self._kinds: Kinds | None = None  # of the first samples, until they say what each field holds
-        self._first: deque[Mapping[str, Any]] = deque()
-        self._first_nbytes = self._held = 0
+        self._held = 0
         self._closed = False
         if self._target.complete:
             self.written = len(self._target.manifest())
             return
-        if source is None:
-            self._target.find_finished()
-        else:
+        if source == STREAM:
             self._target.begin_again()
-        self.written = sum(index.samples for index in self._target.finished.values())
+        else:
+            self._target.find_finished()
+        self.written = sum(index.samples for index in self._target.finished)
+        self._encoder = encoder_of(format)(self._target.kinds)
 
     @property
     def complete(self) -> bool:
@@ -93,53 +102,17 @@ class ShardWriter:
         """Write the next sample.
 
         Raises:
-            DataError: the format has no place for a value, or the field had another kind in a sample before. One of
-                those that are held back can be said here later; the error says its number.
+            DataError: the format has no place for a value, or the field had another kind in a sample before.
             LoaderClosedError: the writer was closed, or the folder was complete.
         """
         if self._closed or self._target.complete:
             raise LoaderClosedError("ShardWriter: everything was written before; choose another folder")
-        number = self._next() + len(self._first)
+        encoder = self._encoder
+        number = self.written + (encoder.samples if self._shard else 0)
         try:
             if not isinstance(sample, Mapping):
                 raise DataError(f"a sample is a dict of fields, got {type(sample).__name__}")
             refuse_odd_names(sample)
-            if self._encoder is None and (self._target.kinds is not None or not self._kind.has_columns):
-                self._open(self._target.kinds or {})
-            if self._encoder is None:
-                self._hold(sample, number)
-        except DataError as error:
-            note(error, f"ShardWriter: sample {number}")
-            raise
-        if self._encoder is not None:
-            self._add(sample, number)
-        elif not self._waits():
-            self._add_first()
-
-    def _hold(self, sample: Mapping[str, Any], number: int) -> None:
-        """One of the first samples, until a value has said what each field holds."""
-        self._kinds = joined(self._kinds, sample, number)
-        if undecided(self._kinds):
-            sample = held(sample)
-            self._first_nbytes += sum(map(nbytes_of, sample.values()))
-        self._first.append(sample)
-
-    def _waits(self) -> bool:
-        enough = len(self._first) >= PROBES or self._first_nbytes >= self._nbytes
-        return not enough and undecided(self._kinds or {})
-
-    def _next(self) -> int:
-        """The number of the next sample that a shard gets."""
-        return self.written + (self._encoder.samples if self._shard and self._encoder else 0)
-
-    def _add_first(self) -> None:
-        """The samples that were held back, by the kinds that they say."""
-        while self._first:
-            self._add(self._first.popleft(), self._next())
-
-    def _add(self, sample: Mapping[str, Any], number: int) -> None:
-        try:
-            encoder = self._encoder or self._open(self._kinds or {})
             encoded = encoder.encode(sample, number)
             nbytes = encoder.size(encoded)
             if self._shard is not None and self._held + nbytes > self._nbytes:
@@ -152,21 +125,13 @@ class ShardWriter:
         except DataError as error:
             note(error, f"ShardWriter: sample {number}")
             raise
-        except OSError as error:
-            self._target.note_if_full(error)
-            raise
-
-    def _open(self, kinds: Kinds) -> Encoder:
-        self._encoder = self._kind(kinds, self._nbytes)
-        if self._kind.has_columns:
-            self._target.note_kinds(kinds)
-        return self._encoder
 
     def _finish_shard(self) -> None:
         shard, self._shard = self._shard, None
         assert shard is not None
         index = shard.finish()
-        self._target.finished[len(self._target.finished)] = index
+        self._target.note_kinds(self._encoder.kinds)
+        self._target.finished.append(index)
         self.written += index.samples
 
     def close(self) -> Manifest:
@@ -179,17 +144,13 @@ class ShardWriter:
             self._closed = True
             return self._target.manifest()
         try:
-            self._add_first()
             if self._shard is not None:
                 self._finish_shard()
             if not self._target.finished:
                 raise DataError(f"{self._target.folder!r}: no sample was written, so there is no shard")
-            manifest = self._target.finish()
+            manifest = self._target.finish(self.classes)
             self._closed = True
             return manifest
-        except OSError as error:
-            self._target.note_if_full(error)
-            raise
         finally:
             if self._shard is not None:
                 self._shard.abandon()
@@ -210,3 +171,36 @@ class ShardWriter:
                 self._shard.abandon()
         finally:
             self._target.close()
+
+
+class OpenShard:
+    """A shard that is being written; :meth:`finish` gives it its name, :meth:`abandon` leaves no trace of it."""
+
+    def __init__(self, path: str, encoder: Encoder) -> None:
+        folder, name = os.path.split(path)
+        self._path, self._encoder = path, encoder
+        self._temporary = os.path.join(folder, f".{name}{PARTIAL}{os.getpid()}")
+        Path(self._temporary).unlink(missing_ok=True)  # of an earlier process with the same number
+        self._file = open(self._temporary, "xb", _PIECE_NBYTES)  # noqa: SIM115  abandon() closes it
+        encoder.begin(self._file)
+
+    def finish(self) -> PartIndex:
+        """The shard is complete, and on the disk."""
+        try:
+            self._encoder.finish()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            part = Part(self._path)
+            with LocalFile(self._temporary) as file:
+                index = index_part(part, file)
+            os.replace(self._temporary, self._path)
+        finally:
+            self.abandon()
+        sync_folder(os.path.dirname(self._path))
+        return index
+
+    def abandon(self) -> None:
+        """Remove what was written, if it was not finished."""
+        with contextlib.suppress(OSError):  # a full disk, which was said before
+            self._file.close()
+        Path(self._temporary).unlink(missing_ok=True)

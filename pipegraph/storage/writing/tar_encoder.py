@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Sequence
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 
 from pipegraph.errors import DataError
-from pipegraph.storage.formats.shard_format import BLOCK_NBYTES, MAX_FIELD_NBYTES, Block
-from pipegraph.storage.formats.tar import MAX_FIELDS, blocks_between, split_key, whole_number
-from pipegraph.storage.formats.tarheader import MAX_EXTENSION_NBYTES
-from pipegraph.storage.formats.typed_fields import ARRAY, BYTES, JSON, TEXT
+from pipegraph.storage.formats.shard_format import MAX_FIELD_NBYTES
+from pipegraph.storage.formats.tar import MAX_FIELDS, split_key, whole_number
+from pipegraph.storage.formats.tarheader import ARRAY, BYTES, JSON, MAX_EXTENSION_NBYTES, TEXT
 
-from .encoder import Encoder, Sample
-from .field_kinds import array_of, as_json, number_of
+from .encoder import Encoder, Sample, array_of, as_json, number_of
 
 _BLOCK: Final = 512
-MARKER_NBYTES: Final = 2 * _BLOCK
-"""Of the end of an archive."""
 _PADDING: Final = [bytes(-n % _BLOCK) for n in range(_BLOCK)]
 
 # POSIX.1-1988 (ustar), with the fields that differ left empty: name (100), size (12), checksum (8). What would
@@ -148,24 +143,19 @@ class TarEncoder(Encoder):
         return encoded[2]
 
     def begin(self, file: BinaryIO) -> None:
-        self._file, self._at, self.samples = file, 0, 0
-        self._starts: list[int] = []
+        self._file, self.samples = file, 0
         self._key: str | None = None
 
     def add(self, encoded: Encoded) -> None:
-        key, pieces, nbytes = encoded
+        key, pieces, _ = encoded
         if key == self._key:
             raise DataError(f"two samples in a row have the key {key!r}: a tar would have them as one")
         self._key = key
-        self._starts.append(self._at)
         self._file.writelines(pieces)
-        self._at += nbytes
         self.samples += 1
 
-    def finish(self) -> tuple[Block, ...]:
-        blocks = tuple(blocks_between([*self._starts, self._at], BLOCK_NBYTES))
-        self._file.write(bytes(MARKER_NBYTES))
-        return blocks
+    def finish(self) -> None:
+        self._file.write(bytes(2 * _BLOCK))  # the end of an archive
 
 
 def content_of(value: Any) -> tuple[bytes, bytes]:
@@ -186,8 +176,3 @@ def content_of(value: Any) -> tuple[bytes, bytes]:
         np.save(out, np.asarray(value, order="C"), allow_pickle=False)
         return out.getvalue(), ARRAY
     return as_json(value).encode(), JSON
-
-
-def member_nbytes(sizes: Sequence[int]) -> int:
-    """The bytes that files of these sizes take in a tar, with headers of the usual size."""
-    return sum(_BLOCK + size + -size % _BLOCK for size in sizes)

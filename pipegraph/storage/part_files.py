@@ -1,9 +1,12 @@
-"""Opens parts as shard files: local ones, and objects of a store with read-ahead for sequential reads."""
+"""Opens parts as shard files: local ones, of which few are open at a time, and objects of a store with read-ahead for
+sequential reads.
+"""
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import final
 
@@ -145,3 +148,58 @@ def check_status(part: Part, status: os.stat_result) -> None:
             f"part {part.uri!r}: was written again since it was looked up; index the parts again, and make the graph "
             "and its loader anew"
         )
+
+
+@final
+class Reopened(ShardFile):
+    """A file that a pool closes to make room for others; the next read opens it again."""
+
+    def __init__(self, pool: FilePool, file: ShardFile, open: Callable[[], ShardFile]) -> None:
+        self.name, self.size = file.name, file.size
+        self._pool, self._open = pool, open
+        self.file: ShardFile | None = None
+        pool.admit(self, file)
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        file = self.file  # the reference keeps it open, even if another thread makes room meanwhile
+        if file is None:
+            file = self._open()
+            self._pool.admit(self, file)
+        return file.read_at(offset, nbytes)
+
+    def close(self) -> None:
+        self._pool.dismiss(self)
+
+
+def pooled_part(pool: FilePool, part: Part) -> ShardFile:
+    """A local part; it must stay the file that it was when it was opened first."""
+    file = open_local(part)
+    part = replace(part, size=file.size, version=file_version(file.status))
+    return Reopened(pool, file, lambda: open_local(part))
+
+
+@final
+class FilePool:
+    """Which of many files are open. Thread-safe."""
+
+    def __init__(self, max_open: int) -> None:
+        self._max_open = max_open
+        # Guards the table. A file that leaves it is closed when its last read has ended.
+        self._lock = concurrency.Lock()
+        self._open: dict[Reopened, None] = {}  # the one opened longest ago first
+
+    def admit(self, file: Reopened, opened: ShardFile) -> None:
+        """It is open; others are closed for it."""
+        with self._lock:
+            self._open[file] = None
+            file.file = opened
+            while len(self._open) > self._max_open:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                oldest.file = None
+
+    def dismiss(self, file: Reopened) -> None:
+        """It is not needed any more."""
+        with self._lock:
+            self._open.pop(file, None)
+            file.file = None

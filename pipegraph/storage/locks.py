@@ -6,8 +6,10 @@ ever left locked. Locks belong to the open file, so threads exclude each other t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from concurrent.futures import CancelledError, Future
 
 from pipegraph import concurrency
 from pipegraph.errors import LoaderClosedError
@@ -29,17 +31,6 @@ def flock(fd: int, operation: int) -> None:
     fcntl.flock(fd, operation)
 
 
-def exclusive(fd: int) -> bool:
-    """Wait for the exclusive lock; False where the file system has none."""
-    try:
-        flock(fd, LOCK_EX)
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        return False
-    return True
-
-
 def try_exclusive(fd: int) -> bool:
     """Take the exclusive lock if that is possible at once. A shared one held before is given up."""
     try:
@@ -55,57 +46,56 @@ def is_at(fd: int, path: str) -> bool:
         there = os.stat(path)
     except FileNotFoundError:
         return False
-    here = os.fstat(fd)
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+    return os.path.samestat(os.fstat(fd), there)
 
 
 class LockWaits:
     """Waits for shared locks; `close` ends them all."""
 
     def __init__(self) -> None:
-        self._changed = concurrency.Condition()
+        self._lock = concurrency.Lock()
+        self._waits = set[Future[None]]()
         self._closed = False
 
     def shared(self, fd: int) -> None:
         """Wait for the shared lock of `fd`; after a LoaderClosedError `fd` is closed as soon as the lock comes."""
-        try:
-            flock(fd, LOCK_SH | LOCK_NB)
-            return
-        except BlockingIOError:
-            pass
+        with contextlib.suppress(BlockingIOError):
+            return flock(fd, LOCK_SH | LOCK_NB)
+        granted = Future[None]()
         # A blocking flock cannot be interrupted: a thread of its own waits in it, and
         # ends when the holder does (at the latest with the holder's process).
-        wait = _Wait(fd, self._changed)
-        concurrency.Thread(target=wait.run, name="pipegraph-cache-lock", daemon=True).start()
-        with self._changed:
-            self._changed.wait_for(lambda: wait.done or self._closed)
-            if not wait.done:
-                wait.abandoned = True
-                raise LoaderClosedError("the node cache was closed while another process downloaded an entry")
-        if wait.error:
-            raise wait.error
+        wait = concurrency.Thread(target=_wait, args=(fd, granted), name="pipegraph-cache-lock", daemon=True)
+        with self._lock:
+            self._waits.add(granted)
+            if self._closed:
+                granted.cancel()
+        wait.start()
+        try:
+            granted.result()
+        except CancelledError:
+            raise LoaderClosedError(
+                "the node cache was closed while another process downloaded an entry"
+            ) from None
+        finally:
+            with self._lock:
+                self._waits.discard(granted)
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            for wait in self._waits:
+                wait.cancel()
 
 
-class _Wait:
-    def __init__(self, fd: int, changed: concurrency.Condition) -> None:
-        self._fd, self._changed = fd, changed
-        self.done = self.abandoned = False
-        self.error: OSError | None = None
-
-    def run(self) -> None:
-        error = None
-        try:
-            flock(self._fd, LOCK_SH)
-        except OSError as caught:
-            error = caught
-        with self._changed:
-            self.done, self.error = True, error
-            abandoned = self.abandoned
-            self._changed.notify_all()
-        if abandoned:
-            os.close(self._fd)
+def _wait(fd: int, granted: Future[None]) -> None:
+    error = None
+    try:
+        flock(fd, LOCK_SH)
+    except OSError as caught:
+        error = caught
+    if not granted.set_running_or_notify_cancel():
+        os.close(fd)
+    elif error is not None:
+        granted.set_exception(error)
+    else:
+        granted.set_result(None)
