@@ -14,7 +14,7 @@ from pipegraph.storage.manifest import PartIndex
 def graph_of(folder: Any, manifest: Manifest) -> pg.Graph:
     graph = pg.Graph("costs", seed=1)
     select = ops.ShardSelect(folder, order=pg.order.LaneOrder(lanes=24), manifest=manifest)
-    graph.add(select).then(ops.Load(), workers=2).then(ops.Batch(32, collate=list))
+    graph.add(select, capacity=64).then(ops.Load(), workers=2, capacity=64).then(ops.Batch(32, collate=list))
     return graph
 
 
@@ -51,7 +51,7 @@ def test_a_restart_late_in_the_epoch_reads_no_more_than_an_early_one(
             loaded.append((profile.stages["load"].counters["blocks loaded"], profile.stages["load"].items))
     # As many as there are lanes, a few more where a lane has just begun another block; and what the queues take.
     assert all(blocks <= 48 for blocks, _ in loaded), loaded
-    assert all(items <= 2 * 1024 for _, items in loaded), loaded
+    assert all(items <= 512 for _, items in loaded), loaded
 
 
 def test_an_epoch_of_billions_of_samples_is_entered_anywhere_in_a_moment() -> None:
