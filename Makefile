@@ -3,7 +3,8 @@
 #
 #   make demo            train on drawn images, stop, resume, show the profile; DATA=path: on a folder of images or tars
 #   make test            the tests that hold each promise once, on all cores; ARGS="-n 0 -x" for one process
-#   make test-all        the rest of them: every case of the parametrised tests
+#   make test-all        the rest of them: every case of the parametrised tests, and those that need an S3 server,
+#                        FFmpeg, DALI or nvImageCodec, installed for it
 #   make lint            ruff and mypy
 #   make docs            the documentation as a site in site/
 #   make bench           the benchmarks against other loaders, in an environment of their own; PIPEGRAPH_TEST_IMAGES names
@@ -47,7 +48,9 @@ export DATA
 test test-all: export PYTHONDONTWRITEBYTECODE :=
 test: PART := not matrix
 test-all: PART := matrix
-test test-all: $(VENV)/.installed-test
+test: $(VENV)/.installed-test
+test-all: $(VENV)/.installed-test-all
+test test-all:
 	$(VENV)/bin/python -m pytest -n $$(($$(nproc) + 2)) --dist worksteal -m "not slow and $(PART)" \
 		-o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true $(ARGS)
 
@@ -108,7 +111,11 @@ $(VENV)/.installed-test: $(STATED) | $(VENV)/.made
 	$(VENV)/bin/python $(PIP) -e ".[test]"
 	@touch $@
 
-$(VENV)/.installed-notebook: $(VENV)/.installed-test
+$(VENV)/.installed-test-all: $(STATED) | $(VENV)/.made
+	$(VENV)/bin/python $(PIP) -e ".[test-all]"
+	@touch $@
+
+$(VENV)/.installed-notebook: $(VENV)/.installed-test-all
 	$(VENV)/bin/python $(PIP) nbclient ipykernel
 	@touch $@
 

@@ -52,6 +52,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 CASES = 4
 """How many cases of a parametrised test ``make test`` runs: the first, the last, and others evenly between them."""
+INSTALLED_FOR_ALL = {"s3_port", "ffmpeg", "pandas"}
+"""Fixtures that need what only ``make test-all`` installs."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
@@ -62,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for cases in tests.values():
         kept = {round(place * (len(cases) - 1) / (CASES - 1)) for place in range(CASES)}
         for number, item in enumerate(cases):
-            if number not in kept:
+            if number not in kept or INSTALLED_FOR_ALL & {*item.fixturenames}:
                 item.add_marker("matrix")
 
 

@@ -28,7 +28,7 @@ MODULES = {"nvimgcodec": "nvidia.nvimgcodec", "simplejpeg": "simplejpeg"}
 def backend(request):
     name = request.param
     if name in MODULES and not installed(MODULES[name]):
-        pytest.skip(f"{MODULES[name]} is not installed")
+        pytest.skip(f"{MODULES[name]} is not installed: make test-all brings it")
     return open_backend(name)
 
 

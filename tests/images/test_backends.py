@@ -43,7 +43,7 @@ def draw(crop, flip, height, width, size, rng):
 
 def backend_of(name):
     if name in MODULES and not installed(MODULES[name]):
-        pytest.skip(f"{MODULES[name]} is not installed")
+        pytest.skip(f"{MODULES[name]} is not installed: make test-all brings it")
     return open_backend(name)
 
 

@@ -13,6 +13,7 @@ from pipegraph import operators as ops
 from pipegraph.contracts import Context
 from pipegraph.errors import GraphError, MissingExtraError
 
+pytestmark = pytest.mark.matrix  # make test-all installs DALI
 needs_dali = pytest.mark.skipif(
     importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None,
     reason="nvidia-dali-cuda130 is not installed",

@@ -18,8 +18,8 @@ from pipegraph import operators as ops
 from pipegraph.errors import DecodeError, MissingExtraError
 from pipegraph.testing import assert_resumes_exactly
 
-pytest.importorskip("nvidia.nvimgcodec")
-pytestmark = [pytest.mark.accelerator, pytest.mark.usefixtures("accelerator")]
+pytest.importorskip("nvidia.nvimgcodec", reason="make test-all installs it")
+pytestmark = [pytest.mark.matrix, pytest.mark.accelerator, pytest.mark.usefixtures("accelerator")]
 CROP = ops.RandomResizedCrop((0.1, 1.0))
 SIZE = (40, 56)
 

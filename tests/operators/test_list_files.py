@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pandas
 import pyarrow
 import pytest
 
@@ -76,11 +75,21 @@ def test_a_table_names_the_files_and_their_fields(tmp_path):
         ("a.jpg", 1, 1.0, "2y"),
     ]
     rows = [{"file": "c.jpg", "label": 7}]
-    frames = [pandas.DataFrame(rows), pyarrow.Table.from_pylist(rows)]
-    for each in (rows, *frames):
+    for each in (rows, pyarrow.Table.from_pylist(rows)):
         assert [found["label"] for found in samples(root, table=each, on="file")] == [7]
     table.write_text("file,site\na,1_23\nc,12_3\n")  # int() takes both for 123
     assert [each["site"] for each in samples(root, table=table, on="file")] == ["1_23", "12_3"]
+
+
+@pytest.fixture
+def pandas():
+    return pytest.importorskip("pandas", reason="make test-all installs it")
+
+
+def test_labels_come_from_a_data_frame(tmp_path, pandas):
+    root = folder(tmp_path / "images", "c.jpg")
+    table = pandas.DataFrame([{"file": "c.jpg", "label": 7}])
+    assert [found["label"] for found in samples(root, table=table, on="file")] == [7]
 
 
 @pytest.mark.parametrize(

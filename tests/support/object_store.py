@@ -30,7 +30,7 @@ server.stop()
 @pytest.fixture(scope="session")
 def s3_port() -> Iterator[int]:
     """An S3-compatible server in a process of its own, with the bucket ``data``."""
-    pytest.importorskip("moto", reason="the test extra brings moto")
+    pytest.importorskip("moto", reason="make test-all installs it")
     pytest.importorskip("obstore", reason="the cloud extra brings obstore")
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", SERVER],
