@@ -234,13 +234,14 @@ class PackedParts:
         return tuple([each for part in self.parts for each in part.buffers()])
 
 
-def named(data: list[Any], names: list[Any] | None) -> list[Any] | None:
-    """``names``, filled with the keys of plain dicts that have one."""
-    if dict not in set(map(type, data)):
+def named(data: Sequence[Any], names: list[Any] | None) -> list[Any] | None:
+    """``names``, filled with the keys of the mappings that have one."""
+    mappings = {kind for kind in set(map(type, data)) if issubclass(kind, Mapping)}
+    if not mappings:
         return names
     found = [UNNAMED] * len(data) if names is None else list(names)
     for index, item in enumerate(data):
-        if item.__class__ is dict and found[index] is UNNAMED and "key" in item:
+        if item.__class__ in mappings and found[index] is UNNAMED and "key" in item:
             found[index] = item["key"]
     return found
 
@@ -283,11 +284,11 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
 
 def _keys(bundle: Bundle) -> Sequence[Any]:
     names, rows = bundle.names, bundle.lineages
+    if bundle.packed is None:
+        names = named(bundle.data, names)
     # Compared by identity: keys may be arrays, whose ``==`` is not a bool.
     if names is not None and not any(map(is_, names, repeat(UNNAMED))):
         return names
-    if bundle.packed is None:
-        return [bundle.one(index).keys[0] for index in range(bundle.count)]
     positions: Sequence[Any]
     if isinstance(rows, Lineages):
         positions = rows.positions

@@ -107,7 +107,7 @@ class Run:
                 sequenced=self.stages[producer.name].by_ticket,
                 bundle_rows=producer.bundle_rows,
                 heavy_capacity=SAMPLES_PER_QUEUE
-                if producer.bundle is not None and producer.spec.capacity is None
+                if producer.bundle_rows > 1 and producer.spec.capacity is None
                 else None,
             )
             channel.share = self.account.hold

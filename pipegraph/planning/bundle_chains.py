@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pipegraph.planning.draft import Draft
 from pipegraph.planning.plan import StagePlan
+from pipegraph.stage_spec import Edge
 
 ROWS_PER_WORKER = 1024
 """Default capacity of a queue of rows that will become a batch, if they are light (``contents.LIGHT_BYTES``)."""
@@ -15,8 +16,8 @@ def bundle_rows(draft: Draft) -> None:
         if _hands_over_rows(stage, draft):
             draft.change(stage.name, bundle_rows=max(1, stage.capacity // stage.workers))
     for stage in draft.running():
-        if (size := stage.group_size()) is not None:
-            _collect_into(stage, size, draft)
+        for edge in stage.upstream:
+            _lengthen(stage, _chain_above(edge, draft), draft)
 
 
 def _hands_over_rows(stage: StagePlan, draft: Draft) -> bool:
@@ -31,31 +32,32 @@ def _hands_over_rows(stage: StagePlan, draft: Draft) -> bool:
     return [edge.stage for edge in edges].count(stage.name) == 1 and stage.kind.hands_over_rows(stage)
 
 
-def _collect_into(batch: StagePlan, size: int, draft: Draft) -> None:
-    """Between a source and ``batch``: lengthen the queues, and let bundles end where a batch ends."""
-    chain = _chain_above(batch, draft)
+def _lengthen(below: StagePlan, chain: list[StagePlan], draft: Draft) -> None:
+    """Lengthen the queues between a source and a stage; above a ``Batch``, bundles end where a batch ends."""
     capacities = {
         stage.name: stage.spec.capacity or max(stage.capacity, ROWS_PER_WORKER * stage.workers)
         for stage in chain
     }
     # Each worker's bundle has room in the queue: no worker waits for another's to be taken.
     rows = min((capacities[stage.name] // stage.workers for stage in chain), default=0)
-    rows -= rows % size if rows >= size else 0
+    size = below.group_size() if all(stage.one_to_one for stage in chain if stage.source is None) else None
+    if size is not None:
+        rows -= rows % size if rows >= size else 0
     for stage in chain if rows > 1 else ():
-        draft.change(stage.name, capacity=capacities[stage.name], bundle=batch.name, bundle_rows=rows)
+        bundle = stage.bundle if size is None else below.name
+        draft.change(stage.name, capacity=capacities[stage.name], bundle=bundle, bundle_rows=rows)
 
 
-def _chain_above(batch: StagePlan, draft: Draft) -> list[StagePlan]:
-    """The stages between a source and ``batch``, with both ends but that; none if one needs its rows one by one."""
+def _chain_above(edge: Edge, draft: Draft) -> list[StagePlan]:
+    """The stages from a source to an edge; none if one of them does not hand over rows together."""
     chain: list[StagePlan] = []
-    stage = batch
-    while len(stage.upstream) == 1:
-        stage = draft.above(stage)
-        if stage.bundle_rows == 1 or not stage.traits.blocks:
-            break
+    while True:
+        stage = draft[edge.stage]
+        if stage.bundle_rows == 1:
+            return []
         chain.append(stage)
         if stage.source is not None:
             return chain
-        if not stage.one_to_one:
-            break
-    return []
+        if len(stage.upstream) != 1:
+            return []
+        edge = stage.upstream[0]

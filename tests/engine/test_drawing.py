@@ -21,7 +21,7 @@ def test_every_stage_is_drawn_with_its_workers_and_its_queue():
     for said in (
         "numbers",
         "1 worker",
-        "64 samples",
+        "1024 samples",
         "double",
         "3 processes",
         "5 samples",
