@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from pipegraph.columns import SCALARS, Columns, columns_of, dtype_of, fit, is_a_tuple, joined_name
 from pipegraph.errors import DataError
@@ -224,15 +225,17 @@ def _kind_of_all(items: Sequence[Any], field: str) -> Any:
             "before Batch, or use Batch(..., collate=list)"
             + ("" if field else " (does the function before it end without a return?)")
         )
-    arrays = kind == "number" or isinstance(items[0], np.ndarray)  # whose kind is more than their type
-    seen = {type(items[0])}
+    seen: set[object] = set()
     for number, item in enumerate(items):
-        if (arrays or type(item) not in seen) and _kind_of(item) != kind:
+        type_of = item.dtype if item.__class__ is np.ndarray else type(item)
+        if type_of in seen:
+            continue
+        if _kind_of(item) != kind:
             raise DataError(
                 f"{_where(field)}: {_named(items[0])} in sample 0 and {_named(item)} in sample {number} do not make "
                 "one batch; make all samples alike with a Map before Batch, or use Batch(..., collate=list)"
             )
-        seen.add(type(item))
+        seen.add(type_of)
     return kind
 
 
@@ -258,9 +261,11 @@ def _tensor(item: Any) -> torch.Tensor:
         return item
     if not isinstance(item, np.ndarray | np.generic):
         item = np.asarray(item, next((SCALARS[k] for k in SCALARS if isinstance(item, k)), np.complex128))
+    elif item.__class__ is np.ndarray and item.flags.carray and item.dtype.isnative:
+        return torch.from_numpy(item)
     # torch takes neither foreign byte order nor negative strides, and warns of memory that is read-only.
-    array = np.ascontiguousarray(item, dtype=item.dtype.newbyteorder("="))
-    return torch.from_numpy(array if array.flags.writeable else array.copy()).reshape(item.shape)
+    array = np.ascontiguousarray(item, dtype=item.dtype.newbyteorder("=")).reshape(item.shape)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _promoted(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -286,8 +291,15 @@ def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
             f"make them equal before Batch{'; ' if other else ', '}{padded}, or keep them as a list: "
             + (f"Batch(..., collate={{{field!r}: list}})" if field else "Batch(..., collate=list)")
         )
+    filling = _full(tensors[0], (1,), pad, field)
+    if (
+        isinstance(pad, int | float)
+        and pad == float(pad)
+        and len({tensor.shape[1:] for tensor in tensors}) == 1
+    ):
+        return pad_sequence(tensors, batch_first=True, padding_value=pad)
     largest = [max(tensor.shape[i] for tensor in tensors) for i in range(len(shape))]
-    stacked = _full(tensors[0], (len(tensors), *largest), pad, field)
+    stacked = filling.repeat(len(tensors), *largest)
     for row, tensor in enumerate(tensors):  # not over views of rows, which take no tensors with gradients
         stacked[(slice(row, row + 1), *(slice(0, n) for n in tensor.shape))] = tensor
     return stacked

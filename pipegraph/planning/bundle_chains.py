@@ -7,7 +7,7 @@ from pipegraph.planning.plan import StagePlan
 from pipegraph.stage_spec import Edge
 
 ROWS_PER_WORKER = 1024
-"""Default capacity of a queue of rows that will become a batch, if they are light (``contents.LIGHT_BYTES``)."""
+"""Default capacity of a queue of rows below a source, if they are light (``contents.LIGHT_BYTES``)."""
 
 
 def bundle_rows(draft: Draft) -> None:

@@ -96,14 +96,14 @@ class _Family:
             if self._children is None:
                 self._children, self.count = self._begin(self.parent, at), math.inf
             began_ns = last_ns = perf_counter_ns()
-            most = CHILDREN if self._stage.pace.alone is False else 1
+            most = CHILDREN if self._stage.pace.waits.alone is False else 1
             for child in islice(self._children, most):
                 if not isinstance(child, Chunk):
                     raise not_a_chunk(child, self._stage.name, "each item of process")
                 made.append(child)
                 now_ns = perf_counter_ns()
                 if at or len(made) > 1:  # up to the first child the function did its own work
-                    self._stage.pace.waited(now_ns - last_ns)
+                    self._stage.pace.waits.note(1, now_ns - last_ns)
                 if now_ns - began_ns > BUNDLE_NS:
                     return made, None
                 last_ns = now_ns
@@ -166,7 +166,7 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
                         hand_over(stage, worker, ticket, child, last=False)
                         yield HALFWAY  # the thread that drives an inline stage may be the one that has to make room
                 full = len(waiting) >= CHILDREN or meter.busy_ns - since > BUNDLE_NS
-                if waiting and (full or pace.alone is not False):
+                if waiting and (full or pace.waits.alone is not False):
                     hand_over(stage, worker, ticket, Bundle.of(waiting), last=False)
                     waiting.clear()
                     since = meter.busy_ns

@@ -204,7 +204,7 @@ def sequence_loop(stage: StageRun, worker: Worker) -> Loop:
             nbytes = hand_over(stage, worker, 0, out)
             if made:
                 if not first and not items.never_waits:
-                    pace.waited(spent)
+                    pace.waits.note(len(made), spent)
                 pace.note(len(made), spent, nbytes)
                 del made, out
                 yield

@@ -21,7 +21,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Drawn, Regroup
 from pipegraph.engine.remote.contract import NOTHING as NOTHING
 from pipegraph.engine.remote.exceptions import Carried
-from pipegraph.engine.stage.bundle_size import LONG_NS
+from pipegraph.engine.stage.bundle_size import Waits
 from pipegraph.engine.stage.failure_notes import checked
 from pipegraph.global_generators import Draws, drawing, drew_unseeded
 from pipegraph.parameters import chunks_of
@@ -142,7 +142,7 @@ class ProcessWorker:
         self._batch: object = None
         self._broken: BaseException | None = None
         self._items: Iterator[object] = iter(())
-        self._alone: bool | None = None  # whether items are sent one by one; see ``bundle_size.Pace``
+        self._waits = Waits()
         operator.open(context)
 
     # -- one-to-one ----------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class ProcessWorker:
         """Begin an item: its first children, after ``drop`` of them. Returns as :meth:`more`."""
         process = self._operator.process
         made = (process if self._own else drawing(process, self._draws))(chunk)
-        return self._begin(islice(chunks_of(made), drop, None), PULL if self._alone is False else 1)
+        return self._begin(islice(chunks_of(made), drop, None), PULL if self._waits.alone is False else 1)
 
     def iterate(
         self,
@@ -276,9 +276,9 @@ class ProcessWorker:
                 now = time.monotonic_ns()
                 self._page.begin(len(found))
                 if last_ns is not None:
-                    self._alone = self._alone or now - last_ns > LONG_NS
+                    self._waits.note(1, now - last_ns)
                 last_ns = now
-                if len(found) >= most or now - start > PULL_NS or self._alone:
+                if len(found) >= most or now - start > PULL_NS or self._waits.alone:
                     break
             else:
                 return found, True, None, None

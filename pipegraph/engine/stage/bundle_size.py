@@ -2,8 +2,8 @@
 
 One worker does a whole bundle, and its finished rows wait for the rest. So a bundle holds at most ``BUNDLE_NS`` of
 measured work: its size doubles step by step up to that, and drops after two bundles in a row that took too long: one
-may have lost its core. A source, or a generator, whose next item ever took long hands over its items one by one from
-then on: it may wait for something. Results never depend on it.
+may have lost its core. A source, or a generator, of which an item took long hands over the next ``AFTER_WAIT`` items
+one by one: it may wait for something again. Results never depend on it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,34 @@ LONG_NS = 8 * BUNDLE_NS
 """A bundle that took more was too large, or one of its items had to wait. Not 2 * BUNDLE_NS, because a wait for the GIL
 takes 5 ms."""
 
+AFTER_WAIT = 256
+"""Not for good, because an item also takes long when its thread waits for the GIL or a core."""
+
 LIGHT_ROW_BYTES = 32 << 10
 """Rows up to this size are packed where they are made: an extra copy costs less than keeping separate objects."""
 
 
 BATCHES_BYTES = 512 << 10
 """Several batches are handed over together up to this size: a core still has their rows in its cache to pack."""
+
+
+class Waits:
+    """Whether a source, or a generator, may wait for something, so that its items are handed over one by one.
+
+    Attributes:
+        alone: that; None until an item was measured.
+    """
+
+    __slots__ = ("_left", "alone")
+
+    def __init__(self) -> None:
+        self.alone: bool | None = None
+        self._left = 0
+
+    def note(self, items: int, spent_ns: int) -> None:
+        """Record how long items took."""
+        self._left = AFTER_WAIT if spent_ns > LONG_NS else self._left - items
+        self.alone = self._left > 0
 
 
 class Pace:
@@ -63,12 +85,11 @@ class Pace:
         self._rows = self.min_rows
         self._heaviest = 0
         self._was_long = False
-        self.alone: bool | None = None
-        """Whether items are handed over one by one, because one of them took long; None until one was measured."""
+        self.waits = Waits()
 
     def rows(self, done: int = 0) -> int:
         """Rows of the next bundle, when ``done`` rows were dealt since a batch began."""
-        return 1 if self.alone else min(self._rows, self.size - done % self.size)
+        return 1 if self.waits.alone else min(self._rows, self.size - done % self.size)
 
     def groups(self, done: int, rows: int) -> list[tuple[int, int]]:
         """``(start, stop)`` of each batch in a bundle of ``rows`` rows, when ``done`` rows were dealt before it."""
@@ -78,10 +99,6 @@ class Pace:
     def packs(self, rows: int) -> bool:
         """Whether to pack ``rows`` rows before their batch is complete."""
         return rows > 1 and (self._heaviest <= LIGHT_ROW_BYTES or rows == self.size)
-
-    def waited(self, spent_ns: int) -> None:
-        """Record how long a source, or a generator, took for the items of a bundle."""
-        self.alone = self.alone or spent_ns > LONG_NS
 
     def note(self, rows: int, spent_ns: int, nbytes: int) -> None:
         """Record how long the stage took for a bundle."""
