@@ -98,7 +98,7 @@ def step_functions(paths: list[str], decoders: tuple[str, ...]) -> Iterator[tupl
     from pipegraph.operators.images.native import NativeRows
     from pipegraph.operators.images.normalize_tables import row_filler, tables_of
     from pipegraph.randomness import uniforms
-    from pipegraph.storage.read_file import read_file
+    from pipegraph.storage.shard_files import read_file
 
     crop, numbers = RandomResizedCrop(), range(len(paths))
     encoded = [read_file(path) for path in paths]

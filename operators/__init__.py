@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pipegraph.operators.interleave import Interleave as Interleave
     from pipegraph.operators.list_files import ListFiles as ListFiles
     from pipegraph.operators.load import Load as Load
-    from pipegraph.operators.media import DecodeAudio as DecodeAudio, DecodeVideo as DecodeVideo
     from pipegraph.operators.merging import (
         Concat as Concat,
         Merge as Merge,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from pipegraph.operators.normalize import Normalize as Normalize
     from pipegraph.operators.packing import Pack as Pack
     from pipegraph.operators.padding import Pad as Pad
-    from pipegraph.operators.ray_data import FromRayData as FromRayData
     from pipegraph.operators.rounds import Repeat as Repeat
     from pipegraph.operators.shards import ShardSelect as ShardSelect
     from pipegraph.operators.tables import FromTable as FromTable, FromTokens as FromTokens
@@ -64,13 +62,11 @@ _MODULES = {
     "images.crop": "CenterCrop RandomResizedCrop",
     "list_files": "ListFiles",
     "load": "Load",
-    "media": "DecodeAudio DecodeVideo",
     "merging": "Concat Merge Mix Route Take Zip",
     "interleave": "Interleave",
     "normalize": "Normalize",
     "packing": "Pack",
     "padding": "Pad",
-    "ray_data": "FromRayData",
     "rounds": "Repeat",
     "shards": "ShardSelect",
     "from_iterable": "FromIterable",

@@ -30,7 +30,7 @@ from pipegraph.operators.images.native import NativeRows
 from pipegraph.operators.images.normalize_tables import bits_of, row_filler, tables_of
 from pipegraph.operators.load import Load, no_path
 from pipegraph.operators.normalize import Normalize
-from pipegraph.storage.read_file import read_file
+from pipegraph.storage.shard_files import read_file
 
 if TYPE_CHECKING:
     from pipegraph.operators.images.on_device import DeviceDecoder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, final
@@ -23,8 +23,7 @@ from pipegraph.operators.shared_reader import (
     check_memory,
     holds_blocks,
 )
-from pipegraph.reader.choice import Choice, chosen_columns
-from pipegraph.storage.read_file import read_file
+from pipegraph.storage.shard_files import read_file
 
 if TYPE_CHECKING:
     from pipegraph.columns import Columns
@@ -41,13 +40,14 @@ class _Reads(Operator):
     depends_on = "item"
     _select: ShardSelect | None = None
 
-    def __init__(self, cache: NodeCache | None, preload: bool, choice: Choice) -> None:
-        self.cache, self.preload, self.choice = cache, preload, choice
+    def __init__(self, cache: NodeCache | None, preload: bool, chosen: Sequence[str] | None) -> None:
+        self.cache, self.preload, self.chosen = cache, preload, chosen
         self._context = Context("")
         self._reading: Reading | None = None
 
     def config(self) -> dict[str, Any]:
-        return {}  # where bytes lie on their way does not change what is delivered
+        # Where bytes lie on their way does not change what is delivered.
+        return {} if self.chosen is None else {"columns": list(self.chosen)}
 
     @property
     def traits(self) -> Traits:
@@ -64,7 +64,7 @@ class _Reads(Operator):
             self._select.find(context.stopping)  # whole parts are listed by their own stage, which fails then
         self._context = context
         self._reading = context.share(
-            "reading", lambda: Reading(self.cache, self.preload, self.choice, context)
+            "reading", lambda: Reading(self.cache, self.preload, self.chosen, context)
         )
         self._reading.enter()
 
@@ -85,6 +85,22 @@ class _Reads(Operator):
         return self._reading.reader or self._reading.of(feed)
 
 
+def chosen_columns(columns: Any, operator: str) -> tuple[str, ...] | None:
+    """The names of ``columns=``; None where it is."""
+    if columns is None:
+        return None
+    if isinstance(columns, str):
+        raise GraphError(
+            f"{operator}: columns must be a list of names, got {shown(columns)}: write columns=[{columns!r}]"
+        )
+    # A set of texts has another order in each process, and the order is a part of states.
+    given = sorted(columns) if isinstance(columns, Set) else columns
+    names = tuple(given) if isinstance(given, Iterable) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise GraphError(f"{operator}: columns must be a list of at least one name, got {shown(columns)}")
+    return names
+
+
 @final
 class Load(_Reads):
     """Reads the bytes of files, and the samples of shards.
@@ -101,9 +117,8 @@ class Load(_Reads):
         cache: a ``pg.NodeCache``, shared by all ranks of a node. With a cache, local shards are copied to it too,
             because their storage is assumed to be slow. The loader opens its own handle on the cache's folder.
         preload: whether blocks are fetched before they are needed.
-        columns: for shards with columns (Parquet): read only these columns.
-        fill: for shards with columns: column -> value in place of its nulls, as in ``FromTable``. Without it, nulls of
-            floats are NaN. Other nulls are None, which ``Batch`` refuses.
+        columns: for shards with columns (Parquet): read only these columns. Nulls of floats are NaN; other nulls are
+            None, which ``Batch`` refuses.
 
     Raises:
         GraphError: while it runs: an item is neither a sample with a ``"path"`` nor from a shard.
@@ -120,16 +135,13 @@ class Load(_Reads):
         cache: NodeCache | None = None,
         preload: bool = True,
         columns: Sequence[str] | None = None,
-        fill: Mapping[str, Any] | None = None,
     ) -> None:
-        if fill is not None and not isinstance(fill, Mapping):
-            raise GraphError(f"Load: fill must be a mapping from column to value, got {shown(fill)}")
         if cache is not None:
             from pipegraph.storage import NodeCache
 
             if not isinstance(cache, NodeCache):
                 raise GraphError(f"Load: cache must be a pg.NodeCache(folder, limit), got {shown(cache)}")
-        super().__init__(cache, flag(preload, "Load: preload"), Choice(chosen_columns(columns, "Load"), fill))
+        super().__init__(cache, flag(preload, "Load: preload"), chosen_columns(columns, "Load"))
 
     @property
     def traits(self) -> Traits:
@@ -142,13 +154,10 @@ class Load(_Reads):
         if source is None:
             return self
         if source.whole_parts:
-            return LoadParts(source, self.cache, self.preload, self.choice)
+            return LoadParts(source, self.cache, self.preload, self.chosen)
         bound = copy.copy(self)
         bound._select = source
         return bound
-
-    def config(self) -> dict[str, Any]:
-        return self.choice.config()
 
     @property
     def reads_files(self) -> bool:
@@ -262,15 +271,17 @@ class LoadParts(_Reads):
     gives = "sample"
     one_to_one = False
 
-    def __init__(self, select: ShardSelect, cache: NodeCache | None, preload: bool, choice: Choice) -> None:
-        super().__init__(cache, preload, choice)
+    def __init__(
+        self, select: ShardSelect, cache: NodeCache | None, preload: bool, chosen: Sequence[str] | None
+    ) -> None:
+        super().__init__(cache, preload, chosen)
         from pipegraph.order import PartOrder
 
         assert isinstance(select.order, PartOrder)
         self._select, self._order = select, select.order
 
     def config(self) -> dict[str, Any]:
-        return {**self._order.config(), **self.choice.config()}
+        return {**self._order.config(), **super().config()}
 
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
         given: ShardSample = chunk.data

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pipegraph.order import LaneOrder
     from pipegraph.order.layout import Int64Array
     from pipegraph.reader.block_reader import BlockReader
-    from pipegraph.reader.choice import Choice
     from pipegraph.reader.schedule import RankSteps
     from pipegraph.storage import NodeCache
 
@@ -128,8 +127,10 @@ class ShardSamples:
 class Reading:
     """The block reader of a stage, shared by its workers: made at the first sample, closed by the last worker."""
 
-    def __init__(self, cache: NodeCache | None, ahead: bool, choice: Choice, context: Context) -> None:
-        self._cache, self._ahead, self._choice, self._context = cache, ahead, choice, context
+    def __init__(
+        self, cache: NodeCache | None, ahead: bool, columns: Sequence[str] | None, context: Context
+    ) -> None:
+        self._cache, self._ahead, self._columns, self._context = cache, ahead, columns, context
         self._lock = concurrency.Lock()
         self._users = 0
         self._cancelled = False
@@ -178,9 +179,9 @@ class Reading:
         source: ManifestSource | PartSource
         if select.whole_parts:
             assert isinstance(select.order, PartOrder)
-            source = PartSource(parts, not select.order.shuffle, found, self._choice)
+            source = PartSource(parts, not select.order.shuffle, found, self._columns)
         else:
-            source = ManifestSource(select.manifest(), found, self._choice)
+            source = ManifestSource(select.manifest(), found, self._columns)
         return BlockReader(source, self._ahead, context.count)
 
     def _on_count(self, name: str, more: int) -> None:

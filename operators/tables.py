@@ -6,9 +6,8 @@ import importlib
 import mmap
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from numbers import Number
 from typing import Any, final
 
 import numpy as np
@@ -19,17 +18,11 @@ from pipegraph.contracts import Traits
 from pipegraph.errors import GraphError, extra_module
 from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import integer
+from pipegraph.operators.load import chosen_columns
 from pipegraph.operators.ordered import OrderedSource, order_of
 from pipegraph.order import Order, StridedOrder
 from pipegraph.paths import PATHS, path_of
-from pipegraph.reader.choice import chosen_columns
-from pipegraph.storage.formats.arrow_rows import (
-    ArrowRows,
-    filling,
-    kind_of,
-    nulls_inside,
-    nulls_of,
-)
+from pipegraph.storage.formats.arrow_rows import ArrowRows, is_float, nulls_inside
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -45,20 +38,17 @@ class FromTable(OrderedSource):
     The columns are taken as they are now; after you have changed the table, make another graph.
 
     A batch has no place for None. Nulls in a column of floats are NaN; a column of another type that has any, in the
-    whole table, needs an entry in ``fill``: what a batch looks like never depends on which rows are in it.
+    whole table, is refused: what a batch looks like never depends on which rows are in it.
 
     Args:
         table: of pyarrow, pandas or polars, or a map-style Hugging Face dataset, whose stored values are then read as
             they are: an image is a dict of its bytes and path.
         columns: to read; all by default.
-        fill: column -> value in place of its nulls; of lists of numbers, a list for the missing ones or a
-            number for the nulls inside.
         order: which row at which position.
         shuffle: whether the default order shuffles; by default rows come as they lie.
 
     Raises:
-        GraphError: not a table, no such column, nulls without a
-            filling, or one of another type than its column.
+        GraphError: not a table, no such column, or nulls in a column that is not of floats.
     """
 
     name = "fromtable"
@@ -68,14 +58,13 @@ class FromTable(OrderedSource):
         self,
         table: Any,
         columns: Sequence[str] | None = None,
-        fill: Mapping[str, Any] | None = None,
         order: Order | None = None,
         shuffle: bool | None = None,
     ) -> None:
         super().__init__(order_of(order, shuffle, StridedOrder(shuffle=False), "FromTable"))
         found, self._picked = _arrow_table(table)
         columns = chosen_columns(columns, "FromTable")
-        missing = [name for name in (*(columns or ()), *(fill or ())) if name not in found.column_names]
+        missing = [name for name in columns or () if name not in found.column_names]
         if missing:
             raise GraphError(
                 f"FromTable: there is no column {missing[0]!r}; there are "
@@ -83,7 +72,7 @@ class FromTable(OrderedSource):
             )
         _refuse_twice(columns or found.column_names, found.column_names)
         self.table = _takable(found if columns is None else found.select(list(columns)))
-        self.fill = _fillings(self.table, dict(fill or {}))
+        _refuse_nulls(self.table)
         self._rows: ArrowRows | None = None
 
     @property
@@ -95,7 +84,7 @@ class FromTable(OrderedSource):
 
     def config(self) -> dict[str, Any]:
         kinds = {field.name: str(field.type) for field in self.table.schema}
-        return {"length": self.layout(), "columns": kinds, "fill": repr(self.fill), **self.order.config()}
+        return {"length": self.layout(), "columns": kinds, **self.order.config()}
 
     def layout(self) -> int:
         return self.table.num_rows if self._picked is None else len(self._picked)
@@ -119,7 +108,7 @@ class FromTable(OrderedSource):
     def _arrow_rows(self) -> ArrowRows:
         rows = self._rows
         if rows is None:
-            rows = self._rows = ArrowRows(self.table, "FromTable", self.fill, copied=False)
+            rows = self._rows = ArrowRows(self.table, "FromTable", copied=False)
         return rows
 
 
@@ -168,27 +157,16 @@ def _refuse_twice(read: Iterable[Any], names: Sequence[Any]) -> None:
         )
 
 
-def _fillings(table: Any, fill: dict[str, Any]) -> dict[str, Any]:
-    """The values in place of nulls, of their columns' types; nulls that have none are refused."""
+def _refuse_nulls(table: Any) -> None:
     for name, column in zip(table.column_names, table.columns, strict=True):
-        if name in fill:
-            fill[name] = filling(fill[name], column.type, name, "FromTable")
-        kind, inside, nulls = kind_of(column.type), nulls_inside(column), nulls_of(column)
-        lists = kind.startswith("array")
-        number = lists and isinstance(fill.get(name), Number)
-        if inside and not number:
-            which = f"{inside} nulls inside its lists, for which a NumPy array has no value"
-            value = "False" if kind == "array of bool" else "-1"
-        elif nulls and kind != "float" and (number or name not in fill):
-            which = f"{nulls} nulls, which a batch has no place for"
-            value = "[]" if lists else "..."
-        else:
-            continue
-        raise GraphError(
-            f"FromTable: column {name!r} ({column.type}) has {which}; fill them: FromTable(..., fill={{{name!r}: "
-            f"{value}}}), or leave out the rows or the column"
-        )
-    return fill
+        inside, nulls = nulls_inside(column), 0 if is_float(column.type) else column.null_count
+        if inside or nulls:
+            which = f"{inside} nulls inside its lists" if inside else f"{nulls} nulls"
+            raise GraphError(
+                f"FromTable: column {name!r} ({column.type}) has {which}, for which a batch has no value: fill them in "
+                "the table (fill_null of pyarrow.compute and polars, fillna of pandas), or leave out the rows or the "
+                "column"
+            )
 
 
 @final

@@ -193,7 +193,6 @@ def install_line(extra: str, distribution: str | None = None) -> str:
     """``pip install`` with what an extra stands for, or with one distribution of it.
 
     Where pipegraph runs from its sources, and nothing was installed that could be asked, it is the clone's own line.
-    Beside the CPU build of torch it names a torchcodec whose wheel on PyPI needs no device's libraries.
     """
     from importlib import metadata  # takes longer than all of this module
 
@@ -205,8 +204,6 @@ def install_line(extra: str, distribution: str | None = None) -> str:
     wanted = [requirement.strip() for requirement, _, marker in parts if f'extra == "{extra}"' in marker]
     if distribution is not None:
         wanted = [each for each in wanted if re.match(r"[\w.-]+", each)[0].lower() == distribution.lower()]  # type: ignore[index]
-    if distribution == "torchcodec" and metadata.version("torch").endswith("+cpu"):
-        wanted = ["torchcodec==0.12.0"]
     return "pip install " + (" ".join(f'"{each}"' for each in wanted) or f'-e ".[{extra}]"')
 
 

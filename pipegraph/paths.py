@@ -65,28 +65,6 @@ def paths_of(given: Any, what: str, others: type | tuple[type, ...] = ()) -> str
     return sorted(found, key=str) if isinstance(given, Set) else found
 
 
-NOT_OURS = ("lost+found", "System Volume Information")
-"""Folders that file systems keep at their root, where only the administrator may look."""
-
-
-def unread_folder(path: str) -> str | None:
-    """Why a folder cannot be searched; None for one that can, for other paths and for what file systems keep."""
-    if os.path.basename(path.rstrip(os.sep)) in NOT_OURS:
-        return None
-    try:
-        os.scandir(path).close()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        return error.strerror
-    return None if os.access(path, os.X_OK) else "its files may not be opened"
-
-
-def like_a_file(name: str) -> bool:
-    """Whether a link that leads nowhere is taken for one to a file: it has an ending that is no number (``v1.0``)."""
-    return "." in name and not name.rpartition(".")[2].isdigit()
-
-
 def broken_link(path: str) -> str | None:
     """Where a link points that leads to nothing, or to what may not be read; None for any other path."""
     return os.readlink(path) if os.path.islink(path) and not os.path.exists(path) else None

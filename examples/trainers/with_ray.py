@@ -1,4 +1,4 @@
-"""Ray Train: a Ray Dataset and a stage of actors in a TorchTrainer, stopped in the middle of an epoch, and resumed by
+"""Ray Train: a stage of actors in a TorchTrainer, stopped in the middle of an epoch, and resumed by
 another number of workers.
 
 python with_ray.py FOLDER --trainers 2 --stop-after 5
@@ -15,7 +15,7 @@ from pathlib import Path
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")  # the default from Ray 2.51 on
 
-import ray.data
+import ray
 import ray.train.torch
 import torch
 from numbers_data import ROWS, Numbers, record
@@ -24,8 +24,8 @@ import pipegraph as pg
 from pipegraph import operators as ops
 
 
-def decode(sample):
-    return Numbers()[sample["id"]]
+def decode(number):
+    return Numbers()[number]
 
 
 def train(config):
@@ -34,7 +34,7 @@ def train(config):
     model = ray.train.torch.prepare_model(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     graph = pg.Graph("numbers", seed=7)
-    rows = graph.add(ops.FromRayData(config["data"], shuffle=True))
+    rows = graph.add(ops.FromSequence(range(ROWS), shuffle=True))
     rows.then(decode, workers=2, backend="ray").then(ops.Batch(4))
     parts = {"model": model, "optimizer": optimizer}
     with graph.loader() as loader:
@@ -67,12 +67,9 @@ def report(parts, rank):
 def main(folder, trainers, stop_after):
     # A CPU for each trainer and each of its actors.
     ray.init(num_cpus=None if "RAY_ADDRESS" in os.environ else 3 * trainers, include_dashboard=False)
-    # A resumed run counts on the same rows in the same blocks. Ray Data takes blocks as they come, if not told so.
-    ray.data.DataContext.get_current().execution_options.preserve_order = True
-    data = ray.data.range(ROWS, override_num_blocks=4).materialize()
     ray.train.torch.TorchTrainer(
         train,
-        train_loop_config={"data": data, "folder": folder, "stop_after": stop_after},
+        train_loop_config={"folder": folder, "stop_after": stop_after},
         scaling_config=ray.train.ScalingConfig(num_workers=trainers),
         # A run of the same name continues from its last checkpoint.
         run_config=ray.train.RunConfig(name="numbers", storage_path=f"{folder}/runs"),

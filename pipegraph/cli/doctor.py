@@ -35,7 +35,6 @@ PARTS = (
     OptionalPart("pyarrow", "shards", "Parquet and Arrow shards", "pyarrow"),
     OptionalPart("zstandard", "shards", "zstd-compressed shards", "zstandard"),
     OptionalPart("google_crc32c", "shards", "checksums of shards", "google-crc32c"),
-    OptionalPart("torchcodec", "video", "decoding video and audio", "torchcodec"),
     OptionalPart("ray", "ray", "stages on a Ray cluster", "ray"),
     OptionalPart("jinja2", "report", "report pages", "jinja2"),
     OptionalPart("prometheus_client", "metrics", "metrics for Prometheus", "prometheus_client"),

@@ -5,17 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, final
+from typing import Any, final
 
 from pipegraph.errors import GraphError, MemoryLimitError, ShardError
-from pipegraph.reader.choice import Choice
 from pipegraph.reader.schedule import SHARE
 from pipegraph.storage import Manifest, Part, ShardFile
 from pipegraph.storage.block_bytes import BlockBytes
 from pipegraph.storage.formats import Block, BlockSamples, Format, format_of
 from pipegraph.storage.part_files import identify
-
-ALL: Final = Choice()
 
 Room = Callable[[int], None]
 
@@ -37,8 +34,8 @@ class BlockSource:
     fetched: bool
     stride: int
 
-    def __init__(self, parts: Sequence[Part], found: BlockBytes, choice: Choice) -> None:
-        self._parts, self._bytes, self._choice = parts, found, choice
+    def __init__(self, parts: Sequence[Part], found: BlockBytes, columns: Sequence[str] | None) -> None:
+        self._parts, self._bytes, self._columns = parts, found, columns
         self._decoded = any(map(is_decoded, parts))
         self.fetched = found.fetched or self._decoded
         self._sizes: dict[
@@ -70,7 +67,7 @@ class BlockSource:
             LoaderClosedError: `interrupt` was called.
         """
         part, block, crc32c = self._find(number)
-        form = self._choice.form(part)
+        form = self._form(part)
         file = self._bytes.open(part, block, crc32c)
         try:
             # Without a cache a remote block's encoded bytes are held beside what is made of them.
@@ -91,6 +88,11 @@ class BlockSource:
             return file, samples
         file.close()
         return None, samples
+
+    def _form(self, part: Part) -> Format:
+        """A part's format, reading the chosen columns."""
+        form = format_of(part)
+        return form if self._columns is None else form.choosing(self._columns)
 
     def _nbytes(self, number: int) -> int:
         """A block's bytes in its part."""
@@ -131,8 +133,8 @@ class ManifestSource(BlockSource):
 
     stride = 256
 
-    def __init__(self, manifest: Manifest, found: BlockBytes, choice: Choice = ALL) -> None:
-        super().__init__(manifest.parts, found, choice)
+    def __init__(self, manifest: Manifest, found: BlockBytes, columns: Sequence[str] | None = None) -> None:
+        super().__init__(manifest.parts, found, columns)
         self._manifest = manifest
 
     def _nbytes(self, number: int) -> int:
@@ -165,8 +167,10 @@ class PartSource(BlockSource):
 
     stride = 1
 
-    def __init__(self, parts: Sequence[Part], stream: bool, found: BlockBytes, choice: Choice = ALL) -> None:
-        super().__init__(parts, found, choice)
+    def __init__(
+        self, parts: Sequence[Part], stream: bool, found: BlockBytes, columns: Sequence[str] | None = None
+    ) -> None:
+        super().__init__(parts, found, columns)
         self._stream, self._decoded = stream, self._decoded and not stream
         self.fetched = self.fetched and (found.cache is not None or not stream)
 
@@ -197,7 +201,7 @@ class PartSource(BlockSource):
             file = self._bytes.open(part, block)
         else:
             file = self._bytes.part(part)
-        return file, partial(self._choice.form(part).samples, file)
+        return file, partial(self._form(part).samples, file)
 
     def _read(self, form: Format, file: ShardFile, block: Block, room: Room) -> Any:
         return _WholePart(form, file, room)

@@ -1,4 +1,4 @@
-"""One shard as random-access bytes, local or remote.
+"""One shard as random-access bytes, local or remote; and all of a file at once.
 
 Formats see a `ShardFile` and nothing else: a local file, an object in a store
 and a cached block of either look the same.
@@ -6,17 +6,19 @@ and a cached block of either look the same.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
-from typing import Final, final
+from typing import Any, Final, final
 
 from pipegraph import concurrency
 from pipegraph.closing import Closing
-from pipegraph.errors import ShardError, extra_module
-from pipegraph.paths import TO_READ
+from pipegraph.errors import DataError, ShardError, extra_module, shown
+from pipegraph.paths import PATHS, TO_READ
 
 if hasattr(os, "pread"):
     pread = os.pread
@@ -216,3 +218,27 @@ def file_crc32c(file: ShardFile, offset: int, nbytes: int, crc: int = 0) -> int:
     for at in range(offset, offset + nbytes, _PIECE_NBYTES):
         crc = extend(crc, file.read_at(at, min(_PIECE_NBYTES, offset + nbytes - at)))
     return crc
+
+
+def read_file(path: Any) -> bytes:
+    """All of a regular file; in four system calls, during each of which another thread may take the interpreter."""
+    if not isinstance(path, PATHS):  # a number is an open file of another's
+        raise DataError(f"Load: a sample's 'path' must be a path, got {shown(path)}")
+    file = os.open(path, TO_READ)
+    try:
+        status = os.fstat(file)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        # Before it is read: of a pipe there is what was written so far, and a device may have no end.
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError(f"Load: {os.fspath(path)!r} is no regular file (a pipe or a device)")
+        content = os.read(file, status.st_size + 1)
+        # A file that grows, one of /proc, and one larger than the system reads at once.
+        if len(content) != status.st_size:
+            parts = [content]
+            while parts[-1]:
+                parts.append(os.read(file, 1 << 20))
+            content = b"".join(parts)
+    finally:
+        os.close(file)
+    return content

@@ -1,8 +1,7 @@
-"""ListFiles: labels never depend on which files happen to be there, and may come from a table."""
+"""ListFiles: labels never depend on which files happen to be there."""
 
 from pathlib import Path
 
-import pyarrow
 import pytest
 
 import pipegraph as pg
@@ -63,46 +62,3 @@ def test_a_state_of_other_classes_is_refused(tmp_path):
         state = loader.state_dict()
     with graph(two).loader() as loader, pytest.raises(StateError, match="list"):
         loader.load_state_dict(state)
-
-
-def test_a_table_names_the_files_and_their_fields(tmp_path):
-    root = folder(tmp_path / "images", "a.jpg", "deep/b.jpg", "c.jpg")
-    table = tmp_path / "labels.csv"
-    table.write_text("file,label,score,note\ndeep/b.jpg,2,0.5,x\na,1,1,2y\n")
-    found = samples(root, table=table, on="file")
-    assert [(each["key"], each["label"], each["score"], each["note"]) for each in found] == [
-        ("deep/b.jpg", 2, 0.5, "x"),
-        ("a.jpg", 1, 1.0, "2y"),
-    ]
-    rows = [{"file": "c.jpg", "label": 7}]
-    for each in (rows, pyarrow.Table.from_pylist(rows)):
-        assert [found["label"] for found in samples(root, table=each, on="file")] == [7]
-    table.write_text("file,site\na,1_23\nc,12_3\n")  # int() takes both for 123
-    assert [each["site"] for each in samples(root, table=table, on="file")] == ["1_23", "12_3"]
-
-
-@pytest.fixture
-def pandas():
-    return pytest.importorskip("pandas", reason="make test-all installs it")
-
-
-def test_labels_come_from_a_data_frame(tmp_path, pandas):
-    root = folder(tmp_path / "images", "c.jpg")
-    table = pandas.DataFrame([{"file": "c.jpg", "label": 7}])
-    assert [found["label"] for found in samples(root, table=table, on="file")] == [7]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("file,label\nz.jpg,1\n", "row 1 of the table names 'z.jpg'.*no such file"),
-        ("file,label\na.jpg,1\na,2\n", "row 2.*named twice"),
-        ("name,label\na.jpg,1\n", "no column on='file'; there are 'name', 'label'"),
-        ("file,label\na.jpg\n", "another number of cells"),
-    ],
-)
-def test_a_table_that_does_not_fit_its_folder_is_refused(tmp_path, text, said):
-    root = folder(tmp_path / "images", "a.jpg")
-    (tmp_path / "labels.csv").write_text(text)
-    with pytest.raises(DataError, match=said):
-        samples(root, table=tmp_path / "labels.csv", on="file")

@@ -90,14 +90,14 @@ def test_states_and_workers_change_nothing() -> None:
     assert reference == [batch["id"].tolist() for batch in graph(2, "process").loader()]
 
 
-def test_nulls_are_filled_for_the_whole_table_or_refused_before_anything_runs() -> None:
+def test_nulls_are_refused_before_anything_runs_and_those_of_floats_are_nan() -> None:
     given = pa.table({"n": [1, None, 3], "x": [0.5, None, 1.0], "t": ["a", "b", None]})
-    with pytest.raises(GraphError, match=r"column 'n' \(int64\) has 1 nulls.*fill=\{'n': \.\.\.\}"):
+    with pytest.raises(GraphError, match=r"column 'n' \(int64\) has 1 nulls.*fill_null"):
         ops.FromTable(given)
-    (found,) = batches(ops.FromTable(given, fill={"n": -1, "t": ""}))
-    assert found["n"].tolist() == [1, -1, 3]
+    with pytest.raises(GraphError, match="has 1 nulls inside its lists"):
+        ops.FromTable(pa.table({"l": [[1, None]]}))
+    (found,) = batches(ops.FromTable(given, columns=["x"]))
     assert found["x"].isnan().tolist() == [False, True, False]
-    assert found["t"] == ["a", "b", ""]
 
 
 @pytest.mark.parametrize("kind", ["array", "memmap", "path", "npy"])

@@ -153,12 +153,6 @@ def test_install_lines_name_what_is_missing_and_not_a_package_that_an_index_may_
         r"[\d.]+", "", f'pip install "{extras["cloud"][0]}"'
     )
     assert re.fullmatch(r'pip install "Pillow>=[\d.]+"', install_line("images", "pillow"))
-    monkeypatch.setattr(metadata, "version", lambda name: "2.13.0+cu130")
-    assert re.fullmatch(r'pip install "torchcodec>=[\d.]+"', install_line("video", "torchcodec"))
-    monkeypatch.setattr(metadata, "version", lambda name: "2.13.0+cpu")
-    codec = re.fullmatch(r'pip install "(torchcodec==[\d.]+)"', install_line("video", "torchcodec"))
-    assert f"`{codec[1]}`" in (ROOT / "docs" / "your-data.md").read_text()
-    assert codec[1] in (ROOT / "constraints.txt").read_text()
 
     def nothing(name):
         raise metadata.PackageNotFoundError(name)

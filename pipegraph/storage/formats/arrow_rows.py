@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterator, Mapping
-from numbers import Number
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipegraph.columns import Columns, pack
-from pipegraph.errors import GraphError, ShardError, shown
+from pipegraph.errors import ShardError
 
 from .shard_format import BlockSamples, Sample
 
 Convert = Callable[[Any], list[Any]]
-"""A column to its values.
-
-Nulls of floats are NaN, also inside lists; those of a column with a filling are that; all others are None.
-"""
+"""A column to its values. Nulls of floats are NaN, also inside lists; all others are None."""
 
 
 def arrow_errors() -> tuple[type[Exception], ...]:
@@ -29,65 +25,16 @@ def arrow_errors() -> tuple[type[Exception], ...]:
     return (arrow.ArrowException, OSError, MemoryError, ValueError, OverflowError)
 
 
-def converter(kind: Any, copied: bool = True, fill: Any = None) -> Convert:
-    """How columns of an Arrow type are turned to values, with ``fill`` (of :func:`filling`) in place of nulls.
+def converter(kind: Any, copied: bool = True) -> Convert:
+    """How columns of an Arrow type are turned to values.
 
     Arrays own their values, unless not ``copied``: then they lie in Arrow's memory where their type allows, read-only.
-    What is returned raises ShardError for a list of integers or bools with a null inside, for which NumPy has no
-    value, and no filling.
+    What is returned raises ShardError for a list of integers or bools with a null inside, for which NumPy has no value.
     """
-    inside, value = (fill, None) if _is_array(kind) and isinstance(fill, Number) else (None, fill)
-    convert = _unfilled(kind, copied, inside)
-    if value is None and kind_of(kind) == "float":
-        value = math.nan
-    if value is None:
+    convert = _with_none(kind, copied)
+    if not is_float(kind):
         return convert
-
-    def filled(column: Any) -> list[Any]:
-        values = convert(column)
-        return [value if each is None else each for each in values] if nulls_of(column) else values
-
-    return filled
-
-
-def filling(value: Any, kind: Any, name: str, operator: str) -> Any:
-    """A user's ``fill`` for a column as the column's own values are read, so that no field depends on its nulls.
-
-    Of lists of numbers a list fills the missing ones, and a number the nulls inside.
-
-    Raises:
-        GraphError: it is no value of the column's type.
-    """
-    arrow = importlib.import_module("pyarrow")
-    if value is None:
-        raise GraphError(f"{operator}: fill={{{name!r}: None}} fills nothing: a batch has no place for None")
-    if arrow.types.is_null(kind):  # which says no other type
-        return value
-    inside = arrow.types.is_dictionary(kind) or (_is_array(kind) and isinstance(value, Number))
-    return _as_read(value, kind.value_type if inside else kind, name, operator)
-
-
-def _as_read(value: Any, plain: Any, name: str, operator: str) -> Any:
-    arrow = importlib.import_module("pyarrow")
-    try:
-        arrow.array([value]).cast(plain)  # refuses to cut fractions off
-        return converter(plain, copied=False)(arrow.array([value], plain))[0]  # refuses other kinds
-    except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise GraphError(
-            f"{operator}: fill={{{name!r}: {shown(value)}}} is no value of type {plain}, which the column has"
-        ) from error
-
-
-def nulls_of(column: Any) -> int:
-    """The nulls of a column or a part of one, with those among the values of a dictionary."""
-    arrow = importlib.import_module("pyarrow")
-    count: int = column.null_count
-    for chunk in getattr(column, "chunks", [column]):
-        while isinstance(chunk, arrow.ExtensionArray):
-            chunk = chunk.storage
-        if isinstance(chunk, arrow.DictionaryArray) and chunk.dictionary.null_count:
-            count += chunk.dictionary.is_null().take(chunk.indices).true_count
-    return count
+    return lambda column: [math.nan if value is None else value for value in convert(column)]
 
 
 def nulls_inside(column: Any) -> int:
@@ -98,41 +45,30 @@ def nulls_inside(column: Any) -> int:
     return sum(chunk.flatten().null_count for chunk in column.chunks)
 
 
-def _unfilled(kind: Any, copied: bool, inside: Any) -> Convert:
+def _with_none(kind: Any, copied: bool) -> Convert:
     arrow = importlib.import_module("pyarrow")
     types = arrow.types
     if isinstance(kind, arrow.BaseExtensionType):
-        stored = _unfilled(kind.storage_type, copied, inside)
+        stored = _with_none(kind.storage_type, copied)
         return lambda column: stored(column.storage)
     if types.is_dictionary(kind) and not _is_text_or_bytes(kind.value_type):
-        values = _unfilled(kind.value_type, copied, inside)
+        values = _with_none(kind.value_type, copied)
         return lambda column: values(column.dictionary_decode())
     if _is_nanoseconds(kind):
         return _times
     if _is_array(kind):
         nullable = types.is_floating(kind.value_type)
-        return lambda column: _arrays(column, nullable, copied, inside)
+        return lambda column: _arrays(column, nullable, copied)
     plain: Convert = lambda column: column.to_pylist()  # noqa: E731
     return plain
 
 
-def kind_of(kind: Any) -> str:
-    """What values of an Arrow type look like: types of one kind can be mixed in a batch."""
+def is_float(kind: Any) -> bool:
+    """Whether values of an Arrow type are floats, which have NaN for what is missing."""
     arrow = importlib.import_module("pyarrow")
-    types = arrow.types
     if isinstance(kind, arrow.BaseExtensionType):
-        return kind_of(kind.storage_type)
-    if types.is_dictionary(kind):
-        return kind_of(kind.value_type)
-    if _is_text_or_bytes(kind):
-        return "bytes" if "binary" in str(kind) else "text"
-    if types.is_integer(kind):
-        return "integer"
-    if types.is_floating(kind):
-        return "float"
-    if _is_array(kind):
-        return f"array of {kind.value_type}"
-    return str(kind)
+        return is_float(kind.storage_type)
+    return is_float(kind.value_type) if arrow.types.is_dictionary(kind) else arrow.types.is_floating(kind)
 
 
 def _is_text_or_bytes(kind: Any) -> bool:
@@ -165,20 +101,17 @@ def _times(column: Any) -> list[Any]:
     ]
 
 
-def _arrays(column: Any, nullable: bool, copied: bool, inside: Any) -> list[Any]:
+def _arrays(column: Any, nullable: bool, copied: bool) -> list[Any]:
     found: list[Any] = []
     for value in column:
         if not value.is_valid:
             found.append(None)
             continue
         numbers = value.values
-        if inside is not None and numbers.null_count:
-            numbers = numbers.fill_null(inside)
         if numbers.null_count and not nullable:
-            what = "True or False" if str(column.type.value_type) == "bool" else "a number"
             raise ShardError(
-                f"a list of {column.type.value_type} has a null inside, for which a NumPy array has no value; name "
-                f"{what} for it in fill=, write the column as floats, or leave it out with columns="
+                f"a list of {column.type.value_type} has a null inside, for which a NumPy array has no value; write "
+                "the column as floats or without nulls, or leave it out with columns="
             )
         array = numbers.to_numpy(zero_copy_only=False)
         # Copied: Arrow's memory is read-only, and would be kept by each of its rows.
@@ -194,14 +127,13 @@ class ArrowRows(BlockSamples[Sample]):
 
     Args:
         name: of the file, for errors.
-        fill: by column, what is in place of its nulls; see ``arrowvalues.filling``.
         copied: whether arrays own their values.
     """
 
-    def __init__(self, table: Any, name: str, fill: Mapping[str, Any], copied: bool) -> None:
-        self._name, self._fill, self._count = name, fill, int(table.num_rows)
+    def __init__(self, table: Any, name: str, copied: bool) -> None:
+        self._name, self._count = name, int(table.num_rows)
         self._convert: dict[str, Convert] = {
-            field.name: converter(field.type, copied, fill.get(field.name)) for field in table.schema
+            field.name: converter(field.type, copied) for field in table.schema
         }
         kinds = {field.name: _number(field.type) for field in table.schema}
         self._numbers = {name: kind for name, kind in kinds.items() if kind is not None}
@@ -266,20 +198,13 @@ class ArrowRows(BlockSamples[Sample]):
         found = np.empty(count, _DTYPES[kind])
         for batch, arrays, places, local in groups:
             if name not in arrays:
-                arrays[name] = self._array(batch.column(name), name, kind)
+                column = batch.column(name)
+                lost = column.null_count and kind is not float
+                arrays[name] = None if lost else column.to_numpy(zero_copy_only=False)
             if arrays[name] is None:
                 return None
             found[places] = arrays[name][local]
         return found
-
-    def _array(self, column: Any, name: str, kind: type) -> Any:
-        if column.null_count:
-            value = self._fill.get(name)
-            if value is not None:
-                column = column.fill_null(value)
-            elif kind is not float:
-                return None
-        return column.to_numpy(zero_copy_only=False)
 
     def _values(self, name: str, groups: list[Any], count: int) -> list[Any]:
         found: list[Any] = [None] * count

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, final
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipegraph.encoded_rows import Decode
-from pipegraph.errors import DataError, GraphError, ShardError
+from pipegraph.errors import DataError, ShardError
 from pipegraph.storage.shard_files import ShardFile
 
 from .shard_format import BLOCK_NBYTES, Block, Format, PlacedRows, Sample
@@ -144,9 +144,7 @@ class MdsFormat(Format):
     def __init__(self, columns: Sequence[str] | None = None) -> None:
         self.columns = None if columns is None else tuple(columns)
 
-    def choosing(self, columns: Sequence[str] | None, fill: Mapping[str, Any] | None = None) -> MdsFormat:
-        if fill:
-            raise GraphError("Load(fill=...): MDS shards have no nulls; leave it out")
+    def choosing(self, columns: Sequence[str]) -> MdsFormat:
         return MdsFormat(columns)
 
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:

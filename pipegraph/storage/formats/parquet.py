@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, final
 
 from pipegraph.errors import DataError, PipegraphError, ShardError, extra_module
 from pipegraph.storage.shard_files import ShardFile
 
-from .arrow_rows import ArrowRows, arrow_errors, filling
+from .arrow_rows import ArrowRows, arrow_errors
 from .shard_format import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample
 
 _BATCH_NBYTES: Final = 1 << 22
@@ -30,30 +30,23 @@ class ParquetFormat(Format):
     """Each row is a sample: one field per column, of a type that follows from the column's.
 
     Numbers, text and bytes become Python's, lists of numbers NumPy arrays of their type (a null in a list of floats is
-    NaN, one in a list of integers an error without ``fill``), nanoseconds ``numpy.datetime64`` and ``timedelta64``,
-    other nested values lists and dicts. A null of floats is NaN, any other None, or what ``fill`` says. Neighbouring
+    NaN, one in a list of integers an error), nanoseconds ``numpy.datetime64`` and ``timedelta64``,
+    other nested values lists and dicts. A null of floats is NaN, any other None. Neighbouring
     small row groups share a block. Extension types are read as what they are stored as.
 
     Args:
         columns: to read; all by default.
-        fill: column -> value in place of its nulls; of lists of numbers, a list for the missing ones, a
-            number for the nulls inside.
     """
 
     suffixes = (".parquet",)
     needs_file = False
     columnar = True
 
-    def __init__(
-        self,
-        columns: Sequence[str] | None = None,
-        fill: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, columns: Sequence[str] | None = None) -> None:
         self.columns = None if columns is None else tuple(columns)
-        self.fill = dict(fill or {})
 
-    def choosing(self, columns: Sequence[str] | None, fill: Mapping[str, Any] | None = None) -> ParquetFormat:
-        return ParquetFormat(columns, fill)
+    def choosing(self, columns: Sequence[str]) -> ParquetFormat:
+        return ParquetFormat(columns)
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
         with self._open(file) as reader:
@@ -93,12 +86,7 @@ class ParquetFormat(Format):
     def _rows(self, batches: list[Any], name: str) -> ArrowRows:
         # Laid together, so that a sample is found, and rows are taken, in one.
         table = importlib.import_module("pyarrow").Table.from_batches(batches).combine_chunks()
-        fills = {
-            column: filling(value, table.schema.field(column).type, column, "Load")
-            for column, value in self.fill.items()
-            if column in table.schema.names
-        }
-        return ArrowRows(table, name, fills, copied=True)
+        return ArrowRows(table, name, copied=True)
 
     def _open(self, file: ShardFile) -> Any:
         parquet = extra_module("pyarrow.parquet", "shards", f"reading {file.name}", "pyarrow")
@@ -114,7 +102,7 @@ class ParquetFormat(Format):
         except arrow_errors() as error:
             raise ShardError(f"{file.name}: not a Parquet file: {error}") from error
         twice = next((name for name in names if names.count(name) > 1), None)
-        missing = next((name for name in (*(self.columns or ()), *self.fill) if name not in names), None)
+        missing = next((name for name in self.columns or () if name not in names), None)
         if twice is None and missing is None:
             return reader
         reader.close()

@@ -6,7 +6,7 @@ import copy
 import itertools
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar, overload
 
@@ -194,15 +194,15 @@ class Format(ABC):
             return samples.nbytes
         return 0 if self.in_place else block.nbytes
 
-    def choosing(self, columns: Sequence[str] | None, fill: Mapping[str, Any] | None = None) -> Format:
-        """This format, reading these columns, their nulls filled.
+    def choosing(self, columns: Sequence[str]) -> Format:
+        """This format, reading these columns.
 
         Raises:
             GraphError: its samples have no columns.
         """
         raise GraphError(
-            f"Load(columns=..., fill=...): {'/'.join(self.suffixes)} shards have no columns that could be read alone; "
-            "leave them out and put a Map behind Load"
+            f"Load(columns=...): {'/'.join(self.suffixes)} shards have no columns that could be read alone; "
+            "leave it out and put a Map behind Load"
         )
 
     def within(self, room: Room) -> Self:

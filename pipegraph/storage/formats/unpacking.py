@@ -6,8 +6,8 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, final
 
 from pipegraph.errors import ShardError, StoreError, extra_module
 from pipegraph.storage.shard_files import BytesFile, ShardFile
@@ -83,8 +83,8 @@ class PackedFormat(Format):
     def __init__(self, inner: Format, suffixes: tuple[str, ...]) -> None:
         self.inner, self.suffixes = inner, suffixes
 
-    def choosing(self, columns: Sequence[str] | None, fill: Mapping[str, Any] | None = None) -> PackedFormat:
-        return PackedFormat(self.inner.choosing(columns, fill), self.suffixes)
+    def choosing(self, columns: Sequence[str]) -> PackedFormat:
+        return PackedFormat(self.inner.choosing(columns), self.suffixes)
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
         return self.inner.samples(in_memory(file, self.take_room))

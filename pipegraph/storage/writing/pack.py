@@ -23,7 +23,7 @@ from pipegraph.paths import PATHS, path_of
 from pipegraph.storage.folders import list_files
 from pipegraph.storage.formats.tar import split_key
 from pipegraph.storage.manifest import Manifest
-from pipegraph.storage.read_file import read_file
+from pipegraph.storage.shard_files import read_file
 
 from .encoder import Sample, refuse_odd_names
 from .shard_writer import SIZE, STREAM, ShardWriter
