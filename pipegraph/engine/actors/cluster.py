@@ -25,7 +25,7 @@ class Cluster(Pool[object]):
 
     Raises:
         MissingExtraError: Ray is not installed.
-        GraphError: the process is not connected, or through Ray Client.
+        GraphError: the process is not connected, or through Ray Client; a stage needs what no node has.
     """
 
     def __init__(self, plan: Plan, fail: Callable[[WorkerDiedError], None]) -> None:
@@ -44,6 +44,15 @@ class Cluster(Pool[object]):
         from pipegraph.engine.actors.actor_host import Connection
 
         stages = [stage for stage in plan.running if stage.backend.on_nodes]
+        later = ray._private.state.state.get_max_resources_from_cluster_config()  # of nodes that may be added
+        there = {*NAMED}.union(later or (), *(node["Resources"] for node in ray.nodes() if node["Alive"]))
+        for stage in stages:
+            assert isinstance(stage.backend, Ray)
+            if missing := stage.backend.resources.keys() - there:
+                raise GraphError(
+                    f"stage {stage.name!r}: no node of the Ray cluster has resources={sorted(missing)}, so that no "
+                    f"actor would ever start; they are {', '.join(NAMED)} or what nodes were started with"
+                )
         lost = WorkerDiedError(
             f"stage {', '.join(repr(stage.name) for stage in stages)}: the Ray actors have ended, because "
             "ray.shutdown() was called. Close the loader first; to resume, call ray.init(), make another loader and "
