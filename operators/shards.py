@@ -82,6 +82,7 @@ class ShardSelect(OrderedSource):
         self._find = partial(find, parts, manifest, self.store, missing)
         self._found = Once(self._find)
         self._feed: ShardFeed | None = None
+        self._new_run = True  # since this copy has dealt
 
     @property
     def traits(self) -> Traits:
@@ -174,16 +175,19 @@ class ShardSelect(OrderedSource):
                 "ShardSelect(order=PartOrder()) without a manifest resumes at the same world size only: "
                 f"resume with {history[-1][0]} ranks, or give it a manifest="
             )
-        if self._feed is not None:
-            self._feed.new_run()
+        self._new_run = True
 
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
         if self._feed is not None:
             history = self._consumed(epoch)
             args = (epoch, rank, world_size, history)
-            blocks = partial(self._blocks, *args)
-            self._feed.deal(RankSteps(epoch, start, self._left(*args), blocks))
+            self._deal(RankSteps(epoch, start, self._left(*args), partial(self._blocks, *args)))
         yield from super().positions(epoch, rank, world_size, start)
+
+    def _deal(self, steps: RankSteps) -> None:
+        assert self._feed is not None
+        self._feed.deal(steps, self._new_run)
+        self._new_run = False
 
     def _blocks(
         self, epoch: int, rank: int, world_size: int, history: History, first: int, last: int
@@ -218,6 +222,6 @@ class ShardSelect(OrderedSource):
         assert feed is not None
         numbers = np.array(mine, dtype=np.int64)
         blocks: Callable[[int, int], Int64Array] = lambda first, last: numbers[first:last]  # noqa: E731
-        feed.deal(RankSteps(epoch, start, len(mine), blocks))
+        self._deal(RankSteps(epoch, start, len(mine), blocks))
         for step in range(start, len(mine)):
             yield step * world_size + rank, ShardSample(feed, mine[step])

@@ -50,18 +50,13 @@ class ShardFeed:
         self._deals: list[RankSteps] = []
         self._listeners: list[BlockReader] = []
 
-    def new_run(self) -> None:
-        """What was dealt does not hold any more."""
+    def deal(self, deal: RankSteps, new_run: bool) -> None:
+        """The steps of another epoch begin to be dealt. In a ``new_run`` those dealt before do not hold any more."""
         with self._lock:
-            self._deals = []
+            self._deals = [deal] if new_run else [*self._deals[-1:], deal]
             for listener in self._listeners:
-                listener.new_run()
-
-    def deal(self, deal: RankSteps) -> None:
-        """The steps of another epoch begin to be dealt."""
-        with self._lock:
-            self._deals = [*self._deals[-1:], deal]
-            for listener in self._listeners:
+                if new_run:
+                    listener.new_run()
                 listener.dealt(deal)
 
     def subscribe(self, listener: BlockReader) -> None:

@@ -112,7 +112,11 @@ class RowOperator(Operator):
         """Returns what ``do_row`` needs, such as the memory for all rows."""
 
     def do_rows(self, batch: Any, first: int, stop: int) -> None:
-        """Do at once what can be of the rows from ``first`` on; ``do_row`` follows for each of them."""
+        """Do at once what can be of the rows from ``first`` on; ``do_row`` follows for each of them.
+
+        An exception is no row's: ``do_row`` then does each of them. It is not called in a process of a stage with a
+        ``timeout``, nor after a death.
+        """
 
     @abstractmethod
     def do_row(self, batch: Any, index: int) -> None:

@@ -229,11 +229,11 @@ class Crew(LoaderContext):
     def _live(self, stage: StagePlan, worker: Worker) -> None:
         """Body of a worker's thread."""
         worker.thread, self._local.worker = concurrency.current_thread(), worker
-        worker.meter.thread_begins()
-        narrow()
-        enter_worker(self.seed, stage.name)
         opened = False
         try:
+            worker.meter.thread_begins()
+            narrow()
+            enter_worker(self.seed, stage.name)
             if self._ended(worker):
                 return
             if worker.operator is None:

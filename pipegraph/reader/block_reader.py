@@ -219,8 +219,8 @@ class BlockReader:
     def _load(self, entry: BlockEntry) -> None:
         """Load one block. Called with the lock held, which is released meanwhile."""
         self._table.begin(entry, self._steps)
-        self._lock.release()
         try:
+            self._lock.release()  # here: a Ctrl-C may follow
             self._sweep()  # what made room
             entry.file, entry.value = self._source.open(entry.number, partial(self._grow, entry))
         except LoaderClosedError:

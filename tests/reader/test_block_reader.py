@@ -1,14 +1,17 @@
 """The table of blocks: bounded, shared, read ahead, and gone at the end."""
 
+import copy
 import threading
 from collections import Counter
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.contracts import Context
 from pipegraph.errors import MemoryLimitError, ShardError
 from pipegraph.reader.block_reader import BlockReader
 from pipegraph.reader.block_sources import BlockSource
@@ -276,3 +279,18 @@ def test_a_loader_leaves_nothing_behind_after_a_break_and_after_close(
                     break
     left = [t.name for t in threading.enumerate() if t.name.startswith("pipegraph")]
     assert not left
+
+
+def test_a_worker_that_joins_in_mid_pass_leaves_what_was_dealt(write_shards: Any) -> None:
+    select = ops.ShardSelect(f"{write_shards('tar')}/*")
+    shared: dict[str, Any] = {}
+    dealing, joining = copy.copy(select), copy.copy(select)
+    for each in (dealing, joining):
+        each.open(Context("select", share=lambda name, make: shared.setdefault(name, make())))
+        each.begin_run(0, ())
+        if each is dealing:
+            next(each.positions(0, 0, 1, 0))
+    reader = Mock()
+    shared["feed"].subscribe(reader)
+    (call,) = reader.dealt.call_args_list
+    assert call.args[0].epoch == 0

@@ -8,6 +8,8 @@ actor one worker does all rows of a batch.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Failure
 from pipegraph.contracts import RowOperator
@@ -73,7 +75,8 @@ def rows_loop(stage: StageRun, worker: Worker) -> Loop:
         made: list[None] = []
         try:
             if not at:
-                operator.do_rows(opened.batch, rows.first, stop)
+                with suppress(Exception):  # row by row it comes again, and is that row's
+                    operator.do_rows(opened.batch, rows.first, stop)
             for row in range(rows.first + at, stop):
                 draws.one(opened.chunk.epoch, opened.chunk.row_lineages[row])
                 operator.do_row(opened.batch, row)

@@ -128,16 +128,10 @@ class RemoteMap(Remote):
 
 
 class _RowsInWork(_InWork):
-    """A batch of which a process does the rows; their results stay there.
-
-    Attributes:
-        child: how many children had ended when one last did rows of it; -1: none did.
-        without: the rows that are left out.
-    """
+    """A batch of which a process does the rows; their results stay there. ``without`` are the rows left out."""
 
     def __init__(self, block: Any) -> None:
         super().__init__(block, "rows", block.chunk)
-        self.child = -1
         self.without: set[int] = set()
 
 
@@ -145,9 +139,11 @@ class RemoteRows(RemoteMap):
     """The proxy of a ``RowOperator``: one process does a whole batch. After a death the next one begins it anew."""
 
     _in_work: Any
+    _began = 0  # children that had ended when one last began a batch
 
     def begin_batch(self, chunk: Chunk) -> None:
-        """The process begins a batch with its first row."""
+        self._call("begin_batch", chunk)
+        self._began = self._host.ended
 
     def _prepared(self, block: object) -> _InWork:
         return super()._prepared(block) if isinstance(block, Chunk) else _RowsInWork(block)
@@ -156,15 +152,20 @@ class RemoteRows(RemoteMap):
         if not isinstance(now, _RowsInWork):
             return super()._call_for(now, at, stop)
         now.without.update(range(now.done, at))
-        begins, now.child = now.child != self._host.ended, self._host.ended
-        return Call("rows", now.given, begins, at, stop, now.without)
+        first = at
+        if self._began != self._host.ended:
+            self.begin_batch(now.given)
+            first = 0  # those that were done are lost
+        # A death or a deadline in ``do_rows`` is no row's: it is called if there was no death, and is no deadline.
+        at_once = not at and not now.deaths and self._timeout_s is None
+        return Call("rows", at_once, first, at, stop, now.without)
 
     def end_batch(self, batch: None, kept: Sequence[int]) -> Chunk:
         rows, deaths = self._in_work, Deaths()
         rows.without = set(range(rows.block.count)) - set(kept)
         while True:
             with suppress(Died):
-                if rows.child != self._host.ended:
+                if self._began != self._host.ended:
                     self._once(self._call_for(rows, rows.block.count, rows.block.count), deaths)
                 made: Chunk = self._once(Call("end", list(kept)), deaths)
                 return made

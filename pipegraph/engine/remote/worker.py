@@ -11,6 +11,7 @@ import mmap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -139,7 +140,7 @@ class ProcessWorker:
         self._stage = context.stage
         self._own, self._blocks = operator.traits.seeds_itself, operator.traits.blocks
         self._pack = pack
-        self._batch: object = None
+        self._batch: Any = None
         self._broken: BaseException | None = None
         self._items: Iterator[object] = iter(())
         self._waits = Waits()
@@ -197,22 +198,29 @@ class ProcessWorker:
 
     # -- rows of a batch -----------------------------------------------------------------------
 
-    def rows(self, chunk: Chunk, begins: bool, start: int, stop: int, without: set[int]) -> Worked:
-        """Do rows of a batch, which stay here: ``(one entry for each that was done, the error that ended it)``.
+    def begin_batch(self, chunk: Chunk) -> None:
+        """Begin a batch, or begin it anew; it stays here, and its rows."""
+        self._batch, self._broken = (chunk, chunk.row_lineages, self._operator.begin_batch(chunk)), None
+
+    def rows(self, at_once: bool, first: int, start: int, stop: int, without: set[int]) -> Worked:
+        """Do rows of the batch: ``(one entry for each from ``start`` on that was done, the error that ended it)``.
 
         Args:
-            begins: whether the batch is begun anew: the rows before are done too, except those ``without``.
+            at_once: whether the operator may do them together first.
+            first: the row from which on they are not done yet, except those ``without``.
         """
-        if begins:
-            self._batch, self._broken = self._operator.begin_batch(chunk), None
-        lineages = chunk.row_lineages
-        for index in range(0 if begins else start, stop):
+        chunk, lineages, batch = self._batch
+        if at_once:
+            self._page.begin(NOTHING)
+            with suppress(Exception):  # row by row it comes again, and is that row's
+                self._operator.do_rows(batch, start, stop)
+        for index in range(first, stop):
             if index in without:
                 continue
             self._page.begin(index)
             self._draws.one(chunk.epoch, lineages[index])
             try:
-                self._operator.do_row(self._batch, index)
+                self._operator.do_row(batch, index)
             except BaseException as error:
                 if index >= start:
                     return [None] * (index - start), Carried(error), None
@@ -221,7 +229,7 @@ class ProcessWorker:
 
     def end(self, kept: list[int]) -> object:
         """The finished batch."""
-        batch, self._batch = self._batch, None
+        (_, _, batch), self._batch = self._batch, None
         if self._broken is not None:
             raise self._broken
         return self._operator.end_batch(batch, kept)
