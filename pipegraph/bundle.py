@@ -7,7 +7,7 @@ hand-over is shared, and users never see it:
 * Each sample has the cursors, key and lineage that it would have alone. So states do not depend on bundles: a
   graph with bundles and one without load each other's.
 * Every stage works on one sample after the other, with that sample's key, lineage, generator and policy.
-* Finished samples wait for the rest of their bundle, which holds at most 1 ms of measured work.
+* Finished samples wait for the rest of their bundle, which holds at most 1 ms of measured work (in processes 40).
 """
 
 from __future__ import annotations

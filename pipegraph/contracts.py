@@ -102,7 +102,8 @@ class RowOperator(Operator):
     """A one-to-one operator that works, and fails, sample by sample, even on batches.
 
     One worker begins a batch, all workers of the stage do its rows in parallel, and the worker that did the last row
-    ends it. For a chunk of a single sample only ``process`` is called.
+    ends it; in a process or an actor one worker does all of it. For a chunk of a single sample only ``process`` is
+    called.
     """
 
     kind: ClassVar[Kind] = "rows"

@@ -2,18 +2,17 @@
 
 Behaviour contract (what differs from this is a bug):
 
-* A ``Crew`` owns every thread of a loader. They start with the first run and live until ``close``; each worker opens
-  its own copy of its operator once, in its own thread. Tuned stages gain and lose workers while passes run: a worker
-  leaves between two units of work, when all that it took has been sent, so that order, bytes and cursors never depend
-  on it.
+* A ``Crew`` owns the threads of a loader's workers. They start with the first run and live until ``close``; each worker
+  opens its own copy of its operator once, in its own thread. Tuned stages gain and lose workers while passes run: a
+  worker leaves between two units of work, when all that it took has been sent, so that order, bytes and cursors never
+  depend on it.
 * A ``Run`` is the wiring for consecutive epochs: fresh channels, account and stages. A pass that
   follows the one before continues the run; any other (after a ``break``, ``set_epoch`` or
   ``load_state_dict``) cancels it, waits until every worker has left it, and starts another.
 * A failure that belongs to no item goes to ``Run.fail``: the first error is kept, everything is
   cancelled, and the consumer raises it.
 * When every thread of a run waits (``activity``), the thread that noticed enlarges the smallest full
-  queue (Parks, "Bounded Scheduling of Process Networks", 1995), or lets the worker furthest
-  down exceed its ceiling within the limit, or ends the run with the reason. It never hangs.
+  queue (Parks, "Bounded Scheduling of Process Networks", 1995), or ends the run with the reason. It never hangs.
 * ``close`` may be called from any thread at any moment. It cancels, wakes, and joins for ``GRACE_S``; a worker that
   has not returned by then is named with its stack in a ``StuckWorker`` warning and abandoned (its thread is a daemon).
 

@@ -72,7 +72,8 @@ class StageKind:
     def loop(self, stage: Any, worker: Any) -> Iterator[Any]:
         """The loop of one worker (a ``StageRun`` and its ``Worker``): a generator; see ``engine.stage_worker.Loop``.
 
-        Two loops serve most kinds: ``engine.stage.parallel`` and ``engine.stage.serial``.
+        ``engine.stage.parallel`` and ``engine.stage.serial`` serve most kinds; ``kinds.rows``, ``expand`` and
+        ``source`` have their own.
         """
         raise NotImplementedError
 

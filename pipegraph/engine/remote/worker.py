@@ -1,8 +1,8 @@
 """The worker in a worker process: has the operator of its stage and serves the trainer's calls, one at a time.
 
-It works on rows and batches exactly as a thread worker's loop does. Before each row it writes the row's number and the
-time to a page that the trainer can read, so that a death or a deadline is blamed on the right row. For a failed bundle
-it returns the results before the failure.
+What it makes is what a thread's worker makes; policies are applied in the trainer. Before each row it writes the row's
+number and the time to a page that the trainer can read, so that a death or a deadline is blamed on the right row. For a
+failed bundle it returns the results before the failure.
 """
 
 from __future__ import annotations
