@@ -170,7 +170,6 @@ class Load(_Reads):
             return []
         from pipegraph.loader.options import resolve
         from pipegraph.order import LaneOrder
-        from pipegraph.order.lane_plan import lane_plan
 
         skipped = [text for text in [select.skipped()] if text]
         manifest = select.known_manifest()
@@ -178,7 +177,7 @@ class Load(_Reads):
             return skipped
         _, world_size = resolve(None, None)
         largest = int(manifest.block_nbytes.max())
-        text = str(lane_plan(select.order, manifest, world_size, largest))
+        text = select.order.cost(manifest, world_size, largest)
         if self.cache is not None:
             return [*skipped, f"{text}; in the node cache"]
         if holds_blocks(select, None):

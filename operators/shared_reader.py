@@ -236,13 +236,11 @@ def _fetched_to_memory(select: ShardSelect, cache: NodeCache | None) -> bool:
 
 def check_memory(order: LaneOrder, select: ShardSelect, cache: NodeCache | None, context: Context) -> None:
     """Raise MemoryLimitError, before anything is read, if a rank's fetched blocks cannot be held in memory."""
-    from pipegraph.order.lane_plan import require_memory
-
     manifest, limit = select.manifest(), int(memory_of(context) * SHARE)
     if manifest.block_nbytes.sum() <= limit or not _fetched_to_memory(select, cache):
         return
     try:
-        require_memory(order, manifest, context.world_size, int(manifest.block_nbytes.max()), limit)
+        order.require_memory(manifest, context.world_size, int(manifest.block_nbytes.max()), limit)
     except MemoryLimitError as error:
         error.add_note(
             f"pipegraph: blocks in memory may take {SHARE:.0%} of the loader's memory_limit; "

@@ -15,7 +15,7 @@ from pipegraph.integers import flag, integer
 from pipegraph.parameters import plain_parameters
 from pipegraph.policies import Policy
 from pipegraph.stage_spec import RESERVED, Edge, StageSpec
-from pipegraph.units import html_table, parse_bytes
+from pipegraph.units import parse_bytes
 
 if TYPE_CHECKING:
     from pipegraph.loader.loader import Loader
@@ -352,23 +352,6 @@ class Graph:
 
             return IsolatedLoader(self, output, options)
         return Loader(self, output, options)
-
-    def to_svg(self, output: Node | str | None = None) -> str:
-        """The pipeline as an SVG picture: its stages with their workers, and the queues between them.
-
-        Raises:
-            GraphError: as :meth:`plan`.
-        """
-        from pipegraph.profile.drawing import plan_svg
-
-        return plan_svg(self.plan(output))
-
-    def _repr_html_(self) -> str:
-        rows = [("stage", "operator", "workers", "backend", "from")]
-        for name, spec in self.stages.items():
-            sources = ", ".join(edge.stage for edge in spec.upstream)
-            rows.append((name, type(spec.operator).__name__, str(spec.workers), spec.backend or "", sources))
-        return html_table(f"graph {self.name!r}, seed {self.seed}", rows)
 
     def __str__(self) -> str:
         lines = [f"graph {self.name!r}, seed {self.seed}, {len(self.stages)} stages"]

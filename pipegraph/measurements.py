@@ -34,7 +34,7 @@ class Measurement:
     Attributes:
         about: what it is, for documentation and OpenMetrics.
         unit: one of :data:`FORMATS`.
-        views: ``"TITLE: VIEWS"``, of ``table``, ``remark`` (below the table), ``notebook``, ``live``, ``page`` (the
+        views: ``"TITLE: VIEWS"``, of ``table``, ``remark`` (below the table), ``live``, ``page`` (the
             report) and ``log`` (numbers for loggers).
         of: computes it from a stage's counts.
         log: its name for loggers, if not that of the field.
@@ -131,7 +131,7 @@ class StageProfile:
 
     workers: int = measurement(
         "how many it has; 0 for one that the plan left out, or whose work another stage's workers do.",
-        views="workers: table notebook live log",
+        views="workers: table live log",
         metric="stage_workers",
     )
     backend: StageBackend = measurement("where its workers run.", "text", default=THREAD)
@@ -145,7 +145,7 @@ class StageProfile:
     rate: float = measurement(
         "items per second while passes ran.",
         "per second",
-        "items/s: table notebook live page log",
+        "items/s: table live page log",
         lambda stage: stage.rate("items"),
         log="items_per_s",
     )
@@ -164,7 +164,7 @@ class StageProfile:
     service_p50_s: float = measurement(
         "seconds that one piece of work (an item, a row of a batch, a bundle of rows) took, within 1 %: the median.",
         "seconds",
-        "p50: notebook page log",
+        "p50: page log",
         lambda stage: stage.durations.quantile_s(0.5),
         metric="stage_service_seconds 0.5",
     )
@@ -178,7 +178,7 @@ class StageProfile:
     service_p99_s: float = measurement(
         "the same: 99 % took no longer.",
         "seconds",
-        "p99: notebook page",
+        "p99: page",
         lambda stage: stage.durations.quantile_s(0.99),
         metric="stage_service_seconds 0.99",
     )
@@ -186,7 +186,7 @@ class StageProfile:
         "share 0..1 that its workers worked, or waited inside their work: for data, a device, the GIL. Work that is "
         "under way counts, so that a stage that hangs is busy.",
         "ratio",
-        "busy: table notebook live page log",
+        "busy: table live page log",
         lambda stage: stage.share(stage.passes["busy_ns"]),
         metric="stage_busy_ratio",
     )
@@ -205,14 +205,14 @@ class StageProfile:
     starved: float = measurement(
         "share 0..1 that they waited because their input was empty.",
         "ratio",
-        "starved: table notebook page log",
+        "starved: table page log",
         lambda stage: stage.share(stage.starved_ns),
         metric="stage_starved_ratio",
     )
     blocked: float = measurement(
         "share 0..1 that they waited for room in the output queue.",
         "ratio",
-        "blocked: table notebook page log",
+        "blocked: table page log",
         lambda stage: stage.share(stage.blocked_ns),
         metric="stage_blocked_ratio",
     )

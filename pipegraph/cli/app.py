@@ -89,18 +89,12 @@ def demo(
         run_demo(data, epochs)
 
 
-@app.command(
-    epilog="Examples:  pipegraph plan train.py:graph  |  pipegraph plan train.py:graph --svg plan.svg"
-)
-def plan(
-    graph: Target,
-    output: Output = None,
-    svg: Annotated[str | None, typer.Option(metavar="FILE", help="Draw it, as an SVG picture.")] = None,
-) -> None:
+@app.command(epilog="Example:  pipegraph plan train.py:graph")
+def plan(graph: Target, output: Output = None) -> None:
     """Check a graph and print what would run: operators, workers, queues, rewrites, decoders. Runs no stage."""
-    from pipegraph.cli.graph_commands import load_graph, run_plan
+    from pipegraph.cli.graph_commands import load_graph
 
-    run_plan(load_graph(graph), output, svg)
+    print(load_graph(graph).plan(output))
 
 
 @app.command(

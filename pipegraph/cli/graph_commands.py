@@ -15,21 +15,10 @@ from pipegraph.cli.progress_bars import ProgressLine
 from pipegraph.errors import DataError, GraphError, LoaderClosedError, described
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
-from pipegraph.paths import write_text
-from pipegraph.profile.drawing import plan_svg
 from pipegraph.profile.record import record
 
 EVERY_S = 0.5
 """Between two moments of the report's charts."""
-
-
-def run_plan(graph: Graph, output: str | None, svg: str | None) -> None:
-    """Print the plan, and write its picture to ``svg``."""
-    plan = graph.plan(output)
-    print(plan)
-    if svg is not None:
-        write_text(Path(svg), plan_svg(plan))
-        print(f"picture: {svg}")
 
 
 def run_profile(

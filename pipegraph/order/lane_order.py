@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import final
 
 import numpy as np
 
+from pipegraph.errors import MemoryLimitError
 from pipegraph.integers import integer
 from pipegraph.order.base import TAILS, JsonDict, Order, Tail, check_choice, check_flags
 from pipegraph.order.layout import (
@@ -21,6 +23,9 @@ from pipegraph.order.layout import (
 from pipegraph.order.permutation import BoundedMemo, derived_keys, key64, permute, shuffled
 
 DEFAULT_LANES = 240
+
+# One block in use and one on its way, for each lane and block of its window.
+BLOCKS_PER_LANE = 2
 
 
 @final
@@ -41,7 +46,7 @@ class LaneOrder(Order):
     Args:
         lanes: number of lanes into which the stream is cut, >= 1. More lanes per rank
             (lanes / gcd(lanes, W)) mix more parts into a batch, and need more blocks
-            at the same time; ``lane_plan`` computes the figures.
+            at the same time: the printed plan says how many.
         window: blocks whose samples are permuted together, >= 1.
         shuffle: permute; else the samples come in manifest order (no lanes).
         tail: if the last samples are not enough for a step on every rank: pad them from
@@ -71,6 +76,44 @@ class LaneOrder(Order):
     def lane_count(self, layout: LayoutLike) -> int:
         """L, the lanes that this layout is cut into: fewer than ``lanes`` where blocks are few."""
         return max(1, min(self.lanes, len(block_samples(layout))))
+
+    def blocks_held(self, layout: LayoutLike, world_size: int) -> int:
+        """Blocks that a rank holds at once, half of them on their way."""
+        lanes = self.lane_count(layout) if self.shuffle else 1
+        return lanes // math.gcd(lanes, world_size) * self.window * BLOCKS_PER_LANE
+
+    def cost(self, layout: LayoutLike, world_size: int, block_bytes: int) -> str:
+        """What the lanes cost a number of ranks, in words; ``block_bytes`` are the largest block's."""
+        lanes, held = self.lane_count(layout) if self.shuffle else 1, self.blocks_held(layout, world_size)
+        shared = math.gcd(lanes, world_size)
+        text = (
+            f"{lanes} lanes for {world_size} ranks: {lanes // shared} per rank, {held} blocks "
+            f"({held * block_bytes / 1e9:.1f} GB) held"
+        )
+        readers = world_size // shared
+        again = f", each read by {readers} ranks: give a multiple of {world_size} as lanes="
+        return text + (again if readers > 1 and self.shuffle else "")
+
+    def require_memory(
+        self, layout: LayoutLike, world_size: int, block_bytes: int, memory_limit: int
+    ) -> None:
+        """Raise unless the blocks that a rank holds at once fit its memory.
+
+        Raises:
+            MemoryLimitError: naming the largest ``lanes=`` that fits.
+        """
+        held = self.blocks_held(layout, world_size)
+        if held * block_bytes <= memory_limit:
+            return
+        per_rank = memory_limit // (BLOCKS_PER_LANE * self.window * block_bytes)
+        most = min(per_rank * world_size, len(block_samples(layout)))
+        fits = (n for n in range(most, 0, -1) if n // math.gcd(n, world_size) <= per_rank)
+        raise MemoryLimitError(
+            f"{self!r}: the blocks that a rank of {world_size} holds at once must fit memory_limit={memory_limit}, but "
+            f"{held} blocks of up to {block_bytes} bytes take {held * block_bytes}. "
+            + (f"Use LaneOrder(lanes={next(fits)}), or" if most else "Make blocks smaller, or use")
+            + " a larger memory_limit."
+        )
 
     def draw(self, layout: LayoutLike, positions: Int64Array, seed: int, epoch: int) -> Int64Array:
         positions = positions % total_samples(layout)

@@ -12,7 +12,7 @@ from pipegraph.bundle import Pack
 from pipegraph.contracts import FanOut, History, Operator, Source, Traits
 from pipegraph.planning.kind import StageKind
 from pipegraph.stage_spec import Edge, StageSpec
-from pipegraph.units import html_table, shorten
+from pipegraph.units import shorten
 
 SAMPLES_PER_QUEUE = 64
 """Default capacity of a queue of samples: a hand-over to another thread costs ten items' work, so
@@ -238,11 +238,6 @@ class Plan:
         lines = [f"plan of graph {self.graph_name!r}, seed {self.seed}"]
         lines += ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
         return "\n".join([*lines, *self._remarks()])
-
-    def _repr_html_(self) -> str:
-        return html_table(
-            f"plan of graph {self.graph_name!r}, seed {self.seed}", self._rows(), self._remarks()
-        )
 
     def _remarks(self) -> list[str]:
         lines: list[str] = []

@@ -32,47 +32,24 @@ MAX_MOMENTS = 720
 
 @dataclass(frozen=True)
 class Moment:
-    """An interval of a run.
+    """A look at a run.
 
     Attributes:
-        start_s, end_s: since recording began.
-        samples, stall_s: delivered, and waited for by training, in it.
-        depths: items in each queue at its end, in the order of ``Profile.channels``.
+        at_s, samples, stall_s: since recording began: the time, what was delivered, how long training has waited.
+        depths: items in each queue, in the order of ``Profile.channels``.
     """
 
-    start_s: float
-    end_s: float
+    at_s: float
     samples: int
     stall_s: float
-    depths: tuple[float, ...]
-
-    @property
-    def samples_per_s(self) -> float:
-        return self.samples / max(1e-9, self.end_s - self.start_s)
-
-    def with_next(self, later: Moment) -> Moment:
-        """Both as one; depths are averaged over time."""
-        first, second = self.end_s - self.start_s, later.end_s - later.start_s
-        depths = later.depths
-        if len(self.depths) == len(later.depths):
-            weighted = zip(self.depths, later.depths, strict=True)
-            depths = tuple((a * first + b * second) / max(1e-9, first + second) for a, b in weighted)
-        samples, stall_s = self.samples + later.samples, self.stall_s + later.stall_s
-        return Moment(self.start_s, later.end_s, samples, stall_s, depths)
-
-
-def moment(interval: Profile, start_s: float, end_s: float) -> Moment:
-    """An interval's profile as a moment."""
-    depths = tuple(float(channel.depth) for channel in interval.channels)
-    return Moment(start_s, end_s, interval.samples, interval.stall_s, depths)
+    depths: tuple[int, ...]
 
 
 def append(moments: list[Moment], latest: Moment) -> None:
-    """Add the next moment; when there are too many, the two neighbours that are shortest become one."""
+    """Add the next moment; when there are too many, every other one goes."""
     moments.append(latest)
     if len(moments) > MAX_MOMENTS:
-        at = min(range(MAX_MOMENTS), key=lambda index: moments[index + 1].end_s - moments[index].start_s)
-        moments[at : at + 2] = [moments[at].with_next(moments[at + 1])]
+        del moments[1:-1:2]
 
 
 class Recording:
@@ -128,13 +105,13 @@ class Recording:
         self._log = log
         self._ranges = flag(ranges, "record: ranges")
         self._every = every
-        self._moments: list[Moment] = []
+        self._moments = [Moment(0.0, 0, 0.0, ())]
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._first: Profile | None = None
         self._last: Profile | None = None
-        self._begun = self._at = 0.0
+        self._begun = 0.0
 
     def __enter__(self) -> Self:
         if self._thread is not None:
@@ -143,7 +120,7 @@ class Recording:
             self._loader._show_ranges(True)
         if self._trace is not None:
             self._loader._trace(True)
-        self._begun = self._at = perf_counter()
+        self._begun = perf_counter()
         self._first = self._last = self._loader.profile()
         self._thread = threading.Thread(target=self._watch, name="pipegraph-recorder", daemon=True)
         self._thread.start()
@@ -179,10 +156,12 @@ class Recording:
 
     def _look(self) -> None:
         found = self._loader.profile(self._last)
-        now = perf_counter()
+        now, depths = perf_counter() - self._begun, tuple(channel.depth for channel in found.channels)
         with self._lock:
-            append(self._moments, moment(found, self._at - self._begun, now - self._begun))
-            self._last, self._at = found, now
+            last = self._moments[-1]
+            samples, stall_s = last.samples + found.samples, last.stall_s + found.stall_s
+            append(self._moments, Moment(now, samples, stall_s, depths))
+            self._last = found
         if self._log is not None:
             try:
                 self._log(found.scalars(), self._loader.profile().items)

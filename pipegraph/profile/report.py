@@ -7,20 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipegraph.errors import extra_module, shown
 from pipegraph.measurements import StageProfile, in_view
-from pipegraph.profile.drawing import QueueLine, StageBox, picture
-from pipegraph.units import (
-    format_bytes,
-    format_count,
-    format_duration,
-    format_rate,
-    format_share,
-    shorten,
-)
+from pipegraph.units import format_bytes, format_count, format_duration, format_rate, format_share, shorten
 
 from .bottleneck import CONSUMER
 from .table import conclude
@@ -48,20 +41,11 @@ def _template() -> Template:
     )
     environment.filters |= {
         **{"share": format_share, "duration": format_duration, "bytes": format_bytes},
-        **{
-            "count": format_count,
-            "rate": format_rate,
-            "brief": shorten,
-            "place": _place,
-        },
+        **{"count": format_count, "rate": format_rate, "brief": shorten},
     }
     text = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")
     template: Template = environment.from_string(text)
     return template
-
-
-def _place(name: str) -> str:
-    return "training" if name == CONSUMER else name
 
 
 def render_report(profile: Profile, moments: Sequence[Moment] = ()) -> str:
@@ -79,7 +63,6 @@ def render_report(profile: Profile, moments: Sequence[Moment] = ()) -> str:
         "profile": profile,
         "conclusion": conclude(profile),
         "consumer": CONSUMER,
-        "drawing": _drawing(profile),
         "charts": _charts(profile, moments),
         "quarantined": quarantined,
         "stall_share": profile.stall_share,
@@ -94,53 +77,22 @@ def render_report(profile: Profile, moments: Sequence[Moment] = ()) -> str:
     return _template().render(facts)
 
 
-def _drawing(profile: Profile) -> str:
-    """The graph; stages that were left out are not drawn."""
-
-    def box(name: str, below: str, about: str, busy: float, row: object) -> StageBox:
-        kind = f"h{min(4, int(busy * 5))}{' holds' if name == profile.bottleneck else ''}"
-        return StageBox(name, f"{below}, {format_share(busy)}", about, kind, _place(name), f"#stage-{row}")
-
-    boxes = []
-    for row, (name, stage) in enumerate(profile.stages.items()):
-        if stage.workers:
-            below = f"{stage.workers} worker" + ("" if stage.workers == 1 else "s")
-            about = f"{name}: {below}, busy {format_share(stage.busy)}, {stage.rate:,.0f}/s"
-            boxes.append(box(name, below, about, stage.busy, row))
-    busy, step = 1 - profile.stall_share, format_duration(profile.step_s)
-    about = f"training: {step} a step, busy {format_share(busy)}"
-    boxes.append(box(CONSUMER, f"{step} a step", about, busy, "training"))
-    most = max((stage.rate for stage in profile.stages.values()), default=0.0) or 1.0
-    lines = []
-    for each in profile.channels:
-        rate = profile.stages[each.producer].rate
-        held = f"{each.depth}/{each.capacity}"
-        about = f"{each.producer} → {_place(each.consumer)}: {held} items, {rate:,.1f}/s"
-        lines.append(QueueLine(each.producer, each.consumer, held, about, 1.5 + 10.5 * rate / most))
-    return picture(f"the pipeline {profile.graph!r}", boxes, lines)
-
-
 def _charts(profile: Profile, moments: Sequence[Moment]) -> list[dict[str, Any]]:
-    if len(moments) < 2:
+    """Of what came between each two moments. A wait counts where it ends, also what of it lay before."""
+    if len(moments) < 3:
         return []
-    times = [moment.end_s for moment in moments]
+    took = [(before, after, max(1e-9, after.at_s - before.at_s)) for before, after in pairwise(moments)]
+    times = [after.at_s for _, after, _ in took]
+    rates = [(after.samples - before.samples) / s for before, after, s in took]
+    waited = [min(100.0, 100 * (after.stall_s - before.stall_s) / s) for before, after, s in took]
     made = [
-        line_chart("Throughput", "samples/s", times, [moment.samples_per_s for moment in moments]),
-        line_chart(
-            "Training waited",
-            "% of the time",
-            times,
-            # A wait counts where it ends, also what of it lay before.
-            [
-                min(100.0, 100 * moment.stall_s / max(1e-9, moment.end_s - moment.start_s))
-                for moment in moments
-            ],
-            maximum=100.0,
-        ),
+        line_chart("Throughput", "samples/s", times, rates),
+        line_chart("Training waited", "% of the time", times, waited, maximum=100.0),
     ]
     for index, channel in enumerate(profile.channels):
-        depths = [moment.depths[index] if index < len(moment.depths) else 0.0 for moment in moments]
-        title = f"Queue {channel.producer} → {_place(channel.consumer)}"
+        depths = [after.depths[index] if index < len(after.depths) else 0 for _, after, _ in took]
+        consumer = "training" if channel.consumer == CONSUMER else channel.consumer
+        title = f"Queue {channel.producer} → {consumer}"
         made.append(line_chart(title, "items", times, depths, maximum=float(channel.capacity)))
     return made
 

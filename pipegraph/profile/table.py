@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from pipegraph.errors import shown
 from pipegraph.measurements import StageProfile, in_view
-from pipegraph.units import format_duration, format_share as _share, html_table, shorten
+from pipegraph.units import format_duration, format_share as _share, shorten
 
 from .bottleneck import CONSUMER, SATURATED
 from .values import Profile
@@ -64,18 +64,6 @@ def render(profile: Profile) -> str:
         lines.append("  ".join(cells).rstrip())
     lines += _remarks(profile)
     return "\n".join([*(_cut(line, width) for line in lines), *textwrap.wrap(conclude(profile), prose)])
-
-
-def render_html(profile: Profile) -> str:
-    """The stages that run, for a notebook."""
-    columns = in_view(StageProfile, "notebook")
-    rows = [["stage", *(title for _, _, title in columns)]]
-    for name, stage in profile.stages.items():
-        if stage.workers:
-            rows.append([name, *(each.text(getattr(stage, field)) for field, each, _ in columns)])
-    waited = f"waited {profile.stall_s:.2f} s of {profile.elapsed_s:.2f} s"
-    title = f"{profile.graph}: {profile.samples_per_s:,.0f} samples/s, {waited}"
-    return html_table(title, rows, [conclude(profile)])
 
 
 def conclude(profile: Profile) -> str:

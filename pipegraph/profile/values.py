@@ -124,12 +124,6 @@ class Profile:
         """:meth:`to_dict` as JSON; keys of samples that JSON does not know become text."""
         return json.dumps(self.to_dict(), indent=indent, default=str)
 
-    def to_pandas(self) -> Any:
-        """The stages as a ``pandas.DataFrame`` with a row per stage; needs pandas."""
-        import pandas
-
-        return pandas.DataFrame.from_dict(self.to_dict()["stages"], orient="index")
-
     def scalars(self) -> dict[str, float]:
         """Plain numbers under short names, as loggers such as TensorBoard and W&B take them."""
         found = {log: getattr(self, name) for name, _, log in in_view(Profile, "log")}
@@ -176,11 +170,6 @@ class Profile:
         return (
             f"<Profile {self.graph}: {self.samples_per_s:,.0f} samples/s, waited {self.stall_s:.2f} s{holds}>"
         )
-
-    def _repr_html_(self) -> str:
-        from .table import render_html
-
-        return render_html(self)
 
     def __str__(self) -> str:
         from .table import render

@@ -94,12 +94,6 @@ def test_plan_prints_what_would_run(pipeline, capsys):
     assert "square" in out
 
 
-def test_plan_draws_a_picture_where_it_is_asked_to(pipeline, capsys, tmp_path):
-    assert main(["plan", f"{pipeline}:graph", "--svg", str(tmp_path / "plan.svg")]) == 0
-    assert f"picture: {tmp_path / 'plan.svg'}" in printed(capsys).out
-    assert "square" in (tmp_path / "plan.svg").read_text()
-
-
 @pytest.mark.parametrize(
     ("target", "said"),
     [
