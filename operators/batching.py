@@ -15,7 +15,6 @@ from pipegraph.chunk import Chunk
 from pipegraph.columns import pack
 from pipegraph.contracts import Context, Operator, Regroup, Source, Traits
 from pipegraph.errors import DataError, GraphError
-from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
 from pipegraph.handed_out import Results
 from pipegraph.integers import amount, flag, integer
@@ -54,7 +53,6 @@ class Batch(Regroup):
     gives = "batch"
     needs = "sample"
 
-    @names_ours
     def __init__(
         self,
         size: int | None = None,

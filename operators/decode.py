@@ -16,7 +16,6 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, RowOperator, Source, Traits
 from pipegraph.device.backend import normalised
 from pipegraph.errors import DataError, GraphError, note, shown
-from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import integer
 from pipegraph.operators.batch_slabs import StageSlabs
 from pipegraph.operators.collate import collate
@@ -87,7 +86,6 @@ class DecodeImage(RowOperator):
 
     name = "decode"
 
-    @names_ours
     def __init__(
         self,
         size: int | tuple[int, int],

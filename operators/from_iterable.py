@@ -17,7 +17,6 @@ import numpy as np
 from pipegraph import concurrency
 from pipegraph.contracts import Context, History, Source, Traits
 from pipegraph.errors import GraphError, PipegraphError, StateError, shown
-from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
 from pipegraph.handed_out import Results
 from pipegraph.integers import flag
@@ -70,7 +69,6 @@ class FromIterable(Source):
 
     name = "fromiterable"
 
-    @names_ours
     def __init__(self, iterable: Iterable[Any] | Callable[..., Iterable[Any]], shard: bool = True) -> None:
         if isinstance(iterable, set | frozenset):
             raise GraphError(f"FromIterable: the iterable is {UNORDERED}")

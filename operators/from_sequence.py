@@ -15,7 +15,6 @@ from pipegraph.chunk import Lineages
 from pipegraph.components import SampledIndices
 from pipegraph.contracts import Context, Drawn, DrawnRows, Traits
 from pipegraph.errors import GraphError, shown
-from pipegraph.foreign_arguments import names_ours
 from pipegraph.global_generators import Draws
 from pipegraph.nested_samplers import generators_of, nested_samplers, seed_of
 from pipegraph.operators.from_iterable import Turn
@@ -93,7 +92,6 @@ class FromSequence(OrderedSource):
 
     name = "fromsequence"
 
-    @names_ours
     def __init__(
         self,
         dataset: Any,

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, final
 
 from pipegraph.errors import GraphError, shown
-from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import flag
 from pipegraph.once import Once
 from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
@@ -42,7 +41,6 @@ class ListFiles(OrderedSource):
 
     name = "listfiles"
 
-    @names_ours
     def __init__(
         self,
         root: str | os.PathLike[str],

@@ -12,7 +12,6 @@ from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Source, Traits
 from pipegraph.errors import GraphError, shown
-from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import flag
 from pipegraph.operators.shared_reader import (
     Reading,
@@ -129,7 +128,6 @@ class Load(_Reads):
     needs = "sample|part"
     gives = "sample"
 
-    @names_ours
     def __init__(
         self,
         cache: NodeCache | None = None,

@@ -13,7 +13,6 @@ from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor, Lineage
 from pipegraph.contracts import Regroup, Traits
 from pipegraph.errors import DataError, GraphError, shown
-from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import flag, integer
 from pipegraph.operators.sequence_rows import BestFit, Document, DocumentSegment, EndToEnd, Filled
 
@@ -61,7 +60,6 @@ class Pack(Regroup):
     traits = Traits(seeds_itself=True, needs_order=True, in_trainer=True, blocks=True)
     needs = "sample"
 
-    @names_ours
     def __init__(
         self,
         length: int,

@@ -12,7 +12,6 @@ import numpy as np
 
 from pipegraph.contracts import Context, Drawn, History, Traits
 from pipegraph.errors import GraphError, StateError
-from pipegraph.foreign_arguments import names_ours
 from pipegraph.once import Once
 from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
 from pipegraph.operators.shared_reader import ShardFeed, ShardSample, ShardSamples
@@ -57,7 +56,6 @@ class ShardSelect(OrderedSource):
     name = "shardselect"
     gives = "part"
 
-    @names_ours
     def __init__(
         self,
         parts: str | os.PathLike[str] | Sequence[Any],

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from pipegraph.columns import Columns
 from pipegraph.contracts import Traits
 from pipegraph.errors import GraphError, extra_module
-from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import integer
 from pipegraph.operators.load import chosen_columns
 from pipegraph.operators.ordered import OrderedSource, order_of
@@ -53,7 +52,6 @@ class FromTable(OrderedSource):
 
     name = "fromtable"
 
-    @names_ours
     def __init__(
         self,
         table: Any,
@@ -193,7 +191,6 @@ class FromTokens(OrderedSource):
 
     name = "fromtokens"
 
-    @names_ours
     def __init__(
         self,
         tokens: Any,

@@ -12,7 +12,6 @@ from typing import Any, final
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Regroup, Traits
 from pipegraph.errors import DataError, GraphError
-from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import amount, integer
 from pipegraph.parameters import function_name, plain_function
 from pipegraph.randomness import generator
@@ -31,7 +30,6 @@ class Shuffle(Regroup):
 
     traits = Traits(seeds_itself=True)
 
-    @names_ours
     def __init__(self, window: int) -> None:
         self.window = integer(window, "Shuffle: window")
         self._context = Context("")
@@ -157,7 +155,6 @@ class Bucket(Regroup):
 
     needs = "sample"
 
-    @names_ours
     def __init__(
         self,
         length: Callable[[Any], float],

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from pipegraph.backends import BackendName, Ray, backend_of
 from pipegraph.contracts import Component, FanIn, Operator, Source
 from pipegraph.errors import GraphError, shown
-from pipegraph.foreign_arguments import names_ours
 from pipegraph.integers import flag, integer
 from pipegraph.parameters import plain_parameters
 from pipegraph.policies import Policy
@@ -45,7 +44,6 @@ class Node:
     def _spec(self) -> StageSpec:
         return self.graph.stages[self.name]
 
-    @names_ours
     def then(
         self,
         operator: Operator | Callable[..., Any],
@@ -121,7 +119,6 @@ class Graph:
         self.seed = seed
         self.stages: dict[str, StageSpec] = {}
 
-    @names_ours
     def add(
         self,
         operator: Operator | Source | Callable[..., Any],
@@ -304,7 +301,6 @@ class Graph:
 
         return make_plan(self, output, kind_of)
 
-    @names_ours
     def loader(
         self,
         output: Node | str | None = None,
