@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import inspect
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -131,16 +130,6 @@ def _main_module(name: str) -> str:
         return str(spec.name).removesuffix(".__main__")
     file = getattr(main, "__file__", None)
     return os.path.splitext(os.path.basename(file))[0] if file else "__main__"
-
-
-def script_name() -> str:
-    """The running script, as its functions are named."""
-    return _main_module("__main__")
-
-
-def as_of_script(text: str, script: str) -> str:
-    """The text with the running script's functions named as those of ``script``, which it was before a rename."""
-    return re.sub(rf"(?<![\w./]){re.escape(script_name())}\.", lambda _: f"{script}.", text)
 
 
 def plain_parameters(operator: Any) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pipegraph.errors import GraphError
 from pipegraph.integers import flag, integer
 from pipegraph.policies import Policy, Retry, Skip, check_policy, retry_of, skip_of
 
-RESERVED = ("(output)", "(script)", "consumer")
+RESERVED = ("(output)", "consumer")
 """What states and profiles name beside stages."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ from pipegraph.device.backend import (
     Slot,
     Stream,
     devices,
-    here,
     late,
     normalised,
 )
@@ -273,16 +272,6 @@ def bind_thread(device: torch.device) -> None:
         torch.accelerator.set_device_index(device)
     if device.type == "cuda":  # else cuBLAS finds no context in a new thread, and warns
         torch.accelerator.current_stream(device).query()
-
-
-def profiler_ranges() -> Callable[[str], AbstractContextManager[Any]]:
-    """Makes named ranges of the calling thread for the profiler of the accelerator's vendor, where it has one."""
-    found = here()
-    if found is None or found.type != "cuda":
-        return nullcontext
-    from pipegraph.device.cuda import nvtx_range
-
-    return nvtx_range
 
 
 def backend_for(device: torch.device | str | int) -> Backend:

@@ -1,9 +1,8 @@
-"""What CUDA alone has (ROCm too): NCCL, NVTX, events that block. The only module that mentions ``torch.cuda``."""
+"""What CUDA alone has (ROCm too): NCCL, events that block. The only module that mentions ``torch.cuda``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,17 +11,6 @@ import torch.cuda.nccl
 from pipegraph import concurrency
 from pipegraph.device.accelerator import AcceleratorBackend, raw_of
 from pipegraph.device.backend import Stream
-
-
-@contextmanager
-def nvtx_range(name: str) -> Iterator[None]:
-    """An NVTX range of the calling thread, which Nsight Systems shows; needs a build with CUDA."""
-    torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
-
 
 _ONE_AT_A_TIME = concurrency.Lock()
 """Held while work is given to NCCL: torch keeps one set of communicators for all threads, and does not guard it."""

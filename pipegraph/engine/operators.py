@@ -58,13 +58,9 @@ class Operators:
 
     def open(self, stage: StagePlan, worker: Worker) -> None:
         """Open a worker's operator."""
-        name, tracer = stage.name, self._loader.tracer
+        name = stage.name
         with Naming(name, "open", f": worker {worker.index} could not be started"):
             worker.operator.open(self._loader.context(name, worker.index))
-        if tracer.ranges and not stage.remote:
-            from .ranges import show_ranges
-
-            show_ranges(worker.operator, name, tracer)
         if stage.backend.in_consumer:
             self._opened.append((name, worker.operator))
 

@@ -60,8 +60,6 @@ class Tracer:
 
     def __init__(self) -> None:
         self.on = False
-        self.ranges = False
-        """Whether stages show as ranges in torch.profiler; read when workers open their operators, and at each call."""
         # The values of one kind's events, laid out flat: ``extend`` with one event is atomic.
         self._worked: deque[object] = deque(maxlen=4 * MAX_EVENTS)
         self._sent: deque[object] = deque(maxlen=4 * MAX_EVENTS)

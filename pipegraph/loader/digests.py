@@ -7,12 +7,12 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 
 from pipegraph.errors import StateError
-from pipegraph.parameters import as_of_script, function_name, script_name
+from pipegraph.parameters import function_name
 from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.stage_spec import Edge, StageSpec
 
-OUTPUT, SCRIPT = "(output)", "(script)"
-"""Beside the stages: what the loader delivers; the running script's name."""
+OUTPUT = "(output)"
+"""Beside the stages: what the loader delivers."""
 
 
 def described(plan: Plan) -> list[StagePlan]:
@@ -25,13 +25,10 @@ def parameters(spec: StageSpec) -> Mapping[str, object]:
     return spec.operator.config() if spec.parameters is None else spec.parameters
 
 
-def digests(plan: Plan, script: str = "") -> dict[str, str]:
+def digests(plan: Plan) -> dict[str, str]:
     """A short digest per stage of what decides what it delivers, and behind a colon of what it reads from.
 
     A stage whose work another one does counts as if it ran: a state holds whatever the plan fuses.
-
-    Args:
-        script: the name that the running script had when a state was saved, if it had another.
     """
 
     def edge_of(edge: Edge) -> Edge:
@@ -46,8 +43,6 @@ def digests(plan: Plan, script: str = "") -> dict[str, str]:
         parts = [named, parameters(stage.spec), *([] if stage.spec.ordered else ["unordered"])]
         upstream = [[each.stage, each.output] for each in map(edge_of, stage.spec.upstream)]
         text = json.dumps(parts, sort_keys=True, default=repr)
-        if script:
-            text = text[: len(named)] + as_of_script(text[len(named) :], script)
         found[stage.name] = f"{_short(text, 6)}:{_short(json.dumps(upstream), 3)}"
     output = edge_of(plan.asked or plan.output)
     return {**found, OUTPUT: f"{output.stage}:{output.output}"}
@@ -55,7 +50,7 @@ def digests(plan: Plan, script: str = "") -> dict[str, str]:
 
 def functions_of(plan: Plan) -> dict[str, str]:
     """Of each stage with functions: their names."""
-    found = {SCRIPT: script_name()}
+    found = {}
     for stage in described(plan):
         names = [function_name(each).partition("(")[0] for each in stage.spec.operator.traits.functions]
         if names:
@@ -73,17 +68,12 @@ def check_digests(
 
     Args:
         allow: stages that may differ, be missing or be new, with what reads from them.
-        functions: what :func:`functions_of` gave there. A function of the running script is the same under another name
-            of the script.
+        functions: what :func:`functions_of` gave there.
 
     Raises:
         StateError: it differs elsewhere; names these stages.
     """
     ours, functions = digests(plan), functions or {}
-    script = functions.get(SCRIPT, "")
-    if dict(saved) != ours and script not in ("", script_name()):
-        renamed = digests(plan, script)
-        ours = {name: saved[name] if saved.get(name) == renamed[name] else ours[name] for name in ours}
     if dict(saved) == ours:
         return True
     unknown = [name for name in allow if name not in saved and name not in ours]
@@ -119,7 +109,7 @@ def _difference(
         spec = plan.stages[name].spec
         before, now = functions.get(name, ""), functions_of(plan).get(name, "")
         origin = spec.operator.traits.origin()
-        if before not in ("", now, as_of_script(now, functions.get(SCRIPT, ""))):
+        if before not in ("", now):
             yield f"stage {name!r} had the function {before}, now {now}"
         else:
             yield f"stage {name!r} has other parameters or inputs{f' (here it has {origin})' if origin else ''}"

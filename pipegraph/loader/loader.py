@@ -381,14 +381,6 @@ class Loader(Closing):
         self._tracer.on = on
         return events, {} if self._crew is None else self._crew.threads.names()
 
-    def _show_ranges(self, on: bool) -> None:
-        """Stages are ranges in torch.profiler from now on, or no more."""
-        if on and self._crew is not None:
-            raise GraphError(
-                "record: ranges=True begins before the loader's first pass: its workers are open already"
-            )
-        self._tracer.ranges = on
-
     def metrics(self) -> str:
         """The loader's profile since its start as OpenMetrics text, for Prometheus to scrape. Thread-safe.
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from pipegraph.errors import GraphError, shown
-from pipegraph.integers import amount, flag
+from pipegraph.integers import amount
 from pipegraph.paths import path_of, write_text
 
 from .trace import trace_events
@@ -64,14 +64,11 @@ class Recording:
         log: called with plain numbers by name and the number of batches delivered so far, such as
             ``lambda numbers, step: wandb.log({**numbers}, step=step)``; in the recording's thread, never twice at once.
             One that raises is called no more, and the error is logged.
-        ranges: show each stage's work under its name in ``torch.profiler`` (as ``record_function`` does) and, with
-            CUDA, as an NVTX range, until the block ends. It must begin before the loader's first pass. Worker threads
-            are recorded by a profiler with ``profile_all_threads``; stages in other processes are left out.
         every: seconds between two looks, at least 0.05.
 
     Raises:
         GraphError: ``loader`` is none, ``every`` is too short, or a file cannot be written; in ``__enter__``,
-            ``ranges=True`` and the loader has been iterated already, or another recording traces it.
+            another recording traces it.
         MissingExtraError: the report needs a package that is not installed.
 
     ::
@@ -87,7 +84,6 @@ class Recording:
         report: str | Path | None = None,
         trace: str | Path | None = None,
         log: Log | None = None,
-        ranges: bool = False,
         every: float = 1.0,
     ) -> None:
         if not hasattr(loader, "profile"):
@@ -103,7 +99,6 @@ class Recording:
         self._report = None if report is None else _file("report", report)
         self._trace = None if trace is None else _file("trace", trace)
         self._log = log
-        self._ranges = flag(ranges, "record: ranges")
         self._every = every
         self._moments = [Moment(0.0, 0, 0.0, ())]
         self._lock = threading.Lock()
@@ -116,8 +111,6 @@ class Recording:
     def __enter__(self) -> Self:
         if self._thread is not None:
             raise GraphError("record: a recording is used in one with block")
-        if self._ranges:
-            self._loader._show_ranges(True)
         if self._trace is not None:
             self._loader._trace(True)
         self._begun = perf_counter()
@@ -133,8 +126,6 @@ class Recording:
         assert self._thread is not None
         self._thread.join()
         self._look()
-        if self._ranges:
-            self._loader._show_ranges(False)
         if self._trace is not None:
             events, threads = self._loader._trace(False)
             found = trace_events(events, threads, self._loader.profile().graph)

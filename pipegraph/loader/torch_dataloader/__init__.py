@@ -1,7 +1,7 @@
 """``pg.DataLoader``: torch's ``DataLoader``, with its arguments and its batches, on pipegraph's workers.
 
 ``dataloader`` is what users see, with its state, which ``batch_progress`` holds; ``pass_iterators`` run its passes;
-``index_feed`` brings indices to the workers, which ``dataset_worker`` sets up and in which ``batch_sources`` fetch.
+``batch_sources`` bring indices to the workers, which ``dataset_worker`` sets up, and fetch there.
 """
 
 from pipegraph.loader.torch_dataloader.dataloader import DataLoader as DataLoader

@@ -1,4 +1,4 @@
-"""Sources of whole batches, as torch's fetchers make them, and the fan-in that merges the workers."""
+"""Sources of whole batches, as torch's fetchers make them, their indices, and the fan-in that merges the workers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,77 @@ import torch
 from torch.utils.data import _DatasetKind
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from pipegraph import concurrency
 from pipegraph.chunk import Chunk, Cursor
-from pipegraph.contracts import Context, Drawn, FanIn, History, Source, Traits
+from pipegraph.contracts import Context, Drawn, FanIn, Source, Traits
+from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.global_generators import Draws
+from pipegraph.loader.torch_dataloader.batch_progress import Remaining
 from pipegraph.loader.torch_dataloader.dataset_worker import DatasetWorker, become_worker, own_copy
 from pipegraph.loader.torch_dataloader.fetching import Fetching, begun, restore_copy, where, where_copy
-from pipegraph.loader.torch_dataloader.index_feed import WorkerIndices
 
 STAGE = "worker-{}"
 """Stages of workers that have indices of their own."""
+
+
+_END = object()
+
+
+class IndexFeed:
+    """Batch indices, dealt in turn to ``shares`` workers, whose threads take them.
+
+    The consumer's thread draws them, as torch's does, so that samplers are called there and as far ahead.
+    """
+
+    def __init__(self, shares: int) -> None:
+        self._count = shares
+        self._cancelled = False
+        self._shares: list[concurrency.SimpleQueue[Any]] = []
+        self._over = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return IndexFeed, (self._count,)  # a worker's process is sent its indices one by one
+
+    def restart(self, indices: Iterator[Any], remaining: Remaining) -> None:
+        """The indices of another epoch's ``remaining`` batches follow; the epoch before has no more."""
+        self.end()
+        self._indices = indices
+        self.remaining = remaining
+        self._shares = [concurrency.SimpleQueue() for _ in range(self._count)]
+        self._turn = remaining.first % self._count
+        self._over = False
+
+    def draw(self) -> None:
+        """Draw the next index, if there is one."""
+        if not self._over:
+            try:
+                self._shares[self._turn].put(next(self._indices))
+                self._turn = (self._turn + 1) % self._count
+            except StopIteration:
+                self.end()
+
+    def end(self) -> None:
+        """The epoch has no more indices; thread-safe."""
+        self._over = True
+        for share in self._shares:
+            share.put(_END)
+
+    def indices_of(self, worker: int) -> Iterator[Any]:
+        """The indices of one worker, in their order; may block."""
+        share = self._shares[worker]
+        while not self._cancelled and (index := share.get()) is not _END:
+            yield index
+        if self._cancelled:
+            raise Cancelled
+
+    def cancel(self) -> None:
+        """End an ``indices_of`` that blocks with ``Cancelled``; thread-safe."""
+        self._cancelled = True
+        self.end()
+
+    def uncancel(self) -> None:
+        self._cancelled = False
 
 
 class Failed:
@@ -100,7 +161,7 @@ class MapBatches(_Batches):
         batches: in an epoch; None if that is not known.
     """
 
-    feed: WorkerIndices
+    feed: IndexFeed
     batches: int | None
     shares: int = 1
     share: int = 0
@@ -112,12 +173,8 @@ class MapBatches(_Batches):
     def length(self, epoch: int, rank: int, world_size: int) -> int | None:
         return None if self.batches is None else len(range(self.share, self.batches, self.shares))
 
-    def begin_run(self, epoch: int, history: History) -> None:
-        super().begin_run(epoch, history)
-        self.feed.begin()
-
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[Drawn]:
-        for step, index in enumerate(self.feed.indices_of(epoch, self.share)):
+        for step, index in enumerate(self.feed.indices_of(self.share)):
             if step >= start:
                 yield Drawn(self._position(step), index)
 
@@ -139,8 +196,6 @@ class MapBatches(_Batches):
             self._set_up()
             data = self._fetch(position.index, epoch, position.position)
         except Exception as error:
-            if not self.fetching.carries:
-                raise
             data = Failed(error)
         if not self.resume:
             return data
@@ -168,15 +223,13 @@ class IterableBatches(_Batches):
     """Batches of an ``IterableDataset``, whose copies in the workers are each read by themselves."""
 
     def iterate(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[tuple[int, Any]]:
-        number, carries = self.number, self.fetching.carries
+        number = self.number
         self._draw_for(epoch, 0)
         try:
             self._set_up()
             done, state = self.resume[number] if self.resume and epoch == 0 else (0, None)
             fetcher = begun(self.fetching, done, state)
         except Exception as error:
-            if not carries:
-                raise
             yield 0, Failed(error)
             return
         index = None if self.fetching.size is None else [None] * self.fetching.size
@@ -188,11 +241,9 @@ class IterableBatches(_Batches):
             except StopIteration:
                 return
             except Exception as error:
-                if not carries:
-                    raise
                 data = Failed(error)
             if step >= start:
-                yield step, Stateful(number, data, where(fetcher)) if carries else data
+                yield step, Stateful(number, data, where(fetcher))
 
     def _draw_for(self, epoch: int, step: int) -> None:
         """A batch draws numbers of its own in a thread; those in a process are the worker's, as torch's are."""

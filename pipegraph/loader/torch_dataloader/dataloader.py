@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch.utils.data
@@ -25,9 +25,6 @@ from pipegraph.loader.torch_dataloader.fetching import where_copy
 from pipegraph.loader.torch_dataloader.in_accelerate import builds_another, loaded_by_accelerate
 from pipegraph.loader.torch_dataloader.inline_pass import Inline
 from pipegraph.nested_samplers import keeps_state, nested_samplers, seed_of
-
-if TYPE_CHECKING:
-    from pipegraph.graph import Graph
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -321,20 +318,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             torch.set_rng_state(state)
         else:
             self.generator.set_state(state)
-
-    # -- the pipeline --------------------------------------------------------------------------
-
-    @property
-    def graph(self) -> Graph:
-        """The pipeline behind the loader, as a description to build on: ``loader.graph["batches"].then(...)``.
-
-        Its own ``loader()`` draws from the sampler in its workers, raises a sample's error and ends with it, and has
-        the state of every graph.
-        """
-        from pipegraph.loader.torch_dataloader.index_feed import DrawnIndices
-        from pipegraph.loader.torch_dataloader.pass_iterators import pipeline, shares_of
-
-        return pipeline(self, DrawnIndices(self._index_sampler, shares_of(self)))
 
 
 def _plain(number: Any) -> Any:

@@ -22,7 +22,6 @@ class Fetching:
     Attributes:
         size: of the batches of an iterable; None gives its items as they are.
         collates: whether an index is a list of indices, and a batch is collated.
-        carries: whether an error is delivered in its batch's place, so that those behind it follow.
     """
 
     dataset: Any
@@ -30,7 +29,6 @@ class Fetching:
     collates: bool
     size: int | None = None
     drop_last: bool = False
-    carries: bool = False
 
     def fetcher(self, kind: int) -> Any:
         create: Any = _DatasetKind.create_fetcher

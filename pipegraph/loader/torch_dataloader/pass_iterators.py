@@ -22,6 +22,7 @@ from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress
 from pipegraph.loader.torch_dataloader.batch_sources import (
     STAGE,
     Failed,
+    IndexFeed,
     InTurn,
     IterableBatches,
     MapBatches,
@@ -30,7 +31,6 @@ from pipegraph.loader.torch_dataloader.batch_sources import (
 )
 from pipegraph.loader.torch_dataloader.dataset_worker import DatasetWorker, WorkerProcess
 from pipegraph.loader.torch_dataloader.fetching import Fetching, ReadAgain
-from pipegraph.loader.torch_dataloader.index_feed import IndexFeed, WorkerIndices
 from pipegraph.loader.torch_dataloader.inline_pass import Noting
 from pipegraph.parameters import length_of
 
@@ -42,21 +42,20 @@ def next_worker(progress: BatchProgress, iterable: bool, workers: int) -> int:
 def shares_of(loader: Any) -> int:
     """How many stages fetch in turn: one per process, unless batches come as they are ready."""
     in_turn = loader.in_order or loader._dataset_kind == _DatasetKind.Iterable
-    return max(1, loader.num_workers) if loader.workers == "process" and in_turn else 1
+    return loader.num_workers if loader.workers == "process" and in_turn else 1
 
 
 def pipeline(
     loader: Any,
-    feed: WorkerIndices,
-    base_seed: int = 0,
-    progress: BatchProgress | None = None,
-    pin: Callable[[Any], Any] | None = None,
+    feed: IndexFeed,
+    base_seed: int,
+    progress: BatchProgress,
+    pin: Callable[[Any], Any] | None,
 ) -> Graph:
-    """The graph of a pass, whose errors come in their batch's place; without ``progress`` one to build on."""
-    count, shares = max(1, loader.num_workers), shares_of(loader)
+    """The graph of a pass, whose errors come in their batch's place."""
+    count, shares = loader.num_workers, shares_of(loader)
     iterable = loader._dataset_kind == _DatasetKind.Iterable
-    processes = loader.workers == "process" and loader.num_workers > 0
-    backend: Any = "process" if processes else "thread" if loader.num_workers else "inline"
+    processes = loader.workers == "process"
     ahead = loader.prefetch_factor or 1
     fetching = Fetching(
         loader.dataset,
@@ -64,10 +63,9 @@ def pipeline(
         loader._auto_collation,
         loader.batch_size,
         loader.drop_last,
-        carries=progress is not None,
     )
     worker = DatasetWorker(0, count, base_seed, loader.worker_init_fn) if processes else None
-    resume = progress.copies.copy() if progress else ()
+    resume = progress.copies.copy()
     batches = length_of(loader)
     graph = Graph("dataloader", seed=base_seed)
     nodes = []
@@ -82,7 +80,7 @@ def pipeline(
         node = graph.add(
             made,
             name=STAGE.format(share) if shares > 1 else "batches",
-            backend=backend,
+            backend=loader.workers,
             timeout=(loader.timeout or None) if processes else None,
             workers=workers,
             ordered=loader.in_order or shares > 1,
@@ -90,7 +88,7 @@ def pipeline(
         )
         nodes.append(node)
     if shares > 1:
-        first = next_worker(progress, iterable, shares) if progress else 0
+        first = next_worker(progress, iterable, shares)
         node = graph.add(InTurn(first), *nodes, name="batches", capacity=1)
     if pin is not None:
         node.then(pin, name="pin", capacity=1)
