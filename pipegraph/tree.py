@@ -147,11 +147,11 @@ def copy_containers(data: Any) -> Any:
     if kind in PLAIN:
         return data
     if kind is dict:
-        return {key: copy_containers(value) for key, value in data.items()}
+        return {key: value if type(value) in PLAIN else copy_containers(value) for key, value in data.items()}
     if kind is list:
-        return [copy_containers(value) for value in data]
+        return [value if type(value) in PLAIN else copy_containers(value) for value in data]
     if kind is tuple:
-        return tuple([copy_containers(value) for value in data])
+        return tuple([value if type(value) in PLAIN else copy_containers(value) for value in data])
     if is_dataclass_value(data) or isinstance(data, dict | list | tuple):
         return map_leaves(lambda leaf: leaf, data)
     return data
