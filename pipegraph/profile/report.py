@@ -16,6 +16,7 @@ from pipegraph.measurements import StageProfile, in_view
 from pipegraph.units import format_bytes, format_count, format_duration, format_rate, format_share, shorten
 
 from .bottleneck import CONSUMER
+from .drawing import drawing
 from .table import conclude
 from .values import Profile
 
@@ -63,6 +64,7 @@ def render_report(profile: Profile, moments: Sequence[Moment] = ()) -> str:
         "profile": profile,
         "conclusion": conclude(profile),
         "consumer": CONSUMER,
+        "drawing": drawing(profile),
         "charts": _charts(profile, moments),
         "quarantined": quarantined,
         "stall_share": profile.stall_share,
