@@ -1,4 +1,4 @@
-"""Where the report's picture of the graph has its boxes and lines: stages from left to right, with their queues. Pure."""
+"""Where the report's picture of the graph has its boxes and lines: stages from left to right. Pure."""
 
 from __future__ import annotations
 
