@@ -97,28 +97,39 @@ def step_functions(paths: list[str], decoders: tuple[str, ...]) -> Iterator[tupl
     from pipegraph.operators.images.header import probe
     from pipegraph.operators.images.native import NativeRows
     from pipegraph.operators.images.normalize_tables import row_filler, tables_of
-    from pipegraph.randomness import uniforms
+    from pipegraph.randomness import digest, generator
     from pipegraph.storage.shard_files import read_file
 
     crop, numbers = RandomResizedCrop(), range(len(paths))
     encoded = [read_file(path) for path in paths]
     headers = [probe(data) for data in encoded]
-    drawn = uniforms(0, 0, [(i,) for i in numbers], "decode", DRAWS)
+
+    def draw(i: int) -> list[float]:
+        drawn: list[float] = generator(0, 0, (i,), "decode").random(DRAWS).tolist()
+        return drawn
+
+    drawn = [draw(i) for i in numbers]
 
     def window(i: int) -> Any:
         return crop_window(crop, 0.5, *headers[i].size, (SIZE, SIZE), drawn[i])
 
     windows = [window(i) for i in numbers]
     pixels, planes = np.zeros((SIZE, SIZE, 3), np.uint8), np.zeros((3, SIZE, SIZE), np.int32)
+    many = np.zeros((32, 3, SIZE, SIZE), np.int32)
     fill = row_filler(recipe.MEAN, recipe.STD, torch.float32, "NCHW")
     yield "read", lambda i: read_file(paths[i])
     yield "header", lambda i: probe(encoded[i])
-    yield "draw", lambda i: uniforms(0, 0, [(i,)], "decode", DRAWS)
+    yield "draw", draw
     yield "crop", window
-    rows = NativeRows((SIZE, SIZE, 3), True, tables_of(recipe.MEAN, recipe.STD, torch.float32))
+    rows = NativeRows((SIZE, SIZE, 3), True, tables_of(recipe.MEAN, recipe.STD, torch.float32), crop, 0.5)
     yield (
-        "decode, resize and normalise, compiled",
-        lambda i: rows.decode([encoded[i]], [(headers[i], windows[i])], planes[None]),
+        "all of it for 32 images in one call, compiled",
+        lambda i: (
+            i % 32
+            or rows.decode(
+                paths[i : i + 32], True, [digest(0, 0, (n,), "decode") for n in range(i, i + 32)], many
+            )
+        ),
     )
     for name in decoders:
         backend = open_backend(name)

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
@@ -221,7 +222,7 @@ class DecodeImage(RowOperator):
         if self._device is None and takes_native(self.backend, self.interpolation):
             table = None if ours is None else tables_of(ours.mean, ours.std, ours.dtype)
             planes = ours is not None and ours.layout == "NCHW"
-            self._native = NativeRows((*self.size, self._channels), planes, table)
+            self._native = NativeRows((*self.size, self._channels), planes, table, self.crop, self.flip)
         else:
             self._decoder = open_backend(self.backend, self.crop is None)
 
@@ -241,12 +242,15 @@ class DecodeImage(RowOperator):
 
     def process(self, chunk: Chunk) -> Chunk:
         field, encoded = find_encoded(chunk.data, self.field, self.output)
-        dtype, written, shape = self._output()
-        image = np.empty(shape, written)
-        (numbers,) = self._draw(chunk)
-        part = self._part(encoded, numbers)
-        beside = self._beside(chunk.data, field, part)
-        self._decode(encoded, part, image)
+        dtype, bits, shape = self._output()
+        image = np.empty(shape, bits)
+        (written,) = self._at_once(chunk, 0, [encoded], False, image[None])
+        beside = {}
+        if self.companions or not written:
+            part = self._part(encoded, chunk, 0)
+            beside = self._beside(chunk.data, field, part)
+            if not written:
+                self._decode(encoded, part, image)
         chunk.keys = chunk.own_keys
         chunk.data = with_pixels(chunk.data, field, self.output, torch.from_numpy(image).view(dtype), beside)
         return chunk
@@ -268,11 +272,10 @@ class DecodeImage(RowOperator):
     # -- the rows of a batch -------------------------------------------------------------------
 
     def begin_batch(self, chunk: Chunk) -> ImageBatch:
-        paths = None if self._load is None else self._paths(chunk)
-        if paths is None:
-            field, encoded = find_encoded(chunk.data, self.field, self.output)
-        else:
-            field, encoded = "bytes", paths
+        files = self._load is not None and self._reads(chunk)
+        field, encoded = (
+            ("bytes", chunk.data["path"]) if files else find_encoded(chunk.data, self.field, self.output)
+        )
         count = len(chunk.row_lineages)
         if not isinstance(encoded, list | tuple) or len(encoded) != count:
             raise DataError(
@@ -287,26 +290,25 @@ class DecodeImage(RowOperator):
             rows = slab.numpy()[:nbytes].view(written).reshape(count, *shape)
         else:
             rows = slab[:nbytes].view(dtype).view(count, *shape)
-        # All at once, before decoding drives this code and its data from the processor's caches.
-        numbers = self._draw(chunk)
-        if paths is not None:
-            return ImageBatch(chunk, field, [], paths, numbers, (), slab, rows)
-        parts = [self._part_or_error(*row) for row in zip(encoded, numbers, strict=True)]
+        batch = ImageBatch(chunk, field, list(encoded), files, slab, rows)
+        if files:
+            return batch
         if field is not None:  # then each row's bytes are released one by one
             chunk.keys = chunk.own_keys
             chunk.data = {name: value for name, value in chunk.data.items() if name != field}
-        left = list(encoded) if self._device is None else self._device.decode(encoded, parts, rows)
-        return ImageBatch(chunk, field, left, None, numbers, parts, slab, rows)
+        if self._device is not None:
+            batch.parts = [self._part_or_error(each, chunk, row) for row, each in enumerate(encoded)]
+            batch.encoded = self._device.decode(encoded, batch.parts, rows)
+        return batch
 
-    def _paths(self, chunk: Chunk) -> Sequence[Any] | None:
-        """What the rows are to read; None once they are read, because another field is to be decoded."""
+    def _reads(self, chunk: Chunk) -> bool:
+        """Whether the rows are to be read; they are by now where another field is to be decoded."""
         if not isinstance(chunk.data, Mapping) or "path" not in chunk.data:
             raise no_path(chunk.data)
-        paths: Sequence[Any] = chunk.data["path"]
         if self.field is None and any(name in chunk.data for name in FIELDS if name != "bytes"):
-            chunk.data = {**chunk.data, "bytes": [self._read(path) for path in paths]}
-            return None
-        return paths
+            chunk.data = {**chunk.data, "bytes": [self._read(path) for path in chunk.data["path"]]}
+            return False
+        return True
 
     def _read(self, path: Any) -> bytes:
         try:
@@ -316,53 +318,50 @@ class DecodeImage(RowOperator):
             raise
 
     def do_rows(self, batch: ImageBatch, first: int, stop: int) -> None:
-        if self._native is None:
-            return
-        if batch.paths is None:
-            encoded, parts = batch.encoded[first:stop], batch.parts[first:stop]
-        else:
-            encoded, parts = self._read_rows(batch, first, stop)
-        made = self._native.decode(encoded, parts, batch.rows[first:stop])
-        batch.written.update(first + place for place, written in enumerate(made) if written)
+        if self._native is not None:
+            encoded, rows = batch.encoded[first:stop], batch.rows[first:stop]
+            written = self._at_once(batch.chunk, first, encoded, batch.files, rows)
+            batch.written.update(compress(range(first, stop), written))
 
-    def _read_rows(self, batch: ImageBatch, first: int, stop: int) -> tuple[list[Any], list[Any]]:
-        """Bytes of files and which part of each; an error in its place."""
-        assert batch.paths is not None
-        encoded: list[Any] = []
-        parts: list[Any] = []
-        for path, numbers in zip(batch.paths[first:stop], batch.numbers[first:stop], strict=True):
-            try:
-                encoded.append(read_file(path))
-            except Exception as error:
-                encoded.append(b"")
-                parts.append(error)
-            else:
-                parts.append(self._part_or_error(encoded[-1], numbers))
-        return encoded, parts
+    def _at_once(
+        self, chunk: Chunk, first: int, encoded: Sequence[Any], files: bool, out: Any
+    ) -> Sequence[int]:
+        """Whether the compiled decoder has written each of the rows from ``first`` on."""
+        if self._native is None:
+            return bytes(len(encoded))
+        digests = []
+        if self.random:
+            from pipegraph.randomness import (
+                digest,
+            )  # NumPy's generators: images that are cut alike do without
+
+            seed, epoch, stage = self._context.seed, chunk.epoch, self._context.stage
+            lineages = chunk.row_lineages[first : first + len(encoded)]
+            digests = [digest(seed, epoch, lineage, stage) for lineage in lineages]
+        return self._native.decode(encoded, files, digests, out)
 
     def do_row(self, batch: ImageBatch, index: int) -> None:
-        if batch.paths is not None:
-            if index in batch.written:
-                return
-            encoded = self._read(batch.paths[index])
-            self._decode(encoded, self._part(encoded, batch.numbers[index]), batch.rows[index])
-            return
-        encoded, part = batch.encoded[index], batch.parts[index]
-        if isinstance(part, Exception):
-            raise part
-        if self.companions:
-            data = batch.chunk.data
-            row = {name: data[name][index] for name in self._columns(batch)}
-            batch.beside[index] = self._beside(row, batch.field, part)
-        if index in batch.written:
-            pass
-        elif self._device is None:
-            self._decode(encoded, part, batch.rows[index])
-        elif encoded is not None:  # the device has not decoded it
-            _, written, shape = self._output()
-            image = np.empty(shape, written)
-            self._decode(encoded, part, image)
-            self._device.put(image, batch.rows[index])
+        written = index in batch.written
+        if self.companions or not written:
+            encoded = batch.encoded[index]
+            if batch.files:
+                encoded = self._read(encoded)
+            part = batch.parts[index] if batch.parts else self._part(encoded, batch.chunk, index)
+            if isinstance(part, Exception):
+                raise part
+            if self.companions:
+                data = batch.chunk.data
+                row = {name: data[name][index] for name in self._columns(batch)}
+                batch.beside[index] = self._beside(row, batch.field, part)
+            if written:
+                pass
+            elif self._device is None:
+                self._decode(encoded, part, batch.rows[index])
+            elif encoded is not None:  # the device has not decoded it
+                _, bits, shape = self._output()
+                image = np.empty(shape, bits)
+                self._decode(encoded, part, image)
+                self._device.put(image, batch.rows[index])
         batch.encoded[index] = None
 
     def _columns(self, batch: ImageBatch) -> list[str]:
@@ -407,29 +406,28 @@ class DecodeImage(RowOperator):
 
     # -- parts ---------------------------------------------------------------------------------
 
-    def _draw(self, chunk: Chunk) -> Sequence[Sequence[float]]:
-        """The random numbers of each row."""
-        if not self.random:
-            return [()] * len(chunk.row_lineages)
-        from pipegraph.randomness import uniforms  # NumPy's generators: images that are cut alike do without
+    def _part(self, encoded: Any, chunk: Chunk, row: int) -> ImagePart:
+        header, numbers = probe(encoded), ()
+        if self.random:
+            from pipegraph.randomness import generator
 
-        return uniforms(self._context.seed, chunk.epoch, chunk.row_lineages, self._context.stage, DRAWS)
-
-    def _part(self, encoded: Any, numbers: Sequence[float]) -> ImagePart:
-        header = probe(encoded)
+            lineage = chunk.row_lineages[row]
+            numbers = (
+                generator(self._context.seed, chunk.epoch, lineage, self._context.stage)
+                .random(DRAWS)
+                .tolist()
+            )
         exact = self.interpolation == "antialias"
         return header, crop_window(self.crop, self.flip, *header.size, self.size, numbers, exact)
 
-    def _part_or_error(self, encoded: Any, numbers: Sequence[float]) -> ImagePart | Exception:
+    def _part_or_error(self, encoded: Any, chunk: Chunk, row: int) -> ImagePart | Exception:
         try:
-            return self._part(encoded, numbers)
+            return self._part(encoded, chunk, row)
         except Exception as error:
             return error
 
     def _decode(self, encoded: Any, part: ImagePart, out: Any) -> None:
         header, window = part
-        if self._native is not None and self._native.decode([encoded], [part], out[None])[0]:
-            return
         if self._decoder is None:
             self._decoder = open_backend(self.backend, self.crop is None)
         if not isinstance(encoded, bytes) and not memoryview(encoded).c_contiguous:

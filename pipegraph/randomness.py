@@ -8,7 +8,6 @@ What code draws from the global generators of torch, NumPy and Python is keyed a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any
 
@@ -36,13 +35,6 @@ def generator(seed: int, epoch: int, lineage: tuple[Any, ...], stage: str) -> np
     """The generator of one item in one stage."""
     seeded: Any = _Key(digest(seed, epoch, lineage, stage))  # the stubs know no seed but numpy's own
     return np.random.Generator(np.random.Philox(seeded))
-
-
-def uniforms(
-    seed: int, epoch: int, lineages: Iterable[tuple[Any, ...]], stage: str, count: int
-) -> list[list[float]]:
-    """The first ``count`` numbers in [0, 1) of each item's :func:`generator`."""
-    return [generator(seed, epoch, lineage, stage).random(count).tolist() for lineage in lineages]
 
 
 class _Key(ISpawnableSeedSequence):

@@ -21,19 +21,16 @@ ImagePart = tuple[Header, CropWindow]
 
 @dataclass(slots=True, eq=False)
 class ImageBatch:
-    """A batch in work: its slab, the rows to write, and for each row what to decode and which part of it.
-
-    Where the rows are read too, ``paths`` says from which files, and what to decode is known row by row.
-    """
+    """A batch in work: its slab, the rows to write, and for each row the encoded bytes or, of ``files``, the path."""
 
     chunk: Chunk
     field: Any
     encoded: list[Any]
-    paths: Sequence[Any] | None
-    numbers: Sequence[Sequence[float]]
-    parts: Sequence[ImagePart | Exception]
+    files: bool
     slab: torch.Tensor
     rows: Any
+    parts: Sequence[ImagePart | Exception] = ()
+    """Of each row what is decoded; empty until a row is done."""
     written: set[int] = field(default_factory=set)
     """The rows whose pixels are there already."""
     beside: dict[int, dict[str, Any]] = field(default_factory=dict)
