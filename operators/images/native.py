@@ -49,7 +49,7 @@ def _functions() -> tuple[Any, Any] | None:
         libjpeg_of = pillow("decoding images").core.__file__
         libjpeg = ctypes.CDLL(libjpeg_of)  # a name is looked up in the libraries that it has loaded, too
         found = [ctypes.cast(getattr(libjpeg, name), ctypes.c_void_p) for name in _FUNCTIONS.split()]
-        decode = ctypes.CDLL(str(file)).pipegraph_decode_rows
+        decode = ctypes.CDLL(str(file)).pipegraph_read_rows
     except (MissingExtraError, OSError, AttributeError):
         return None
     number, pointer = ctypes.c_int64, ctypes.c_void_p

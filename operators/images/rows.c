@@ -407,7 +407,7 @@ struct place {
 };
 
 /* Sets `done` for each row that was written, one after the other of `step` bytes from `out` on. */
-void pipegraph_decode_rows(const struct libjpeg *jpeg, const struct target *target, int64_t count,
+void pipegraph_read_rows(const struct libjpeg *jpeg, const struct target *target, int64_t count,
                            const struct place *places, const uint64_t *keys, char *out, int64_t step,
                            unsigned char *done) {
     struct errors errors;
