@@ -142,7 +142,7 @@ History = tuple[tuple[int, Any], ...]
 different numbers of steps, the second value is a sequence with one entry per rank, as ``pipegraph.order`` takes it."""
 
 Kind = str
-"""The name of a kind, one of ``engine.kinds.KINDS``."""
+"""The name of a kind, one of those in ``engine.kinds``."""
 
 
 @dataclass(eq=False)

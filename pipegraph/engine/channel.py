@@ -91,7 +91,7 @@ class Channel:
         readers: threads that get from it.
         leaving: whether the calling thread is to leave instead of waiting; ``nudge_all`` makes waiting ones check it.
         changed: called under the lock after every change (for tests, which wait for states and never for time).
-        share: called under the lock with a bundle's buffers when only a part of it is taken.
+        on_split: called under the lock with a bundle's buffers when only a part of it is taken.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Channel:
         self.leaving: Callable[[], bool] | None = None
         self.changed: Callable[[], None] | None = None
         self.readers = 1
-        self.share: Callable[[Buffers], None] = lambda buffers: None
+        self.on_split: Callable[[Buffers], None] = lambda buffers: None
         self._lock = concurrency.Lock()
         self._contents = Contents(capacity, max_bytes, sequenced, bundle_rows, heavy_capacity)
         self._unwanted = Unwanted()
@@ -292,7 +292,7 @@ class Channel:
 
     def _pop(self, rows: int | None) -> tuple[int, Item]:
         ticket = self._tickets
-        item = self._contents.pop(rows, self.share, self.readers > 1)
+        item = self._contents.pop(rows, self.on_split, self.readers > 1)
         self._gets += item.count
         self._tickets += 1
         if self.on_take is not None:
@@ -441,7 +441,3 @@ class Channel:
         """A consistent snapshot; waits that still run count up to ``now_ns``, by default now."""
         with self._lock:
             return self.look(now_ns)
-
-    def __repr__(self) -> str:
-        stats = self.stats()
-        return f"<Channel {stats.depth}/{stats.capacity}>"

@@ -27,24 +27,22 @@ from __future__ import annotations
 import itertools
 import logging
 import warnings
-from contextlib import suppress
 from functools import partial
 from time import perf_counter_ns
 
 from pipegraph import concurrency
 from pipegraph.contracts import history_of
-from pipegraph.engine.activity import Cancelled, Leaving
+from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.loader_context import LoaderContext, WorkerTime
 from pipegraph.engine.meter import Meter
 from pipegraph.engine.operators import Operators
 from pipegraph.engine.run import Run
 from pipegraph.engine.stage.restore import Resume
-from pipegraph.engine.stage_worker import HALFWAY, Worker
+from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.threads import Threads, stack_of
-from pipegraph.errors import Naming, PipegraphWarning, StuckWorker, note
-from pipegraph.global_generators import enter_worker
+from pipegraph.engine.worker_thread import live
+from pipegraph.errors import Naming, PipegraphWarning, StuckWorker
 from pipegraph.planning.plan import Plan, StagePlan
-from pipegraph.torch_modes import narrow
 
 GRACE_S = 5.0
 """Seconds that ``close`` waits for user code to return, and that a new pass waits before it logs for whom."""
@@ -60,14 +58,14 @@ class Crew(LoaderContext):
         self.threads = Threads(plan.graph_name)
         self.run: Run | None = None
         self.half_started = False  # while workers start, and if that has failed or was interrupted
-        self._operators = Operators(self, self._fail)
+        self.operators = Operators(self, self._fail)
         self._tuned = {stage.name: stage for stage in plan.running if stage.tuned}
         # An RLock's ``__exit__`` is C: no interrupt can skip its release.
         self._turn = concurrency.RLock()
         self._starter: concurrency.Thread | None = None  # the thread that holds it to start a run
         self._error: BaseException | None = None  # of the start, or of what no worker recovers from
         self._refused: dict[str, BaseException] = {}
-        self._local = concurrency.local()  # the worker of each thread
+        self.local = concurrency.local()  # the worker of each thread
 
     # -- runs ----------------------------------------------------------------------------------
 
@@ -112,7 +110,7 @@ class Crew(LoaderContext):
             if self._error is not None:  # a worker failed after the start
                 raise self._error
             for name, stage in self._tuned.items():
-                self._apply_size(run, name)
+                self.apply_size(run, name)
                 if "workers" in stage.tuned:  # not an inline one's: another stage's worker may be its driver
                     for channel in run.stages[name].inboxes:
                         channel.leaving = self._leaving
@@ -183,7 +181,7 @@ class Crew(LoaderContext):
             name: [
                 Worker(index, operator, Meter(name, self.tracer)) for index, operator in enumerate(operators)
             ]
-            for name, operators in self._operators.make_all().items()
+            for name, operators in self.operators.make_all().items()
         }
         first: list[tuple[StagePlan, Worker]] = []
         late: list[tuple[StagePlan, Worker]] = []
@@ -191,7 +189,7 @@ class Crew(LoaderContext):
             for worker in workers[stage.name]:
                 worker.late = stage.backend.joins_late and worker.index > 0
                 if stage.backend.in_consumer:
-                    self._operators.open(stage, worker)
+                    self.operators.open(stage, worker)
                     worker.ready = True
                 else:
                     (late if worker.late else first).append((stage, worker))
@@ -216,43 +214,16 @@ class Crew(LoaderContext):
 
     def _launch(self, coming: list[tuple[StagePlan, Worker]]) -> None:
         def failed(index: int, error: BaseException) -> None:
-            self._lost(*coming[index], error)
-            self._remove(*coming[index])
+            self.lost(*coming[index], error)
+            self.remove(*coming[index])
 
         if coming:
             lives = [
-                (stage.name, worker.index, partial(self._live, stage, worker)) for stage, worker in coming
+                (stage.name, worker.index, partial(live, self, stage, worker)) for stage, worker in coming
             ]
             self.threads.start(lives, failed)
 
-    def _live(self, stage: StagePlan, worker: Worker) -> None:
-        """Body of a worker's thread."""
-        worker.thread, self._local.worker = concurrency.current_thread(), worker
-        opened = False
-        try:
-            worker.meter.thread_begins()
-            narrow()
-            enter_worker(self.seed, stage.name)
-            if self._ended(worker):
-                return
-            if worker.operator is None:
-                worker.operator = self._operators.make(stage, worker.index)
-            self._operators.open(stage, worker)
-            opened = True
-            self._join(stage, worker)
-            self._serve(stage, worker)
-        except Cancelled:  # closed, or failed elsewhere
-            pass
-        except BaseException as error:
-            self._lost(stage, worker, error)
-        finally:
-            worker.meter.thread_ends()
-            if opened:
-                self._operators.close_one(stage.name, worker.operator)
-            with self.threads.lock:
-                self._remove(stage, worker)
-
-    def _lost(self, stage: StagePlan, worker: Worker, error: BaseException) -> None:
+    def lost(self, stage: StagePlan, worker: Worker, error: BaseException) -> None:
         """A worker could not join: a stage that is tuned goes on without it."""
         if worker.late and "workers" in stage.tuned:
             with self.threads.lock:
@@ -260,84 +231,11 @@ class Crew(LoaderContext):
         else:
             self._fail(error)
 
-    def _remove(self, stage: StagePlan, worker: Worker) -> None:
+    def remove(self, stage: StagePlan, worker: Worker) -> None:
         """The worker is gone; under the lock."""
         if not self.threads.closed:  # else the others look at it while they end
             self.workers[stage.name] = [each for each in self.workers[stage.name] if each is not worker]
         self.threads.changed()
-
-    def _join(self, stage: StagePlan, worker: Worker) -> None:
-        """The worker's operator is open: from now on it takes part. One that is late joins the current run, or waits
-        for the next: only then its source can be told where that begins."""
-        threads = self.threads
-        begun: Run | None = None
-        while True:
-            if worker.late:
-                threads.wait_until(
-                    lambda: self._ended(worker) or (self.run is not None and not self.run.over)
-                )
-            with threads.lock:
-                if self._ended(worker):
-                    raise Cancelled
-                run = self.run
-                if not worker.late or (run is begun and run is not None and not run.over):
-                    worker.ready, worker.run = True, run
-                    if run is not None:
-                        run.activity.attach()
-                        self._apply_size(run, stage.name)
-                    threads.changed()
-                    return
-            if run is not None and stage.source is not None:
-                worker.operator.begin_run(run.first_epoch, history_of(run.history, stage.name))
-            begun = run
-
-    def _ended(self, worker: Worker) -> bool:
-        return self.threads.closed or worker.leaves
-
-    def _serve(self, stage: StagePlan, worker: Worker) -> None:
-        """Work in every run, until this is closed or the worker is to leave."""
-        threads = self.threads
-        while (run := self._await_run(worker)) is not None:
-            try:
-                self._work(stage, worker, run)
-            except Cancelled:
-                pass
-            except BaseException as error:
-                run.fail(error)
-            finally:
-                with threads.lock:
-                    worker.run = None
-                    if worker.leaves:
-                        worker.ready = False
-                        self._apply_size(run, stage.name)
-                    threads.changed()
-                run.activity.pause()
-                run = None  # the error's traceback holds this frame
-
-    def _await_run(self, worker: Worker) -> Run | None:
-        """The next run, or None if there is none for this worker."""
-        self.threads.wait_until(lambda: worker.run is not None or self._ended(worker))
-        with self.threads.lock:
-            if worker.run is not None and not self.threads.closed:
-                return worker.run
-            worker.ready = False
-            return None
-
-    def _work(self, stage: StagePlan, worker: Worker, run: Run) -> None:
-        try:
-            loop = stage.kind.loop(run.stages[stage.name], worker)
-            with suppress(Leaving):
-                for pause in loop:
-                    if worker.leaves and pause is not HALFWAY:
-                        return
-        except Cancelled:
-            raise
-        except BaseException as error:
-            note(error, f"pipegraph: in stage {stage.name!r}")
-            raise
-        finally:
-            worker.meter.began_ns = 0  # the run may have ended in the middle of an item
-            loop = run = None  # type: ignore[assignment]  # the error's traceback holds this frame
 
     # -- sizes ---------------------------------------------------------------------------------
 
@@ -368,7 +266,7 @@ class Crew(LoaderContext):
         with self.threads.lock:
             self.capacities[stage] = max(capacity, self._tuned[stage].bundle_rows)
             if self.run is not None and self.workers:
-                self._apply_size(self.run, stage)
+                self.apply_size(self.run, stage)
 
     def count(self, stage: str) -> int:
         """How many workers there are, including those that are opening or about to leave."""
@@ -387,7 +285,7 @@ class Crew(LoaderContext):
             found, self._refused = self._refused, {}
         return found
 
-    def _apply_size(self, run: Run, stage: str) -> None:
+    def apply_size(self, run: Run, stage: str) -> None:
         """Apply the current number of workers and capacity to a stage of a run; under the lock."""
         if stage in self._tuned:
             workers = sum(worker.ready for worker in self.workers.get(stage, ()))
@@ -396,7 +294,7 @@ class Crew(LoaderContext):
 
     def _leaving(self) -> bool:
         """Whether the worker of the calling thread is to leave."""
-        worker = getattr(self._local, "worker", None)
+        worker = getattr(self.local, "worker", None)
         return worker is not None and worker.leaves
 
     def _meter(self, stage: str, index: int) -> Meter:
@@ -452,7 +350,7 @@ class Crew(LoaderContext):
         ]
         if self.run is not None:
             self.run.end_inline()
-        errors = self._operators.close()
+        errors = self.operators.close()
         self.workers, self.readers = {}, {}
         self.run = None
         for message in warned:  # last: if warnings are errors, all else is done

@@ -15,7 +15,7 @@ from pipegraph.engine.loader_context import LoaderContext
 from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.bundle_size import Pace
 from pipegraph.engine.stage.cursors import earlier
-from pipegraph.engine.stage.epoch_limit import Horizon
+from pipegraph.engine.stage.horizon import Horizon
 from pipegraph.engine.stage.restore import (
     Resume,
     expands_below,
@@ -110,7 +110,7 @@ class Run:
                 if producer.bundle_rows > 1 and producer.spec.capacity is None
                 else None,
             )
-            channel.share = self.account.hold
+            channel.on_split = self.account.hold
             channel.readers = plan.stages[consumer].workers if consumer else 1
             self.channels[consumer, index] = channel
             self.stages[producer.name].outboxes[edge.output].append(channel)

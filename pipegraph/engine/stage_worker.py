@@ -31,7 +31,8 @@ class Worker:
         ticket: of the item that it has taken.
         whole: whether its last block was done in one go, without a failure.
         ready: whether it takes part: its operator is open, and it has not begun to leave.
-        late: whether it joined after the loader had started.
+        late: whether the first run does not wait for it: a tuner has added it, or its backend lets the first worker of
+            each stage go before the others (``joins_late``). It joins the run that it finds, once it is open.
         leaves: whether it ends after its current unit of work.
         thread: None for that of an inline stage.
         run: the run that its thread is in.

@@ -86,6 +86,8 @@ class Pass:
         return self
 
     def __next__(self) -> Any:
+        # Three places a row may come from: ``_quick``, data of a bundle taken before; ``_rest``, rows of one that need
+        # more than their data (in reverse order); the last queue.
         # No lock, no counting: ``popleft`` is atomic, and what is left says how many rows were delivered.
         if not self._run.over and self._quick:
             try:

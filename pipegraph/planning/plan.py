@@ -184,13 +184,11 @@ class Plan:
 
     def unknown_counts(self) -> list[str]:
         """Stages that make the number of chunks depend on the data."""
-        names = []
-        for stage in self.running:
-            if not stage.kind.has_length(stage):
-                names.append(stage.name)
-            if stage.spec.skip is not None and stage.name not in names:
-                names.append(stage.name)
-        return names
+        return [
+            stage.name
+            for stage in self.running
+            if stage.spec.skip is not None or not stage.kind.has_length(stage)
+        ]
 
     def steps(
         self, epoch: int, rank: int, world_size: int, seed: int | None, history: History = ()

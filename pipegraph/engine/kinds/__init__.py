@@ -5,6 +5,7 @@ A new kind is a file with a ``StageKind`` (see ``planning.kind``) and its line i
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 
 from pipegraph.contracts import Operator, Source
@@ -22,26 +23,23 @@ _CLASSES = {
 }
 """By the ``kind`` that an operator's class names."""
 
-_RANDOM_ACCESS = {"random access": "random_access.RandomAccessKind"}
+_RANDOM_ACCESS = "random_access.RandomAccessKind"
 _STATEFUL = ("map", "expand", "regroup")
 
 
-class _Kinds(dict[str, StageKind]):
-    """A kind is imported at its first use: a graph waits for those that it has."""
-
-    def __missing__(self, name: str) -> StageKind:
-        if name.startswith("stateful "):
-            from pipegraph.engine.kinds.stateful import StatefulKind
-
-            made: StageKind = StatefulKind(self[name.removeprefix("stateful ")])
-        else:
-            module, kind = (_CLASSES | _RANDOM_ACCESS)[name].split(".")
-            made = getattr(import_module(f"{__name__}.{module}"), kind)()
-        return self.setdefault(name, made)
+@cache
+def _kind(place: str) -> StageKind:
+    """Imported at its first use: a graph waits for the kinds that it has."""
+    module, name = place.split(".")
+    made: StageKind = getattr(import_module(f"{__name__}.{module}"), name)()
+    return made
 
 
-KINDS = _Kinds()
-"""By the ``kind`` that an operator's class names, and those that :func:`kind_of` finds besides."""
+@cache
+def _stateful(name: str) -> StageKind:
+    from pipegraph.engine.kinds.stateful import StatefulKind
+
+    return StatefulKind(_kind(_CLASSES[name]))
 
 
 def kind_of(operator: Operator | Source) -> StageKind:
@@ -51,11 +49,9 @@ def kind_of(operator: Operator | Source) -> StageKind:
         GraphError: there is no such kind.
     """
     name: str = operator.kind
-    if isinstance(operator, Source):
-        name = "random access" if operator.random_access else name
-    elif operator.stateful:
-        name = f"stateful {name}" if name in _STATEFUL else name
-    if name not in KINDS and name.removeprefix("stateful ") not in _CLASSES | _RANDOM_ACCESS:
+    if name not in _CLASSES:
         known = ", ".join([repr(each) for each in _CLASSES])  # `map` is a module here
         raise GraphError(f"{operator.name}: kind is {operator.kind!r}, and must be one of {known}")
-    return KINDS[name]
+    if isinstance(operator, Source):
+        return _kind(_RANDOM_ACCESS if operator.random_access else _CLASSES[name])
+    return _stateful(name) if operator.stateful and name in _STATEFUL else _kind(_CLASSES[name])

@@ -145,7 +145,7 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
                 break
             # Hold the parent until the end: a child may be a view of it, and ``process`` may still read it.
             family = _Family(stage, worker, parent, row, begin)
-            for made in failures.steps(worker, family, family.do, family.answer):
+            for made in failures.with_policy(worker, family, family.do, family.answer):
                 for child in made:
                     alone = not together or not isinstance(child, Chunk) or not Bundle.takes(child)
                     if isinstance(child, Chunk):

@@ -117,7 +117,7 @@ class _FanningIn(Serial):
 
     def take(self, item: Chunk) -> Iterable[None]:
         self.held.add(item)
-        (out,) = self.stage.failures.done(self.worker, item, self._do)
+        (out,) = self.stage.failures.do_all(self.worker, item, self._do)
         if out.__class__ is Chunk:
             after = self._cursor()
             out.before, out.after, self._last = self._last, after, after

@@ -47,7 +47,7 @@ class _Routing(Serial):
 
     def take(self, item: Chunk) -> Iterable[None]:
         stage, meter = self.stage, self.worker.meter
-        (output,) = stage.failures.done(self.worker, item, self._do)
+        (output,) = stage.failures.do_all(self.worker, item, self._do)
         if output.__class__ is int:
             meter.items += 1
             meter.samples += len(item.lineages)

@@ -55,10 +55,6 @@ class _Rows:
     def __init__(self, of: _Opened, first: int, count: int) -> None:
         self.of, self.first, self.count = of, first, count
 
-    @property
-    def chunk(self) -> Chunk:
-        return self.of.chunk
-
     def one(self, index: int) -> Chunk:
         return self.of.chunk.row(self.first + index, None)
 
@@ -141,7 +137,7 @@ def _done(stage: StageRun, worker: Worker, rows: _Rows, do: Do) -> bool:
         with stage.jobs_lock:
             opened.failed[rows.first + at] = error
 
-    for _ in stage.failures.steps(worker, rows, do, answer):
+    for _ in stage.failures.with_policy(worker, rows, do, answer):
         pass
     with stage.jobs_lock:
         opened.left -= rows.count

@@ -26,15 +26,17 @@ class _InWork:
         first: the call for all of its rows; None once that was sent.
         done: the row behind those that were done.
         late: rows that have passed their deadline.
+        without: rows of a batch that are left out.
         alone: whether its rows are sent one by one, because one of them cannot be sent.
     """
 
-    def __init__(self, block: Chunk, name: str, given: Any) -> None:
+    def __init__(self, block: Any, name: str, given: Any) -> None:
         self.block, self.given = block, given
         self.first: Call | None = Call(name, given, 0, block.count)
         self.done = 0
         self.deaths = Deaths()
         self.late: dict[int, Overdue] = {}
+        self.without: set[int] = set()
         self.alone = False
 
 
@@ -127,14 +129,6 @@ class RemoteMap(Remote):
         return Call(self._name, now.given, at, stop)
 
 
-class _RowsInWork(_InWork):
-    """A batch of which a process does the rows; their results stay there. ``without`` are the rows left out."""
-
-    def __init__(self, block: Any) -> None:
-        super().__init__(block, "rows", block.chunk)
-        self.without: set[int] = set()
-
-
 class RemoteRows(RemoteMap):
     """The proxy of a ``RowOperator``: one process does a whole batch. After a death the next one begins it anew."""
 
@@ -145,11 +139,13 @@ class RemoteRows(RemoteMap):
         self._call("begin_batch", chunk)
         self._began = self._host.ended
 
-    def _prepared(self, block: object) -> _InWork:
-        return super()._prepared(block) if isinstance(block, Chunk) else _RowsInWork(block)
+    def _prepared(self, block: Any) -> _InWork:
+        return (
+            super()._prepared(block) if isinstance(block, Chunk) else _InWork(block, "rows", block.of.chunk)
+        )
 
-    def _call_for(self, now: Any, at: int, stop: int) -> Call:
-        if not isinstance(now, _RowsInWork):
+    def _call_for(self, now: _InWork, at: int, stop: int) -> Call:
+        if isinstance(now.block, Chunk):
             return super()._call_for(now, at, stop)
         now.without.update(range(now.done, at))
         first = at

@@ -92,7 +92,7 @@ class Failures:
 
     # -- a block -------------------------------------------------------------------------------
 
-    def done(self, worker: Worker, block: Block, do: Do, row: int = 0) -> Any:
+    def do_all(self, worker: Worker, block: Block, do: Do, row: int = 0) -> Any:
         """Do all rows of a block, timed: for each one its result, ``DROPPED``, or its ``Failure``.
 
         Args:
@@ -104,7 +104,7 @@ class Failures:
         worker.whole = outcome[1] is None and len(made) == block.count
         if not worker.whole:
             answer = partial(self._answer, worker, block, row)
-            parts, made, outcome = self.steps(worker, block, do, answer, outcome), [], None
+            parts, made, outcome = self.with_policy(worker, block, do, answer, outcome), [], None
             for part in parts:
                 made += part if isinstance(part, list | tuple) else part.rows()
                 part = ()
@@ -114,10 +114,10 @@ class Failures:
         finally:
             del made  # a failure's traceback refers to this frame
 
-    def steps(
+    def with_policy(
         self, worker: Worker, block: Block, do: Do, answer: Answer, outcome: Outcome | None = None
     ) -> Iterator[Any]:
-        """As :meth:`done`: the results as they are made.
+        """As :meth:`do_all`: the results as they are made.
 
         Args:
             answer: what takes the place of a row, by its number, that has failed.

@@ -62,7 +62,7 @@ def do_one(
 ) -> None:
     """Do a chunk, row ``row`` of the item taken."""
     held = item.buffers
-    (out,) = stage.failures.done(worker, item, do, row)
+    (out,) = stage.failures.do_all(worker, item, do, row)
     if out is DROPPED:
         worker.meter.dropped += 1
         out = None
@@ -81,7 +81,7 @@ def _several(stage: StageRun, worker: Worker, do: Do, ticket: int, bundle: Bundl
     if not source and bundle.packed is None:
         bundle.names = named(bundle.data, bundle.names)
     busy = meter.busy_ns
-    made = stage.failures.done(worker, bundle, do)
+    made = stage.failures.do_all(worker, bundle, do)
     spent = meter.busy_ns - busy
     if isinstance(made, Columns) and made.kind is dict and "key" in made.data:
         made = made.rows()  # each has a key of its own

@@ -1,4 +1,5 @@
-"""Splits bundles into rows, for loops that handle rows one by one: fan-ins, routes, windows, stateful operators."""
+"""Splits bundles into rows: for a channel whose reader takes one row at a time (``RowIntake``), and for a loop that has
+taken a bundle of which its operator cannot do several (``rows_of``)."""
 
 from __future__ import annotations
 

@@ -137,14 +137,12 @@ class Watermark:
         self._open: dict[int, Cursor] = {}
         self._after: Cursor = None
 
-    def start(self, ticket: int, before: Cursor, after: Cursor) -> None:
+    def start(self, ticket: int, item: Chunk | Failure) -> None:
         """A worker has taken an item. Called in the order of tickets."""
-        self._open[ticket] = before
-        self._after = after
-
-    def hold(self, ticket: int) -> None:
-        """A worker has taken a failure, which has no cursors: what it failed for comes next in a resumed run."""
-        self._open[ticket] = self._after
+        if isinstance(item, Chunk):
+            self._open[ticket], self._after = item.before, item.after
+        else:  # a failure has no cursors: what it failed for comes next in a resumed run
+            self._open[ticket] = self._after
 
     def current(self) -> Cursor:
         for before in self._open.values():  # insertion order is ticket order
@@ -180,18 +178,13 @@ class AsFinished(Sender):
 
     def on_take(self, ticket: int, item: object) -> None:
         """Record that a worker takes an item; called in the order of tickets."""
-        if isinstance(item, Chunk):
+        # A failure too: neither the end of its epoch nor a state, of what others have done since, may overtake it.
+        if isinstance(item, Chunk | Failure):
             with self._lock:
                 for mark in self._marks_of(item.epoch):
-                    mark.start(ticket, item.before, item.after)
+                    mark.start(ticket, item)
                 self._open[ticket] = item.epoch, self._taken
                 self._taken += item.count
-        elif isinstance(item, Failure):
-            # Neither the end of its epoch nor a state, of what other workers have done since, may overtake it.
-            with self._lock:
-                for mark in self._marks_of(item.epoch):
-                    mark.hold(ticket)
-                self._open[ticket] = item.epoch, self._taken
 
     def _marks_of(self, epoch: int) -> list[Watermark]:
         if epoch not in self._marks:

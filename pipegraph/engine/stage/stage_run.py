@@ -30,8 +30,10 @@ class StageRun:
     """See the module docstring. Attributes are set by the run while it wires itself.
 
     Attributes:
+        budgeted: whether its policy has an error budget, for which its items are numbered.
+        by_ticket: whether workers take items with tickets: several of them share the items, or a budget counts them.
         in_order: whether outputs leave in the order of their inputs, not as they finish.
-        numbers_taken: whether items are numbered as workers take them: there are several workers, or an error budget.
+        numbers_taken: whether ``take`` numbers the items for the budget; else the loop does, by :meth:`number`.
         judging: held while a failure is checked against the stage's budget.
         stop_epoch: the last epoch whose remaining items are not wanted.
         collects: whether it takes whole bundles into groups, not single rows.

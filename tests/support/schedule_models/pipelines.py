@@ -444,9 +444,9 @@ class LittleMemory(LoaderModel):
 
     def graph(self, variant: int) -> pg.Graph:
         graph = pg.Graph("memory")
-        node = graph.add(ops.FromSequence(range(6)), name="source")
+        node = graph.add(ops.FromSequence(range(6)), name="source", capacity=4)
         node = node.then(ops.Map(array_of), name="array", workers=1 + variant % 2)
-        node = node.then(ops.Map(first_of), name="first", workers=1 + variant // 2 % 2)
+        node = node.then(ops.Map(first_of), name="first", workers=1 + variant // 2 % 2, capacity=4)
         node.then(mapped(add_one, 3), name="map")
         return graph
 

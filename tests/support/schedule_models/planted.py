@@ -13,8 +13,8 @@ from typing import Any
 from scheduler.lines import with_points
 from scheduler.model import Model
 
-from pipegraph.engine import activity, channel, contents, crew, reorder
-from pipegraph.engine.stage import epoch_limit, sender
+from pipegraph.engine import activity, channel, contents, reorder, worker_thread
+from pipegraph.engine.stage import horizon, sender
 from pipegraph.reader import block_reader
 from schedule_models.pipelines import Completion, ThreeStages
 from schedule_models.queues import ChannelModel, SequencedChannelModel
@@ -91,16 +91,16 @@ FAULTS = (
     ),
     Fault(
         "an epoch is allowed, and its source not woken",
-        epoch_limit.Horizon.raise_to,
+        horizon.Horizon.raise_to,
         "            self._wake()",
         "            pass",
         ThreeStages,
     ),
     Fault(
         "a flag is read before the lock is taken",
-        crew.Crew._await_run,
-        "        self.threads.wait_until(lambda: worker.run is not None or self._ended(worker))",
-        "        ended = self._ended(worker)\n        self.threads.wait_until(lambda: worker.run is not None or ended)",
+        worker_thread.await_run,
+        "    threads.wait_until(lambda: worker.run is not None or ended(crew, worker))",
+        "    over = ended(crew, worker)\n    threads.wait_until(lambda: worker.run is not None or over)",
         ThreeStages,
     ),
     Fault(
