@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
+import cv2
 import numpy as np
 from hypothesis import given, strategies as st
 
+import pipegraph as pg
+from pipegraph import operators as ops
 from pipegraph.operators.images.crop import (
     DRAWS,
     RandomResizedCrop,
@@ -41,3 +44,15 @@ def test_a_crop_that_never_fits_becomes_the_largest_central_one():
     crop = RandomResizedCrop(scale=(1.0, 1.0))
     assert draw(crop, 0, 100, 1000, (9, 9), np.random.default_rng(0)).region == Region(0, 433, 100, 133)
     assert draw(crop, 0, 1000, 100, (9, 9), np.random.default_rng(0)).region == Region(433, 0, 133, 100)
+
+
+def test_a_random_crop_is_taken_from_every_place_where_it_fits():
+    pixels = np.arange(16, dtype=np.uint8).reshape(4, 4, 1).repeat(3, 2)
+    graph = pg.Graph("crops", seed=1)
+    crop = ops.RandomResizedCrop(scale=(0.25, 0.25), ratio=(1.0, 1.0))
+    samples = [{"image": cv2.imencode(".png", pixels)[1].tobytes()}] * 200
+    graph.add(ops.FromSequence(samples)).then(ops.DecodeImage(2, crop=crop))
+    with graph.loader() as loader:
+        found = {tuple(sample["image"][..., 0].flatten().tolist()) for sample in loader}
+    places = [(top, left) for top in range(3) for left in range(3)]
+    assert found == {tuple(pixels[t : t + 2, w : w + 2, 0].flatten().tolist()) for t, w in places}

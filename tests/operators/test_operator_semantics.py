@@ -194,6 +194,16 @@ def test_mix_ends_with_the_first_or_continues_until_all_have_ended():
     assert [x for x in every if x < 10] == [0, 1, 2, 3, 4]
 
 
+def test_mix_shares_out_the_weight_of_an_input_that_has_ended():
+    def make(graph):
+        inputs = [graph.add(ops.FromSequence([i] * n), name=f"s{i}") for i, n in enumerate((30, 2000, 2000))]
+        graph.add(ops.Mix([6, 3, 1], stop="all"), *inputs)
+
+    mixed = run(make)
+    behind = mixed[len(mixed) - mixed[::-1].index(0) :][:1500]
+    assert 0.72 < behind.count(1) / len(behind) < 0.78
+
+
 def test_branches_that_can_never_meet_end_with_an_error_that_names_the_queue():
     graph = pg.Graph("g")
     source = graph.add(ops.FromIterable(lambda: itertools.count()), name="source")

@@ -80,6 +80,31 @@ def test_a_seed_of_the_users_holds_for_the_rest_of_its_sample(workers) -> None:
     assert len({*found(lambda x: torch.initial_seed())}) == 8
 
 
+def draws_lazily(x: int) -> Iterator[float]:
+    yield torch.rand(()).item()
+
+
+def seeds_some_lazily(x: int) -> Iterator[float]:
+    if x % 3 == 1:
+        torch.manual_seed(5)
+    yield torch.rand(()).item()
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread", "process"])
+def test_a_seed_set_in_an_operator_is_over_with_its_sample_and_unknown_to_the_trainer(backend: str) -> None:
+    def found(function: Callable[[int], Any]) -> list[float]:
+        graph = pg.Graph("drawn", seed=3)
+        graph.add(ops.FromSequence(range(9))).then(ops.FlatMap(function), name="draw", backend=backend)
+        with graph.loader() as loader:
+            return list(loader)
+
+    before = torch.get_rng_state()
+    seeded, plain = found(seeds_some_lazily), found(draws_lazily)
+    assert torch.equal(torch.get_rng_state(), before)
+    given = torch.rand((), generator=torch.Generator().manual_seed(5)).item()
+    assert seeded == [given if x % 3 == 1 else plain[x] for x in range(9)]
+
+
 def draw_in_every_way(x: int) -> list[Any]:
     ones = torch.ones(4)
     return [
@@ -229,8 +254,13 @@ def test_in_processes_numpy_and_python_draw_the_samples_own_numbers_too(batched:
         with graph.loader() as loader:
             return outcome(list(loader))
 
+    def states() -> Any:
+        return torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())
+
+    before = states()
     one = run(1)
     assert one == run(3)
+    assert states() == before  # the trainer's own
     assert len({item[1] for item in one}) == len({item[3] for item in one}) == 24
 
 
