@@ -23,7 +23,7 @@ from pipegraph.operators.collate import collate
 from pipegraph.operators.images.choice import BACKENDS, family_of, note_of, open_backend, takes_native
 from pipegraph.operators.images.companions import Companions, names_of
 from pipegraph.operators.images.crop import DRAWS, Crop, check_crop, crop_window
-from pipegraph.operators.images.decoder import Interpolation, Scratch, check_interpolation
+from pipegraph.operators.images.decoder import INTERPOLATIONS, Interpolation, Scratch
 from pipegraph.operators.images.header import probe
 from pipegraph.operators.images.image_batch import FIELDS, ImageBatch, ImagePart, find_encoded, with_pixels
 from pipegraph.operators.images.native import NativeRows
@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 _pixels = Scratch()
 
 MOST_THREADS = 4
-"""Each image holds the interpreter's lock for 0.13 ms of its 1.3 ms of CPU (``benchmarks/gil.py``). With four workers
-threads gave a GPU 0.96 of what processes did, with fourteen 0.48 (``benchmarks/gpu_training.py``)."""
+"""Without the compiled decoder an image holds the interpreter's lock for 0.13 ms of its 1.3 ms of CPU, with it for 0.03
+of 1.0 (``benchmarks/gil.py``). Without it four threads gave a GPU 0.96 of what processes did, and fourteen 0.48
+(``benchmarks/gpu_training.py``)."""
 
 
 @final
@@ -115,7 +116,10 @@ class DecodeImage(RowOperator):
         if mode not in ("RGB", "L"):
             raise GraphError(f'DecodeImage: mode must be "RGB" or "L", got {mode!r}')
         check_crop(crop, (pair[0], pair[1]))
-        check_interpolation(interpolation)
+        if interpolation not in INTERPOLATIONS:
+            raise GraphError(
+                f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}"
+            )
         (self.output,) = names_of([output], "output")
         if region is not None:
             (region,) = names_of([region], "region")

@@ -27,8 +27,6 @@ from pipegraph.operators.images.simplejpeg import SimplejpegRegions
 class RegionDecoder(Protocol):
     """Decodes one region of a plain, complete image; safe on any number of threads."""
 
-    name: str
-
     def decode(
         self, data: Buffer, header: Header, region: Region, factor: int, channels: int
     ) -> ImageHWC | None:
@@ -49,8 +47,8 @@ class RegionBackend:
         decoders: of regions of JPEGs; each does what those before it cannot. The last one decodes other formats too.
     """
 
-    def __init__(self, name: str, decoders: Sequence[RegionDecoder]) -> None:
-        self.name, self._decoders = name, decoders
+    def __init__(self, decoders: Sequence[RegionDecoder]) -> None:
+        self._decoders = decoders
         self._pillow = PillowBackend()
 
     def decode_into(
@@ -104,7 +102,7 @@ def open_backend(name: str, whole: bool = False) -> ImageBackend:
                 PipegraphWarning,
                 stacklevel=2,
             )
-    return RegionBackend(name, [*decoders, last])
+    return RegionBackend([*decoders, last])
 
 
 def family_of(name: str) -> str:

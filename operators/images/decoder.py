@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pipegraph import concurrency
-from pipegraph.errors import GraphError
 from pipegraph.operators.images.crop import CropWindow
 from pipegraph.operators.images.header import Header
 
@@ -21,8 +20,6 @@ ImageHWC = npt.NDArray[np.uint8]
 
 class ImageBackend(Protocol):
     """Decodes one region of one image into memory that the caller owns; thread-safe."""
-
-    name: str
 
     def decode_into(
         self, data: Buffer, header: Header, window: CropWindow, out: ImageHWC, interpolation: Interpolation
@@ -41,12 +38,6 @@ class ImageBackend(Protocol):
             DecodeError: the image is truncated, broken, or of a kind that is not decoded.
         """
         ...
-
-
-def check_interpolation(interpolation: str) -> None:
-    """Raises GraphError for anything but one of ``INTERPOLATIONS``."""
-    if interpolation not in INTERPOLATIONS:
-        raise GraphError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}")
 
 
 KEPT_NBYTES = 64 * 2**20

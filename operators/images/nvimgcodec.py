@@ -96,8 +96,6 @@ class _PerThread(concurrency.local):
 class NvimgcodecRegions:
     """See ``RegionDecoder``. JPEG at factor 1 only."""
 
-    name = "nvimgcodec"
-
     def __init__(self) -> None:
         self._nv = load()
         self._parameters = parameters(self._nv)

@@ -89,8 +89,6 @@ def resize_into(
 class OpencvRegions:
     """See ``RegionDecoder``. Decodes every plain format."""
 
-    name = "opencv"
-
     def __init__(self) -> None:
         cv2 = opencv()
         reduced = {1: 0} | {n: getattr(cv2, f"IMREAD_REDUCED_GRAYSCALE_{n}") for n in (2, 4, 8)}

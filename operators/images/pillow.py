@@ -58,8 +58,6 @@ def _refuse_cut_off(image: Any) -> None:
 class PillowBackend:
     """See the module; the other backends give it everything unusual."""
 
-    name = "pillow"
-
     def __init__(self) -> None:
         self._images = pillow("decoding images")
 

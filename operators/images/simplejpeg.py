@@ -25,8 +25,6 @@ _MARGIN_ROWS = 16
 class SimplejpegRegions:
     """See ``RegionDecoder``. JPEG only."""
 
-    name = "simplejpeg"
-
     def __init__(self) -> None:
         simplejpeg = extra_module("simplejpeg", "images", "backend='simplejpeg'")
         self._decode_jpeg: Any = simplejpeg.decode_jpeg
