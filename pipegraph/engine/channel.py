@@ -16,15 +16,13 @@ Behaviour contract (what differs from this is a bug):
 * A put returns False for an unwanted item (``unwanted``); the unwanted samples of a bundle are left out.
 
 All state changes under ``_lock``. Lock order: channel, then activity, account or watermark; never two channels.
-Invariant: while the lock is free, the first waiting putter cannot enter (its item is wanted but has no room, or it is
-not its turn).
+Invariant: while the lock is free, no waiting putter can enter: its item has no room, or it is not its turn.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from operator import attrgetter
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -33,10 +31,9 @@ from pipegraph.chunk import Chunk, EndOfEpoch, Item, Token
 from pipegraph.engine.activity import Activity, Cancelled, Leaving, Waiter
 from pipegraph.engine.contents import Contents
 from pipegraph.engine.memory import Buffers
+from pipegraph.engine.putters import Putter, Putters, Stamp
 from pipegraph.engine.stage_pump import StagePump
 from pipegraph.engine.unwanted import Unwanted
-
-Stamp = Callable[[Item], None]
 
 
 class ChannelStats(NamedTuple):
@@ -51,28 +48,6 @@ class ChannelStats(NamedTuple):
     get_wait_ns: int
     putters_waiting: int
     getters_waiting: int
-
-
-class _Putter(Waiter):
-    """A thread that waits to put an item.
-
-    Attributes:
-        item: the item that needs room; None if the thread waits only for its turn.
-        entered: the result of its ``put``; None until it may continue, and if it was cancelled.
-    """
-
-    __slots__ = ("entered", "item", "last", "seq", "stamp")
-
-    def __init__(self, seq: int, item: Item | None, last: bool, stamp: Stamp | None) -> None:
-        super().__init__(perf_counter_ns())
-        self.seq = seq
-        self.item = item
-        self.last = last
-        self.stamp = stamp
-        self.entered: bool | None = None
-
-
-_seq = attrgetter("seq")
 
 
 class Channel:
@@ -103,8 +78,6 @@ class Channel:
         bundle_rows: int = 1,
         heavy_capacity: int | None = None,
     ) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity must be >= 1, got {capacity}")
         self.activity = activity or Activity()
         self.pump: StagePump | None = None
         self.on_take: Callable[[int, Item], None] | None = None
@@ -117,7 +90,7 @@ class Channel:
         self._contents = Contents(capacity, max_bytes, sequenced, bundle_rows, heavy_capacity)
         self._unwanted = Unwanted()
         self._cancelled = False
-        self._putters: deque[_Putter] = deque()
+        self._putters = Putters()
         self._getters: deque[Waiter] = deque()
         self._tickets = 0
         self._gets = 0
@@ -169,7 +142,7 @@ class Channel:
                 return entered
             if self._getters and self._contents.ready:
                 self._wake_getter()  # for what was put with ``more``
-            waiter = _Putter(seq, item, last, stamp)
+            waiter = Putter(seq, item, last, stamp)
             self._putters.append(waiter)
             self._has_changed()
         self._wait(waiter, self._putters)
@@ -211,21 +184,11 @@ class Channel:
 
     def _let_in(self) -> None:
         """Let all putters enter that can, after more room, a new next number, or fewer wanted items."""
-        while self._putters and (first := self._first_to_enter()) is not None:
+        while self._putters and (first := self._putters.first(self._may_enter)) is not None:
             first.entered = self._enter(first.seq, first.item, first.last, first.stamp)
             first.wake(self.activity)
             self._putters.remove(first)
-            if self.changed is not None:
-                self.changed()
-
-    def _first_to_enter(self) -> _Putter | None:
-        waiting = self._putters
-        for waiter in sorted(waiting, key=_seq) if len(waiting) > 1 else waiting:
-            if self._may_enter(waiter.seq, waiter.item):
-                return waiter
-            if waiter.item is not None:
-                return None  # nothing overtakes it
-        return None
+            self._has_changed()
 
     # -- getting -------------------------------------------------------------------------------
 
@@ -394,20 +357,14 @@ class Channel:
     def full(self) -> bool:
         """Whether the item that must come next waits for room."""
         with self._lock:
-            return self._blocked() is not None
-
-    def _blocked(self) -> _Putter | None:
-        first = min(self._putters, key=_seq, default=None)
-        if first is None or first.item is None or not self._contents.is_next(first.seq):
-            return None
-        return first
+            return self._putters.blocked(self._contents.is_next) is not None
 
     def grow(self) -> int:
         """Parks' rule: make room for the item that must come next. Returns the new capacity."""
         with self._lock:
-            waiter = self._blocked()
-            if waiter is not None and waiter.item is not None:
-                self._contents.grow(waiter.item)
+            item = self._putters.blocked(self._contents.is_next)
+            if item is not None:
+                self._contents.grow(item)
                 self._let_in()
                 self._has_changed()
             return self._contents.capacity
@@ -424,12 +381,11 @@ class Channel:
     def look(self, now_ns: int | None = None) -> ChannelStats:
         """As :meth:`stats`, under the lock."""
         now = perf_counter_ns() if now_ns is None else now_ns
-        contents = self._contents
         return ChannelStats(
-            capacity=contents.capacity,
-            depth=contents.held,
-            nbytes=contents.nbytes,
-            puts=self._gets + contents.held,
+            capacity=self._contents.capacity,
+            depth=self._contents.held,
+            nbytes=self._contents.nbytes,
+            puts=self._gets + self._contents.held,
             gets=self._gets,
             put_wait_ns=self._put_wait_ns + sum(max(0, now - waiter.since_ns) for waiter in self._putters),
             get_wait_ns=self._get_wait_ns + sum(max(0, now - waiter.since_ns) for waiter in self._getters),
