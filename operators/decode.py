@@ -39,7 +39,7 @@ _pixels = Scratch()
 
 MOST_THREADS = 4
 """Without the compiled decoder an image holds the interpreter's lock for 0.13 ms of its 1.3 ms of CPU, with it for 0.03
-of 1.0 (``benchmarks/gil.py``). Without it four threads gave a GPU 0.96 of what processes did, and fourteen 0.48
+to 0.04 of 1.0 (``benchmarks/gil.py``). Without it four threads gave a GPU 0.96 of what processes did, and fourteen 0.48
 (``benchmarks/gpu_training.py``)."""
 
 
