@@ -63,7 +63,7 @@ if __name__ == "__main__":
         torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if arguments.smoke:
-        from pipegraph.cli.demo_shapes import make_files
+        from pipegraph.cli.demo import make_files
 
         torch.manual_seed(0)
         model = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 8))

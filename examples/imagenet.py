@@ -118,7 +118,7 @@ if __name__ == "__main__":
     parser.add_argument("--smoke", action="store_true", help="two epochs on drawn images, in seconds")
     arguments = parser.parse_args()
     if arguments.smoke:
-        from pipegraph.cli.demo_shapes import make_files
+        from pipegraph.cli.demo import make_files
 
         with tempfile.TemporaryDirectory() as folder:
             make_files(folder)

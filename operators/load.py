@@ -25,8 +25,7 @@ from pipegraph.operators.shared_reader import (
 from pipegraph.storage.shard_files import read_file
 
 if TYPE_CHECKING:
-    from pipegraph.columns import Columns
-    from pipegraph.encoded_rows import EncodedRows
+    from pipegraph.columns import Columns, EncodedRows
     from pipegraph.operators.shards import ShardSelect
     from pipegraph.reader.block_reader import BlockReader
     from pipegraph.storage import NodeCache

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from pipegraph.loader.in_transformers import TrainOnLoader as TrainOnLoader
     from pipegraph.loader.loader import Loader as Loader
     from pipegraph.loader.torch_dataloader import DataLoader as DataLoader
-    from pipegraph.policies import Retry as Retry, Skip as Skip
     from pipegraph.profile.live import live as live
     from pipegraph.profile.record import record as record
     from pipegraph.profile.values import Profile as Profile
     from pipegraph.replicas import ReplicaExecutor as ReplicaExecutor
+    from pipegraph.stage_spec import Retry as Retry, Skip as Skip
     from pipegraph.storage.node_cache import NodeCache as NodeCache
     from pipegraph.storage.writing.shard_writer import ShardWriter as ShardWriter
 
@@ -55,11 +55,11 @@ _MODULES = {
     "loader.in_transformers": "TrainOnLoader",
     "loader.loader": "Loader",
     "loader.torch_dataloader": "DataLoader",
-    "policies": "Retry Skip",
     "profile.live": "live",
     "profile.record": "record",
     "profile.values": "Profile",
     "replicas": "ReplicaExecutor",
+    "stage_spec": "Retry Skip",
     "storage.node_cache": "NodeCache",
     "storage.writing.shard_writer": "ShardWriter",
 }

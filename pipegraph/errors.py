@@ -189,11 +189,8 @@ class StuckWorker(PipegraphWarning):
     """User code did not return in time; its daemon thread was abandoned."""
 
 
-def install_line(extra: str, distribution: str | None = None) -> str:
-    """``pip install`` with what an extra stands for, or with one distribution of it.
-
-    Where pipegraph runs from its sources, and nothing was installed that could be asked, it is the clone's own line.
-    """
+def requirements_of(extra: str) -> list[str]:
+    """What an extra stands for; nothing where pipegraph runs from its sources, and was not installed."""
     from importlib import metadata  # takes longer than all of this module
 
     try:
@@ -201,9 +198,20 @@ def install_line(extra: str, distribution: str | None = None) -> str:
     except metadata.PackageNotFoundError:
         stated = []
     parts = (each.replace("'", '"').partition(";") for each in stated)
-    wanted = [requirement.strip() for requirement, _, marker in parts if f'extra == "{extra}"' in marker]
-    if distribution is not None:
-        wanted = [each for each in wanted if re.match(r"[\w.-]+", each)[0].lower() == distribution.lower()]  # type: ignore[index]
+    return [requirement.strip() for requirement, _, marker in parts if f'extra == "{extra}"' in marker]
+
+
+def distribution_of(requirement: str) -> str:
+    """Its name alone."""
+    return re.match(r"[\w.-]*", requirement)[0]  # type: ignore[index]
+
+
+def install_line(extra: str, distribution: str | None = None) -> str:
+    """``pip install`` with what an extra stands for, or with one distribution of it.
+
+    Where pipegraph runs from its sources it is the clone's own line.
+    """
+    wanted = [each for each in requirements_of(extra) if distribution in (None, distribution_of(each))]
     return "pip install " + (" ".join(f'"{each}"' for each in wanted) or f'-e ".[{extra}]"')
 
 

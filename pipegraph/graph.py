@@ -12,8 +12,7 @@ from pipegraph.contracts import Component, FanIn, Operator, Source
 from pipegraph.errors import GraphError, shown
 from pipegraph.integers import flag, integer
 from pipegraph.parameters import plain_parameters
-from pipegraph.policies import Policy
-from pipegraph.stage_spec import RESERVED, Edge, StageSpec
+from pipegraph.stage_spec import RESERVED, Edge, Policy, StageSpec
 from pipegraph.units import parse_bytes
 
 if TYPE_CHECKING:

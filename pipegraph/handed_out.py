@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 from zlib import crc32
@@ -12,8 +11,6 @@ import torch
 
 from pipegraph.errors import GraphError
 from pipegraph.tree import leaves
-
-log = logging.getLogger("pipegraph")
 
 
 class Results:
@@ -59,12 +56,6 @@ class Results:
         """
         if self.left <= 0:
             return result
-        if result is None and item is not None and self.left == self.CHECKED:
-            log.warning(
-                "%s returned None for its first item, which goes on as None: does it end without a return? To drop "
-                "items, use ops.Filter",
-                self._whose,
-            )
         self.left -= 1
         arrays = [] if result is item else _arrays(result)
         for kept, checksum in self._before:

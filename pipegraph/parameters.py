@@ -12,7 +12,6 @@ from itertools import repeat
 from types import CoroutineType
 from typing import Any, Final
 
-from pipegraph.closing import Closing
 from pipegraph.errors import GraphError, shown
 
 ENTRIES = 1000
@@ -50,17 +49,14 @@ UNORDERED: Final = (
 
 
 def is_iterator(items: Any) -> bool:
-    """Whether it can be read only once. A loader has ``__next__`` only to say that it is none."""
-    return isinstance(items, Iterator) and not isinstance(items, Closing)
+    """Whether it can be read only once."""
+    return isinstance(items, Iterator)
 
 
 def iterator_of(items: Any) -> Iterator[Any]:
     """As ``iter``; but what only answers to indices is asked for ``len`` items, for it may answer to any index."""
     if not hasattr(items, "__iter__") and not hasattr(items, "__getitem__"):
-        raise TypeError(
-            f"the function must return an iterable of items, or yield them, got {type(items).__name__}"
-            + (" (does it end without a return?)" if items is None else "")
-        )
+        raise TypeError(f"the function must return an iterable of items, got {type(items).__name__}")
     if isinstance(items, set | frozenset):
         raise TypeError(f"the function returned {UNORDERED}")
     if not hasattr(items, "__iter__") and hasattr(items, "__len__"):
@@ -71,17 +67,6 @@ def iterator_of(items: Any) -> Iterator[Any]:
 def without_rewind(items: Iterator[Any]) -> Iterator[Any]:
     """The iterator, of which ``iter`` may be called again: that of a user's own class may begin anew then."""
     return items if type(items).__module__ in ("builtins", "itertools") else map(next, repeat(items))
-
-
-def chunks_of(made: Any) -> Iterator[Any]:
-    """As ``iter``, of what an operator that makes several chunks of one has returned."""
-    if not hasattr(made, "__iter__"):
-        got = None if made is None else type(made).__name__
-        raise TypeError(
-            f"process and flush must return an iterable of chunks, got {got}: "
-            "return [chunk], or () if there is none"
-        )
-    return iter(made)
 
 
 def not_awaited(made: CoroutineType[Any, Any, Any]) -> TypeError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Iterable, Set
 from typing import Any
 
@@ -30,16 +29,6 @@ def path_of(given: Any, what: str) -> str:
         remedy = "the current folder is '.'" if not path else "no file's name has a null character"
         raise GraphError(f"{what} must be a path, got {shown(given)}; {remedy}")
     return path
-
-
-def write_text(path: pathlib.Path, text: str) -> None:
-    """Write a file; an error names it, which that of a full disk does not by itself."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        raise
 
 
 def paths_of(given: Any, what: str, others: type | tuple[type, ...] = ()) -> str | list[Any]:

@@ -1,4 +1,4 @@
-"""One stage as described by the user, validated on construction."""
+"""One stage as described by the user, and its error policy: frozen values, validated on construction."""
 
 from __future__ import annotations
 
@@ -7,9 +7,62 @@ from dataclasses import dataclass
 
 from pipegraph.backends import StageBackend, backend_of
 from pipegraph.contracts import FanOut, Operator, Source
-from pipegraph.errors import GraphError
-from pipegraph.integers import flag, integer
-from pipegraph.policies import Policy, Retry, Skip, check_policy, retry_of, skip_of
+from pipegraph.errors import GraphError, shown
+from pipegraph.integers import amount, flag, integer
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Leave failing items out, at most ``budget`` of them per stage, rank and epoch, counted from the last start.
+
+    Args:
+        budget: a count (int), or a share of the stage's items (a float of at most 1), or None for no limit. A share is
+            checked at each failure from the 100th item on, and again at the end of every epoch, however short. If it is
+            exceeded at the end, the pass ends with a :class:`~pipegraph.errors.BudgetError`.
+
+    The logger ``pipegraph`` warns at the first item that a stage leaves out.
+
+    Raises:
+        GraphError: ``budget`` is negative, or a share above 1.
+    """
+
+    budget: int | float | None = None
+
+    def __post_init__(self) -> None:
+        if self.budget is None or (isinstance(self.budget, float) and 0 <= self.budget <= 1):
+            return
+        rule = "must be a count (an int >= {}), a share (a float of 0 to 1) or None"
+        object.__setattr__(self, "budget", integer(self.budget, "Skip: budget", 0, rule))
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Try a failing item again, then do ``then``.
+
+    Args:
+        times: number of tries after the first.
+        backoff: seconds before the first retry; doubles with each one. Closing the loader does not wait for it.
+        then: ``"raise"`` or :class:`Skip`.
+
+    Raises:
+        GraphError: ``times`` or ``backoff`` is below 0, or ``then`` is something else.
+    """
+
+    times: int = 1
+    backoff: float = 0.0
+    then: str | Skip = "raise"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "times", integer(self.times, "Retry: times", 0))
+        amount(self.backoff, "Retry: backoff (seconds)", refusal=GraphError)
+        if self.then != "raise" and not isinstance(self.then, Skip):
+            raise GraphError(f'Retry: then must be "raise" or pg.Skip(...), got {shown(self.then)}')
+
+
+Policy = str | Skip | Retry
+
+
+_ONCE = Retry(0)
 
 RESERVED = ("(output)", "consumer")
 """What states and profiles name beside stages."""
@@ -66,7 +119,11 @@ class StageSpec:
                 )
             object.__setattr__(self, "timeout", float(self.timeout))
         object.__setattr__(self, "ordered", flag(self.ordered, f"stage {name!r}: ordered"))
-        check_policy(self.on_error, name)
+        if self.on_error != "raise" and not isinstance(self.on_error, Skip | Retry):
+            raise GraphError(
+                f'stage {name!r}: on_error must be "raise", pg.Skip(budget) or pg.Retry(times, backoff, then=...), '
+                f"got {shown(self.on_error)}"
+            )
 
     @property
     def outputs(self) -> int:
@@ -76,9 +133,10 @@ class StageSpec:
     @property
     def retry(self) -> Retry:
         """How often the stage tries an item that fails again."""
-        return retry_of(self.on_error)
+        return self.on_error if isinstance(self.on_error, Retry) else _ONCE
 
     @property
     def skip(self) -> Skip | None:
         """What it leaves out once retries are used up; None if a failure ends the pass."""
-        return skip_of(self.on_error)
+        last = self.on_error.then if isinstance(self.on_error, Retry) else self.on_error
+        return last if isinstance(last, Skip) else None

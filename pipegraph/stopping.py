@@ -1,9 +1,10 @@
-"""The stop event of a pipeline, usable by threads that wait on something else."""
+"""The stop event of a pipeline, usable by threads that wait on something else; and what a ``with`` block closes."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Self
 
 from pipegraph import concurrency
 
@@ -61,3 +62,19 @@ class Stopping:
         finally:
             with self._lock:
                 self._ends.remove(end)
+
+
+class Closing:
+    """Closed at the end of a ``with`` block, however that ends."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """End what it holds."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

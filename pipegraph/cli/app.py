@@ -25,10 +25,9 @@ app = typer.Typer(
 Target = Annotated[
     str,
     typer.Argument(
-        metavar="FILE[:GRAPH]",
-        help="A Python file, and the name of the graph in it or of a function that returns one; a file with one graph "
-        "needs no name. The file is imported: what it does as a program, such as training, belongs under "
-        "if __name__ == '__main__'.",
+        metavar="FILE:GRAPH",
+        help="A Python file, and the name of the graph in it or of a function that returns one. The file is imported: "
+        "what it does as a program, such as training, belongs under if __name__ == '__main__'.",
     ),
 ]
 
@@ -80,7 +79,7 @@ def demo(
 ) -> None:
     """Train a small network on images, stop in the middle, resume, and show the profile."""
     if make is not None:
-        from pipegraph.cli.demo_shapes import make_files
+        from pipegraph.cli.demo import make_files
 
         print(*make_files(make), sep="\n")
     else:
@@ -154,15 +153,11 @@ def index(
             show_default="8 MB, more for datasets above 8 TB",
         ),
     ] = None,
-    store: Annotated[
-        list[str] | None,
-        typer.Option(help="An option of the store, such as endpoint=https://host:9000; may be repeated."),
-    ] = None,
 ) -> None:
     """Index shards once, so that any order over them can start at any sample."""
     from pipegraph.cli.shard_commands import run_index
 
-    run_index(parts, out, checksums, block_size, store or [])
+    run_index(parts, out, checksums, block_size)
 
 
 @app.command(

@@ -5,44 +5,26 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
-from importlib import metadata, util
-from typing import NamedTuple
+from importlib import metadata
 
-from pipegraph.errors import MissingExtraError, install_line
+from pipegraph.errors import MissingExtraError, distribution_of, install_line, requirements_of
 from pipegraph.machine import available_memory, cores, lacking_for_processes
 from pipegraph.units import format_bytes
 
-
-class OptionalPart(NamedTuple):
-    """An optional part: its module, the extra that installs it, what it is for, and its distribution."""
-
-    module: str
-    extra: str
-    purpose: str
-    distribution: str
-
-
-PARTS = (
-    OptionalPart("cv2", "images", "decoding images", "opencv-python-headless"),
-    OptionalPart("PIL", "images", "decoding images, reference", "Pillow"),
-    OptionalPart("simplejpeg", "images", "decoding JPEG faster", "simplejpeg"),
-    OptionalPart(
-        "nvidia.nvimgcodec", "nvimgcodec", "decoding images with nvImageCodec", "nvidia-nvimgcodec-cu13"
-    ),
-    OptionalPart("nvidia.dali", "dali", "decoding with DALI", "nvidia-dali-cuda130"),
-    OptionalPart("obstore", "cloud", "object stores (S3, GCS, Azure, HTTP)", "obstore"),
-    OptionalPart("fsspec", "fsspec", "other stores (hf://, hdfs://, ftp://)", "fsspec"),
-    OptionalPart("pyarrow", "shards", "Parquet and Arrow shards", "pyarrow"),
-    OptionalPart("zstandard", "shards", "zstd-compressed shards", "zstandard"),
-    OptionalPart("google_crc32c", "shards", "checksums of shards", "google-crc32c"),
-    OptionalPart("ray", "ray", "stages on a Ray cluster", "ray"),
-    OptionalPart("jinja2", "report", "report pages", "jinja2"),
-    OptionalPart("prometheus_client", "metrics", "metrics for Prometheus", "prometheus_client"),
-    OptionalPart("datasets", "hf", "Hugging Face datasets", "datasets"),
-    OptionalPart("rich", "cli", "progress bars", "rich"),
-    OptionalPart("typer", "cli", "the command line", "typer"),
-)
-
+EXTRAS = {
+    "images": "decoding images",
+    "nvimgcodec": "decoding images with nvImageCodec",
+    "dali": "decoding with DALI",
+    "cloud": "object stores (S3, GCS, Azure, HTTP)",
+    "fsspec": "other stores (hf://, hdfs://, ftp://)",
+    "shards": "Parquet, Arrow, zstd, checksums",
+    "ray": "stages on a Ray cluster",
+    "report": "report pages",
+    "metrics": "metrics for Prometheus",
+    "hf": "Hugging Face datasets",
+    "cli": "the command line",
+}
+"""What each extra is for."""
 
 ENOUGH_FILES = 4096
 """Open files that no pipeline runs out of: a worker process takes four, each shared slab one until it was sent."""
@@ -52,11 +34,11 @@ def report() -> str:
     """Facts and optional parts as aligned text; of the parts it imports only the decoders."""
     lines = [f"{name:<12}{value}" for name, value in [*_facts(), *_processes(), *_devices(), *_decoders()]]
     lines += ["", "optional parts"]
-    width = max(len(part.distribution) for part in PARTS)
-    for part in PARTS:
-        found = _version(part)
-        state = found or f"missing: {install_line(part.extra, part.distribution)}"
-        lines.append(f"  {part.distribution:<{width}}  {part.purpose:<38}{state}")
+    for extra, purpose in EXTRAS.items():
+        for name in map(distribution_of, requirements_of(extra)):
+            lines.append(
+                f"  {name:<22}  {purpose:<38}{_version(name) or f'missing: {install_line(extra, name)}'}"
+            )
     return "\n".join(lines)
 
 
@@ -125,13 +107,8 @@ def _decoders() -> list[tuple[str, str]]:
     return [("decoder", note_of("auto"))]
 
 
-def _version(part: OptionalPart) -> str | None:
+def _version(distribution: str) -> str | None:
     try:
-        if util.find_spec(part.module) is None:
-            return None
-    except ModuleNotFoundError:
-        return None
-    try:
-        return metadata.version(part.distribution)
+        return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return "installed"
+        return None

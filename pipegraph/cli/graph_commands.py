@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib.util
 import sys
 import threading
-import traceback
 from pathlib import Path
 from time import perf_counter
-from types import FunctionType, ModuleType
 from typing import Any
 
 from pipegraph.cli.progress_bars import ProgressLine
-from pipegraph.errors import DataError, GraphError, LoaderClosedError, described
+from pipegraph.errors import DataError, GraphError, LoaderClosedError
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
 from pipegraph.profile.record import record
@@ -90,18 +88,8 @@ def _run_for(loader: Loader, seconds: float, step_s: float, progress: ProgressLi
 
 
 def load_graph(target: str) -> Graph:
-    """The graph that ``train.py:graph`` names, or the only one in ``train.py``; a function without arguments is called
-    for it."""
-    if target.endswith(".py"):
-        graphs = _named(_run(Path(target)), Graph)
-        different = {id(graph) for graph in graphs.values()}
-        if len(different) != 1:
-            raise GraphError(
-                f"{target} has {len(different)} graphs: {', '.join(graphs) or 'none'}; say which, or which function "
-                f"returns it: {target}:{next(iter(graphs), 'FUNCTION')}"
-            )
-        return next(iter(graphs.values()))  # type: ignore[no-any-return]
-    found = load_object(target, Graph)
+    """The graph that ``train.py:graph`` names; a function without arguments is called for it."""
+    found = load_object(target)
     if not isinstance(found, Graph):
         raise GraphError(
             f"{target} is of type {type(found).__name__}, no graph and no function that returns one"
@@ -109,62 +97,26 @@ def load_graph(target: str) -> Graph:
     return found
 
 
-def load_object(target: str, kind: type | None = None) -> Any:
+def load_object(target: str) -> Any:
     """What ``FILE:NAME`` names; a function without arguments is called for it.
 
-    Args:
-        kind: what is looked for: something of it is never called, and others of it are named in the error.
-
     Raises:
-        GraphError: the file cannot be found or run, or has no such name, or the function fails.
+        GraphError: there is no such file, or no such name in it.
     """
-    file, colon, name = target.rpartition(":")
-    if not colon or not file or not name:
+    file, _, name = target.rpartition(":")
+    if not file or not name:
         raise GraphError(f"expected a Python file and a name in it, such as train.py:graph, got {target!r}")
-    module = _run(Path(file))
-    if not hasattr(module, name):
-        there = ", ".join([*_named(module, kind or FunctionType), *_named(module, FunctionType)])
-        raise GraphError(f"{file} has no {name!r}; it has {there or 'nothing of the kind'}")
-    found: Any = getattr(module, name)
-    if callable(found) and not (kind is not None and isinstance(found, kind)):
-        try:
-            found = found()
-        except Exception as error:
-            raise GraphError(f"{target}() failed: {_where(error, file)}") from error
-    return found
-
-
-def _named(module: ModuleType, kind: type) -> dict[str, Any]:
-    """What the file itself has of a kind: functions that it imports are none of its own."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, kind) and getattr(value, "__module__", "") in (module.__name__, kind.__module__)
-    }
-
-
-def _run(path: Path) -> ModuleType:
+    path = Path(file)
     if not path.is_file():
-        raise GraphError(f"there is no file {str(path)!r}")
+        raise GraphError(f"there is no file {file!r}")
     # Under its own name, as if imported from its folder, so that what it imports beside it is found.
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise GraphError(f"{str(path)!r} is not a Python file (.py)")
+        raise GraphError(f"{file!r} is not a Python file (.py)")
     sys.path.insert(0, str(path.resolve().parent))
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise GraphError(f"{path} could not be run: {_where(error, str(path))}") from error
-    return module
-
-
-def _where(error: BaseException, file: str) -> str:
-    text = described(error)
-    wanted = str(Path(file).resolve())
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename and str(Path(frame.filename).resolve()) == wanted
-    ]
-    return f"{text} (line {lines[-1]})" if lines else text
+    spec.loader.exec_module(module)
+    if not hasattr(module, name):
+        raise GraphError(f"{file} has no {name!r}")
+    found = getattr(module, name)
+    return found() if callable(found) else found

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipegraph.cli.progress_bars import ProgressLine
-from pipegraph.errors import GraphError, MissingExtraError
+from pipegraph.errors import GraphError
 from pipegraph.reader.manifests import manifest_beside
 from pipegraph.storage import build_manifest
 from pipegraph.storage.indexing import IndexProgress
@@ -18,17 +18,14 @@ from pipegraph.storage.writing.pack import PackProgress, pack_shards
 from pipegraph.units import counted, format_bytes, parse_bytes
 
 
-def run_index(
-    parts: Sequence[str], out: str | None, checksums: bool, block_size: str | None, store: Sequence[str]
-) -> None:
+def run_index(parts: Sequence[str], out: str | None, checksums: bool, block_size: str | None) -> None:
     """See ``pipegraph index --help``. Shards that lie in several folders, or come over HTTP, have their manifest in the
     current folder."""
-    options = dict(_option(each) for each in store)
     block_nbytes = None if block_size is None else parse_bytes(block_size, "--block-size")
     with contextlib.ExitStack() as stack:
         client = None
         if any(map(is_url, [out or "", *parts])):
-            client = stack.enter_context(StoreClient(options))
+            client = stack.enter_context(StoreClient())
         found = expand_parts(parts, store=client)
         if out is None:
             out = manifest_beside(found)
@@ -39,29 +36,12 @@ def run_index(
         def show(state: IndexProgress) -> None:
             progress.count("indexing", state.parts_done, state.parts, f"{state.samples:,} samples")
 
-        try:
-            manifest = build_manifest(
-                found,
-                out,
-                store=client,
-                checksums=checksums,
-                block_nbytes=block_nbytes,
-                progress=show,
-            )
-        except MissingExtraError as error:
-            if checksums:
-                error.add_note("or index by headers only: --no-checksums")
-            raise
+        manifest = build_manifest(
+            found, out, store=client, checksums=checksums, block_nbytes=block_nbytes, progress=show
+        )
     size = format_bytes(manifest.nbytes)
     samples, shards = counted(len(manifest), "sample"), counted(len(manifest.parts), "shard")
     print(f"{samples} in {shards} ({size}): wrote {safe_url(out)}")
-
-
-def _option(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise GraphError(f"--store {name!r}: an option is name=value, such as region=eu-1")
-    return name, value
 
 
 def run_pack(source: str, target: str, format: str, size: str, shuffle: bool, seed: int) -> None:

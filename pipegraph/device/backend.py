@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from pipegraph import concurrency
-from pipegraph.closing import Closing
 from pipegraph.errors import DeviceError
+from pipegraph.stopping import Closing
 
 
 @dataclass(frozen=True, slots=True)

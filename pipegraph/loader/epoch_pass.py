@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -16,7 +15,7 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.crew import Crew
 from pipegraph.engine.run import Run
 from pipegraph.engine.stage.row_intake import rows_of
-from pipegraph.errors import LoaderClosedError, PipegraphWarning, as_raised
+from pipegraph.errors import LoaderClosedError, as_raised
 from pipegraph.loader.pass_totals import Interval, PassTotals
 from pipegraph.loader.place import RowsInDelivery
 
@@ -208,8 +207,6 @@ class Pass:
                 self._finish()
             return ENDLESS
         if not agreement.may_deliver(steps - self._first, self):
-            if not (agreement.allowed or self._place.restored):
-                self._warn_of_no_steps()
             self._cut_short()
         return self._first + agreement.allowed
 
@@ -219,18 +216,6 @@ class Pass:
         while self._rest:
             self._release(self._rest.pop().buffers)
         self._finish()
-
-    def _warn_of_no_steps(self) -> None:
-        rank, world_size = self.own
-        whose = f"another rank has no step in it, this one (rank {rank} of {world_size}) has"
-        if not self._waiting()[0]:
-            whose = f"rank {rank} of {world_size} has no step in it"
-        warnings.warn(
-            f"epoch {self.epoch} delivers nothing on any rank: {whose}, and equal_steps=True ends all ranks with the "
-            "first that ends; give each rank at least one batch, or say equal_steps=False",
-            PipegraphWarning,
-            stacklevel=4,
-        )
 
     def _finish(self) -> NoReturn:
         self.why_over = self.why_over or FINISHED

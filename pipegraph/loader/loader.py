@@ -20,11 +20,10 @@ from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pipegraph import concurrency, forks
 from pipegraph.chunk import Chunk
-from pipegraph.closing import Closing
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.crew import Crew
 from pipegraph.engine.run import Run
@@ -43,6 +42,7 @@ from pipegraph.loader.place import Place
 from pipegraph.loader.position import Progress, warn_of_unsaved
 from pipegraph.machine import available_memory
 from pipegraph.planning.tunable import tune_all, why_not_tuned
+from pipegraph.stopping import Closing
 
 if TYPE_CHECKING:
     from pipegraph.loader.same_data import SameData
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from pipegraph.planning.plan import Plan
     from pipegraph.profile import Profile
     from pipegraph.profile.headspace import Headspace
-    from pipegraph.tuning.search import Tuning
-    from pipegraph.tuning.tuner import Tuner
+    from pipegraph.profile.search import Tuning
+    from pipegraph.profile.tuner import Tuner
 
 
 class Observer(Protocol):
@@ -86,7 +86,7 @@ class Loader(Closing):
         self._digest: dict[str, str] | None = None
         self._tuner: Tuner | None = None
         if any(stage.tuned for stage in self.plan.running):
-            from pipegraph.tuning.tuner import Tuner
+            from pipegraph.profile.tuner import Tuner
 
             self._tuner = Tuner(self.plan)
         self._observers: list[Observer] = [] if self._tuner is None else [self._tuner]
@@ -142,9 +142,6 @@ class Loader(Closing):
     def __iter__(self) -> Iterator[Any]:
         """Begin the next pass. This ends a running pass; its iterator then raises an error."""
         return self._begin(whole=False)
-
-    def __next__(self) -> NoReturn:
-        raise TypeError("a Loader is not an iterator: use `for batch in loader`, or next(iter(loader))")
 
     def chunks(self) -> Iterator[Chunk]:
         """Begin the next pass; it gives :class:`~pipegraph.Chunk` objects with keys, positions and epoch."""
@@ -467,12 +464,6 @@ class Loader(Closing):
             running.turn = self._turn
         self._left_behind, self._crew, self._totals = (self._crew, self._totals), None, None
         self._end()
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "a Loader belongs to the process that made it and cannot be copied or sent to another; send the graph, and "
-            "call graph.loader() there"
-        )
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "running" if self._running() is not None else "waiting"

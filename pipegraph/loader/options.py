@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from pipegraph.errors import GraphError, PipegraphWarning, shown
+from pipegraph.errors import GraphError
 from pipegraph.integers import amount, flag, integer
 from pipegraph.units import parse_bytes
 
@@ -60,12 +59,6 @@ def resolve(rank: int | None, world_size: int | None, mesh: Any = None) -> tuple
 
 
 def _from_mesh(mesh: Any) -> tuple[int, int]:
-    if not hasattr(mesh, "get_local_rank"):
-        raise GraphError(f"mesh must be one dimension of a DeviceMesh, such as mesh['dp'], got {shown(mesh)}")
-    if getattr(mesh, "ndim", 1) != 1:
-        raise GraphError(
-            f"mesh must be one dimension of a DeviceMesh, such as mesh['dp'], got {mesh.ndim} dimensions"
-        )
     return int(mesh.get_local_rank()), int(mesh.size())
 
 
@@ -75,20 +68,7 @@ def _found() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        try:
-            return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        except ValueError as error:
-            raise GraphError(
-                f"RANK={os.environ['RANK']!r} and WORLD_SIZE={os.environ['WORLD_SIZE']!r} must be numbers"
-            ) from error
-    alone = [f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE") if name in os.environ]
-    if alone and alone[0] not in ("RANK=0", "WORLD_SIZE=1"):
-        warnings.warn(
-            f"{alone[0]} is set without the other of RANK and WORLD_SIZE: this process reads all samples, as the only "
-            "rank; set both, or give loader(rank=..., world_size=...)",
-            PipegraphWarning,
-            stacklevel=2,
-        )
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return 0, 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
 # several loaders in one process, little beside the data they feed.
 _permutations: BoundedMemo[npt.NDArray[np.integer]] = BoundedMemo(64 << 20, lambda array: array.nbytes)
 
-# From here on drawing takes longer than a user waits without asking why.
-LARGE = 1 << 28
-
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +27,8 @@ class StridedOrder(Order):
 
     The stream is ``torch.randperm`` with a generator seeded ``seed + epoch`` (so
     (seed 0, epoch 1) equals (1, 0), as in torch), or the plain range. It holds
-    4 bytes per sample (8 from 2**31 samples on) for the epochs in use.
+    4 bytes per sample (8 from 2**31 samples on) for the epochs in use, and draws them in minutes where there are
+    hundreds of millions: ``BlockOrder`` shuffles without a table.
 
     Args:
         shuffle: permute the samples; else they come in their own order.
@@ -69,13 +66,6 @@ class StridedOrder(Order):
 def _randperm(total: int, seed: int) -> npt.NDArray[np.integer]:
     import torch  # other orders do without
 
-    if total >= LARGE:
-        logging.getLogger("pipegraph").warning(
-            "StridedOrder draws a permutation of %s samples as torch does, which takes minutes and %d GB in each "
-            "epoch; order=pg.order.BlockOrder() shuffles without a table",
-            f"{total:,}",
-            total * 12 >> 30,
-        )
     generator = torch.Generator()
     generator.manual_seed(seed)
     order: Int64Array = torch.randperm(total, generator=generator).numpy()

@@ -1,4 +1,4 @@
-"""Samples a running loader: figures over time for the report, a trace, and numbers for loggers.
+"""Samples a running loader: figures over time for the report, and a trace.
 
 Moments take bounded memory: the longer the run, the coarser they are.
 """
@@ -6,9 +6,7 @@ Moments take bounded memory: the longer the run, the coarser they are.
 from __future__ import annotations
 
 import json
-import logging
 import threading
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -17,14 +15,10 @@ from typing import Self
 
 from pipegraph.errors import GraphError, shown
 from pipegraph.integers import amount
-from pipegraph.paths import path_of, write_text
+from pipegraph.paths import path_of
 
 from .trace import trace_events
 from .values import Profile, Watched
-
-Log = Callable[[Mapping[str, float], int], None]
-
-logger = logging.getLogger("pipegraph")
 
 MAX_MOMENTS = 720
 """Moments that are kept: as many as a chart has room for."""
@@ -61,9 +55,6 @@ class Recording:
         trace: where to write a trace for Perfetto (https://ui.perfetto.dev) when the block ends: a track per worker,
             and arrows from the source to the step for the first sample of each batch. The last 200,000 events of
             each kind are kept.
-        log: called with plain numbers by name and the number of batches delivered so far, such as
-            ``lambda numbers, step: wandb.log({**numbers}, step=step)``; in the recording's thread, never twice at once.
-            One that raises is called no more, and the error is logged.
         every: seconds between two looks, at least 0.05.
 
     Raises:
@@ -83,14 +74,11 @@ class Recording:
         *,
         report: str | Path | None = None,
         trace: str | Path | None = None,
-        log: Log | None = None,
         every: float = 1.0,
     ) -> None:
         if not hasattr(loader, "profile"):
             raise GraphError(f"record: expected a loader, as graph.loader() makes it, got {shown(loader)}")
         every = amount(every, "record: every (seconds)", 0.05, GraphError)
-        if log is not None and not callable(log):
-            raise GraphError(f"record: log must be a function of numbers and a step, got {shown(log)}")
         if report is not None:
             from .report import require_jinja
 
@@ -98,7 +86,6 @@ class Recording:
         self._loader = loader
         self._report = None if report is None else _file("report", report)
         self._trace = None if trace is None else _file("trace", trace)
-        self._log = log
         self._every = every
         self._moments = [Moment(0.0, 0, 0.0, ())]
         self._lock = threading.Lock()
@@ -129,9 +116,9 @@ class Recording:
         if self._trace is not None:
             events, threads = self._loader._trace(False)
             found = trace_events(events, threads, self._loader.profile().graph)
-            write_text(self._trace, json.dumps(found))
+            self._trace.write_text(json.dumps(found), encoding="utf-8")
         if self._report is not None:
-            write_text(self._report, self.render_report())
+            self._report.write_text(self.render_report(), encoding="utf-8")
 
     def render_report(self) -> str:
         """The report as a page of HTML, also while the block runs."""
@@ -153,12 +140,6 @@ class Recording:
             samples, stall_s = last.samples + found.samples, last.stall_s + found.stall_s
             append(self._moments, Moment(now, samples, stall_s, depths))
             self._last = found
-        if self._log is not None:
-            try:
-                self._log(found.scalars(), self._loader.profile().items)
-            except Exception:
-                logger.exception("record: log= raised, and is called no more")
-                self._log = None
 
 
 def _file(what: str, where: str | Path) -> Path:

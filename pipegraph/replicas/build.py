@@ -50,7 +50,8 @@ def _refuse_for_copies(model: Module) -> None:
     """Refuse by name what would happen to one replica of several.
 
     Raises:
-        ReplicaError: a parameter has hooks of its own; a buffer requires grad; a ``SyncBatchNorm``.
+        ReplicaError: a parameter has hooks of its own; a buffer requires grad; a ``SyncBatchNorm``; an embedding that
+            renormalises itself.
     """
     _refuse_hooks(model)
     for name, buffer in model.named_buffers():
@@ -65,6 +66,12 @@ def _refuse_for_copies(model: Module) -> None:
                 f"module {name or 'at the top'!r} (SyncBatchNorm) would synchronise nothing, for the replicas are no "
                 "process group: use BatchNorm, or DistributedDataParallel"
             )
+        if isinstance(module, (Embedding, EmbeddingBag)) and module.max_norm is not None:
+            raise ReplicaError(
+                f"embedding {name or 'at the top'!r} has max_norm={module.max_norm}: every forward would renormalise "
+                "the rows that its replica sees, and the replicas' weights would differ: set max_norm to None, and "
+                "renormalise executor.module's weight after a step (torch.renorm), then executor.sync()"
+            )
 
 
 def _refuse_hooks(model: Module, ours: bool = False) -> None:
@@ -74,16 +81,6 @@ def _refuse_hooks(model: Module, ours: bool = False) -> None:
             raise ReplicaError(
                 f"parameter {name!r} has tensor hooks, which its copies cannot share: register them on the "
                 "module (register_full_backward_hook), or remove them"
-            )
-
-
-def _refuse_renormalising(tables: Sequence[tuple[str, Any]]) -> None:
-    for name, table in tables:
-        if table.max_norm is not None:
-            raise ReplicaError(
-                f"embedding {name or 'at the top'!r} has max_norm={table.max_norm}: every forward would renormalise "
-                "the rows that its replica sees, and the replicas' weights would differ: set max_norm to None, and "
-                "renormalise executor.module's weight after a step (torch.renorm), then executor.sync()"
             )
 
 
@@ -177,11 +174,8 @@ class Replicas:
     def __init__(self, model: Module, slots: Sequence[Slot]) -> None:
         first = slots[0].device
         check_model(model, first)
-        tables = [(n, m) for n, m in model.named_modules() if isinstance(m, (Embedding, EmbeddingBag))]
-        self._tables = tables if len(slots) > 1 else []
         if len(slots) > 1:
             _refuse_for_copies(model)
-        _refuse_renormalising(self._tables)
         self.slots = slots
         self.modules = [model, *(build_replica(model, first, slot.device) for slot in slots[1:])]
         self.parameters = [list(module.parameters()) for module in self.modules]
@@ -210,10 +204,9 @@ class Replicas:
 
     def check_tree(self) -> None:
         """Raises:
-        ReplicaError: modules or parameters were added, removed or exchanged since the build; names one. An
-            embedding was made to renormalise itself, or a parameter was given a hook.
+        ReplicaError: modules or parameters were added, removed or exchanged since the build, or a parameter was given a
+            hook; names one.
         """
-        _refuse_renormalising(self._tables)
         if len(self.modules) > 1:
             _refuse_hooks(self.modules[0], ours=True)
         if self._identities() == self._tree:

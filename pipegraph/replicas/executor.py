@@ -16,7 +16,6 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from pipegraph import concurrency
-from pipegraph.closing import Closing
 from pipegraph.device.accelerator import every_device
 from pipegraph.device.backend import Slot, normalised, slots_on
 from pipegraph.errors import ReplicaError
@@ -26,19 +25,19 @@ from pipegraph.replicas.calls import (
     Calls,
     Forward,
     Loss,
+    Reduction,
     StepResult as StepResult,
     as_it_is,
     own_keys,
     plain_keys,
     unwrapped,
 )
-from pipegraph.replicas.feed import batch_feed, call_feed
-from pipegraph.replicas.losses import Reduction
 from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers
 from pipegraph.replicas.reducer import Reducer
 from pipegraph.replicas.replica_threads import ReplicaThreads, no_autocast, note_once
 from pipegraph.replicas.runner import ReplicaRunner, warn_if_unequal
-from pipegraph.replicas.scatter import gather
+from pipegraph.replicas.scatter import batch_feed, call_feed, gather
+from pipegraph.stopping import Closing
 
 T = TypeVar("T")
 

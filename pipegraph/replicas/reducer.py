@@ -29,9 +29,8 @@ from pipegraph import concurrency
 from pipegraph.device.accelerator import bind_thread
 from pipegraph.device.backend import Backend, Slot
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas.buckets import GradientBucket, plan_buckets
 from pipegraph.replicas.coalesce import sum_in_order
-from pipegraph.replicas.reduce_streams import LiveBucket, ReduceStreams
+from pipegraph.replicas.reduce_streams import GradientBucket, LiveBucket, ReduceStreams, plan_buckets
 from pipegraph.replicas.replica_threads import start_thread
 
 #: What a parameter's gradients are.

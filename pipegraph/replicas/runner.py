@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch.nn import Module
 
-from pipegraph.closing import Closing
 from pipegraph.device.accelerator import backend_for
 from pipegraph.device.backend import Backend, Slot, Stream, normalised
 from pipegraph.device.own_moves import tensors_within
@@ -26,6 +25,7 @@ from pipegraph.replicas.replica_threads import (
     lines_of,
     note_once,
 )
+from pipegraph.stopping import Closing
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from functools import partial
 from typing import final
 
 from pipegraph import concurrency
-from pipegraph.closing import Closing
 from pipegraph.errors import ChecksumError, StoreError
 from pipegraph.machine import open_files_limit
+from pipegraph.stopping import Closing
 from pipegraph.storage.formats.shard_format import Block
 
 from .node_cache import DOWNLOADS, NO_ROOM, Cacheable, Download, NodeCache, Write

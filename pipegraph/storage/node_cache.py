@@ -28,9 +28,9 @@ from functools import cached_property, partial
 from typing import Final, final
 
 from pipegraph import concurrency
-from pipegraph.closing import Closing
 from pipegraph.errors import ChecksumError, DataError, LoaderClosedError
 from pipegraph.paths import path_of
+from pipegraph.stopping import Closing
 from pipegraph.units import format_bytes, parse_bytes
 
 from .locks import LOCK_EX, LOCK_SH, NO_LOCKS, LockWaits, flock, is_at, try_exclusive

@@ -16,9 +16,9 @@ from functools import cache
 from typing import Any, Final, final
 
 from pipegraph import concurrency
-from pipegraph.closing import Closing
 from pipegraph.errors import DataError, ShardError, extra_module, shown
 from pipegraph.paths import PATHS, TO_READ
+from pipegraph.stopping import Closing
 
 if hasattr(os, "pread"):
     pread = os.pread

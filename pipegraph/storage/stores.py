@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import Any, Final, Protocol, TypeVar, final
 
 from pipegraph import concurrency
-from pipegraph.closing import Closing
 from pipegraph.errors import LoaderClosedError, PipegraphError, ShardError, StoreError, extra_module
 from pipegraph.forks import lock_free_after_fork, use_native_threads
+from pipegraph.stopping import Closing
 
 from .parts import Part, endpoints, glob_regex, safe_url as safe_url, split_url
 from .requests import Backoff, ObjectInfo, Requests, Versions, plain

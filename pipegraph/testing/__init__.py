@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipegraph.importing import lazy_names
-from pipegraph.testing.leaks import Resources as Resources
 from pipegraph.testing.outcome import fingerprint as fingerprint
 from pipegraph.testing.promises import (
     assert_resumes_exactly as assert_resumes_exactly,
@@ -23,7 +22,7 @@ from pipegraph.testing.promises import (
 )
 
 if TYPE_CHECKING:
-    from pipegraph.testing.leak_fixture import no_leaks as no_leaks
+    from pipegraph.testing.leaks import Resources as Resources, no_leaks as no_leaks
 
 # The one part that needs pytest.
-__getattr__, __dir__, _ = lazy_names(__name__, {"leak_fixture": "no_leaks"})
+__getattr__, __dir__, _ = lazy_names(__name__, {"leaks": "Resources no_leaks"})

@@ -1,13 +1,17 @@
-"""Detects leaked threads, processes, file descriptors and shared memory."""
+"""Detects leaked threads, processes, file descriptors and shared memory. Needs pytest, which is no dependency."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 from pipegraph.engine.process import zygote
 
@@ -91,3 +95,15 @@ class Resources:
         found += [f"descriptor {each}" for each in sorted(self.descriptors - before.descriptors)]
         found += [f"shared memory {each}" for each in sorted(self.shared_memory - before.shared_memory)]
         return found
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """Fails a test that leaves threads, processes, descriptors or shared memory behind."""
+    before = Resources.now()
+    yield
+    leaked = Resources.now().leaked_since(before)
+    if leaked:  # perhaps only garbage that nobody has collected yet
+        gc.collect()
+        leaked = Resources.now().leaked_since(before)
+    assert not leaked, "the test left behind: " + "; ".join(leaked)

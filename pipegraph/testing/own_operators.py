@@ -15,7 +15,6 @@ from pipegraph.chunk import Chunk, Lineage
 from pipegraph.contracts import FanIn, FanOut, Regroup, Source
 from pipegraph.engine.kinds.regroup import resumes_itself
 from pipegraph.engine.stage.cursors import detached, earlier, freeze
-from pipegraph.parameters import chunks_of
 from pipegraph.testing.outcome import MakeGraph, disguised, is_ordered, placed
 
 MOST = 1_000
@@ -134,7 +133,7 @@ def _of_regroup(kind: Any, tell: Tell) -> dict[str, Any]:
     def checked(self: Any, call: Callable[[], Iterable[Chunk]], given: list[Chunk]) -> list[Chunk]:
         nonlocal end
         try:
-            made = list(chunks_of(call()))
+            made = list(call())
         except Exception:
             gone = {row for chunk in self.failing or given for row in chunk.lineages}
             kept = [entry for entry in came if not gone.issuperset(entry[1])]

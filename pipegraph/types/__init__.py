@@ -6,5 +6,5 @@
 from pipegraph.engine.stage.ledger import Quarantined as Quarantined
 from pipegraph.measurements import StageProfile as StageProfile
 from pipegraph.planning.plan import Plan as Plan
+from pipegraph.profile.search import Tuning as Tuning
 from pipegraph.profile.values import ChannelProfile as ChannelProfile
-from pipegraph.tuning.search import Tuning as Tuning

@@ -98,15 +98,11 @@ def test_plan_prints_what_would_run(pipeline, capsys):
     ("target", "said"),
     [
         ("nowhere.py:graph", "there is no file 'nowhere.py'"),
-        ("{file}", "has 5 graphs: graph, two, failing, images, nothing; say which, or which function"),
+        ("{file}", "expected a Python file and a name in it, such as train.py:graph"),
         ("{file}:", "expected a Python file and a name in it, such as train.py:graph"),
         ("train", "expected a Python file and a name in it, such as train.py:graph"),
-        (
-            "{file}:absent",
-            "has no 'absent'; it has graph, two, failing, images, nothing, build, takes",
-        ),
+        ("{file}:absent", "has no 'absent'"),
         ("{file}:number", "is of type int, no graph and no function that returns one"),
-        ("{file}:takes", "failed: TypeError"),
         ("{file}:two", "has 2 sinks (left, right): name one with output= (on the command line: --output)"),
     ],
 )
@@ -118,22 +114,11 @@ def test_a_wrong_target_is_one_line_and_exit_code_2(pipeline, capsys, target, sa
     assert captured.out == ""
 
 
-@pytest.mark.parametrize("command", ["plan", "profile", "tune"])
-def test_a_file_with_one_graph_needs_no_name(tmp_path, capsys, command):
-    path = tmp_path / "one_graph.py"
-    rows = "graph.add(ops.FromSequence(range(40))).then(ops.Batch(4))"
-    path.write_text(
-        f"import pipegraph as pg\nfrom pipegraph import operators as ops\ngraph = same = pg.Graph('only')\n{rows}\n"
-    )
-    assert main([command, str(path), *["--seconds", "0.1"] * (command in ("profile", "tune"))]) == 0
-    assert printed(capsys).out
-
-
 def test_a_file_that_fails_names_its_line(tmp_path, capsys):
     path = tmp_path / "broken_pipeline.py"
     path.write_text("x = 1\ny = x / 0\n")
-    assert main(["plan", f"{path}:graph"]) == 2
-    assert "could not be run: ZeroDivisionError: division by zero (line 2)" in printed(capsys).err
+    assert main(["plan", f"{path}:graph"]) == 1
+    assert re.search(r"ZeroDivisionError at \S*broken_pipeline\.py:2: division by zero", printed(capsys).err)
 
 
 @pytest.mark.parametrize(
@@ -235,12 +220,16 @@ def test_index_writes_where_graphs_look_for_it_and_folders_are_their_shards(tmp_
 
 
 def test_doctor_names_the_machine_and_the_install_line_of_what_is_missing(monkeypatch, capsys):
-    from importlib import util
+    from importlib import metadata
 
-    found = util.find_spec
-    monkeypatch.setattr(
-        util, "find_spec", lambda name, *rest: None if name == "obstore" else found(name, *rest)
-    )
+    found = metadata.version
+
+    def version(name):
+        if name == "obstore":
+            raise metadata.PackageNotFoundError
+        return found(name)
+
+    monkeypatch.setattr(metadata, "version", version)
     assert main(["doctor"]) == 0
     out = printed(capsys).out
     for word in (

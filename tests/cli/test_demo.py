@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from pipegraph.cli import main
-from pipegraph.cli.demo import run_demo
-from pipegraph.cli.demo_shapes import CLASSES, draw
+from pipegraph.cli.demo import CLASSES, draw, run_demo
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,7 @@ def examples(document):
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
     """What the examples read, as `pipegraph demo --make .` draws it."""
-    from pipegraph.cli.demo_shapes import make_files
+    from pipegraph.cli.demo import make_files
 
     folder = tmp_path_factory.mktemp("drawn")
     with pytest.MonkeyPatch.context() as patch:

@@ -69,7 +69,7 @@ def test_every_loader_of_the_page_has_a_side_that_runs():
 def test_both_sides_run_as_printed(title, tmp_path):
     if not installed(MODULES[title]):
         pytest.skip(f"{title} is not installed: make test-interop installs it and runs this")
-    from pipegraph.cli.demo_shapes import make_files
+    from pipegraph.cli.demo import make_files
 
     make_files(tmp_path)
     script = tmp_path / "script.py"

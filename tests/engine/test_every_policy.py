@@ -13,7 +13,7 @@ from pipegraph import operators as ops
 from pipegraph.contracts import RowOperator
 from pipegraph.engine.stage.budgets import exceeded
 from pipegraph.errors import GraphError
-from pipegraph.policies import retry_of, skip_of
+from pipegraph.stage_spec import Edge, StageSpec
 from tests.engine.breaking_stages import Broken, collect
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -150,6 +150,10 @@ KINDS = {
 }
 
 
+def spec_of(given):
+    return StageSpec("work", ops.Map(abs), (Edge("source"),), on_error=given)
+
+
 def graph_of(kind, given, **options):
     graph = pg.Graph("g", seed=1)
     if kind.add is None:
@@ -169,7 +173,7 @@ def expected(kind, given):
         if x not in BAD:
             delivered.append(kind.below(kind.done(x)))
             continue
-        if exceeded(skip_of(given).budget, len(listed) + 1, x + 1):
+        if exceeded(spec_of(given).skip.budget, len(listed) + 1, x + 1):
             break
         listed.append(x)
     else:
@@ -205,7 +209,7 @@ def ledger_of(loader):
 @pytest.mark.parametrize("given", POLICIES, ids=repr)
 def test_a_policy_on_a_kind_of_stages(name, given, caplog):
     kind = KINDS[name]
-    if kind.keeps and retry_of(given).times:
+    if kind.keeps and spec_of(given).retry.times:
         with pytest.raises(GraphError, match=r"stage 'work': Retry\(\) tries one item again"):
             graph_of(kind, given).plan()
         return

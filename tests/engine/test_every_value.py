@@ -168,7 +168,6 @@ def path(tmp_path):
     return path
 
 
-@pytest.mark.filterwarnings("ignore:.*returned None for its first item")
 @pytest.mark.parametrize("backend", ["inline", "thread"])
 @pytest.mark.parametrize("name", VALUES)
 def test_values_come_through_as_they_are(name, backend, path):

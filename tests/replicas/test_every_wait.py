@@ -23,8 +23,7 @@ from pipegraph.device.backend import slots_on
 from pipegraph.device.copy import copy_tree
 from pipegraph.device.split import Scattered
 from pipegraph.replicas import ReplicaExecutor
-from pipegraph.replicas.buckets import plan_buckets
-from pipegraph.replicas.reduce_streams import ReduceStreams
+from pipegraph.replicas.reduce_streams import ReduceStreams, plan_buckets
 
 from .conftest import assert_close
 from .test_accelerator_replicas import adamw, batch, mean_loss, model, on_x, sgd, there

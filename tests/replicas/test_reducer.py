@@ -13,7 +13,7 @@ from torch import nn
 
 from pipegraph.device.accelerator import backend_for
 from pipegraph.device.backend import slots_on
-from pipegraph.replicas.buckets import plan_buckets
+from pipegraph.replicas.reduce_streams import plan_buckets
 from pipegraph.replicas.reducer import Reducer
 
 from .conftest import MakeExecutor, assert_close

@@ -14,8 +14,8 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.contracts import Operator
 from pipegraph.engine.activity import Activity
+from pipegraph.profile.search import Tuning
 from pipegraph.testing.outcome import DeliveredChunk, assert_equal_chunks, placed, run_pass
-from pipegraph.tuning.search import Tuning
 from tests.engine.test_fuzz import fast_switching as fast_switching, fuzzed, prefetch_of, start_deadline
 from tests.engine.test_resume import CASES
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from math import inf
 
 from pipegraph.profile.model import Limits, Pipeline, Size, Work
-from pipegraph.tuning.search import Search, Window
+from pipegraph.profile.search import Search, Window
 
 
 def window(works, sizes, rate=None, cores=16.0, memory=inf, held=0, stall=0.5, locked=False, **more):

@@ -11,8 +11,7 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.contracts import Operator
 from pipegraph.loader import pass_totals
-from pipegraph.profile import model
-from pipegraph.tuning import tuner
+from pipegraph.profile import model, tuner
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

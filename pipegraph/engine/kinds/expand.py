@@ -23,7 +23,6 @@ from pipegraph.engine.stage.hand_over import hand_over
 from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import HALFWAY, Loop, Worker
-from pipegraph.parameters import chunks_of
 from pipegraph.planning.kind import Reached, Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 
@@ -125,7 +124,7 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
     def begin(parent: Chunk, start: int) -> Iterator[object]:
         if process is None:
             return iter(operator.children(parent, start))
-        return islice(chunks_of(process(parent.copied() if copies else parent)), start, None)
+        return islice(process(parent.copied() if copies else parent), start, None)
 
     while True:
         ticket, item = inbox.take(pace.rows())

@@ -20,7 +20,6 @@ from pipegraph.engine.stage.serial import Held, Serial, serial
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Loop, Worker
 from pipegraph.errors import MemoryLimitError
-from pipegraph.parameters import chunks_of
 from pipegraph.planning.kind import Reached, Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 from pipegraph.tree import buffers
@@ -115,7 +114,7 @@ class _Regrouping(Serial):
     def _results(
         self, item: Chunk | EndOfEpoch, call: Callable[[], Iterable[Chunk]]
     ) -> Iterable[Chunk | Failure]:
-        made = self.made(item, lambda: list(chunks_of(call())))
+        made = self.made(item, lambda: list(call()))
         if spent := self.operator.spent:
             self.account.release(self.held.drop(spent))
             spent.clear()

@@ -25,7 +25,6 @@ from pipegraph.engine.stage.snapshots import snapshot_bytes
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Loop, Worker
 from pipegraph.errors import note
-from pipegraph.parameters import chunks_of
 from pipegraph.planning.kind import Restart, StageKind
 from pipegraph.planning.plan import StagePlan
 
@@ -126,11 +125,11 @@ class _Keeping(Serial):
         self.account.keep(-sum(self._kept))
         self._kept = [0, 0]
 
-    def _results(self, call: Callable[[], object]) -> list[Chunk]:
+    def _results(self, call: Callable[[], Any]) -> list[Chunk]:
         made = call()
         if self._kind.in_place:
             made = checked(made, self.stage.plan.work, self.stage.name)
-        return [made] if isinstance(made, Chunk) else [] if made is DROPPED else list(chunks_of(made))
+        return [made] if isinstance(made, Chunk) else [] if made is DROPPED else list(made)
 
     def _send_all(self, made: Sequence[Chunk | Failure]) -> Iterator[None]:
         """Send results, with their cursors, but for those that left before the restart."""

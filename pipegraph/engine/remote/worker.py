@@ -25,7 +25,6 @@ from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.engine.stage.bundle_size import Waits
 from pipegraph.engine.stage.failure_notes import checked
 from pipegraph.global_generators import Draws, drawing, drew_unseeded
-from pipegraph.parameters import chunks_of
 from pipegraph.tree import buffers
 
 PAGE = 16
@@ -240,7 +239,7 @@ class ProcessWorker:
         """Begin an item: its first children, after ``drop`` of them. Returns as :meth:`more`."""
         process = self._operator.process
         made = (process if self._own else drawing(process, self._draws))(chunk)
-        return self._begin(islice(chunks_of(made), drop, None), PULL if self._waits.alone is False else 1)
+        return self._begin(islice(made, drop, None), PULL if self._waits.alone is False else 1)
 
     def iterate(
         self,

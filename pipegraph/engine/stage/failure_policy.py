@@ -1,4 +1,4 @@
-"""Applies a stage's error policy. The policies themselves are values in ``pipegraph.policies``."""
+"""Applies a stage's error policy. The policies themselves are values in ``pipegraph.stage_spec``."""
 
 from __future__ import annotations
 

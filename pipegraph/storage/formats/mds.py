@@ -16,7 +16,7 @@ from typing import Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
-from pipegraph.encoded_rows import Decode
+from pipegraph.columns import Decode
 from pipegraph.errors import DataError, ShardError
 from pipegraph.storage.shard_files import ShardFile
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar, overload
 
-from pipegraph.columns import Columns
-from pipegraph.encoded_rows import Decode, EncodedRows
+from pipegraph.columns import Columns, Decode, EncodedRows
 from pipegraph.errors import GraphError, ShardError
 from pipegraph.storage.shard_files import ShardFile
 

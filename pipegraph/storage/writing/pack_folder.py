@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from pipegraph.closing import Closing
 from pipegraph.errors import DataError, GraphError
 from pipegraph.paths import path_of
+from pipegraph.stopping import Closing
 from pipegraph.storage.indexing import index_part
 from pipegraph.storage.locks import is_at, try_exclusive
 from pipegraph.storage.manifest import Manifest, PartIndex, write_atomically

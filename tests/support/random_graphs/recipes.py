@@ -17,7 +17,7 @@ from pipegraph.backends import BackendName
 from pipegraph.contracts import Operator, Source
 from pipegraph.graph import Graph, Node
 from pipegraph.order import StridedOrder
-from pipegraph.policies import Policy, Retry, Skip
+from pipegraph.stage_spec import Policy, Retry, Skip
 from random_graphs.own_operators import ROUTES, Backwards, Counted, InSequence, InTurn, Shuffled
 from random_graphs.stage_functions import (
     Flaky,

@@ -7,8 +7,8 @@ from typing import Any, final
 
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
-from pipegraph.tuning.search import Tuning
-from pipegraph.tuning.tuner import Resizable
+from pipegraph.profile.search import Tuning
+from pipegraph.profile.tuner import Resizable
 
 MAX_WORKERS = 5
 

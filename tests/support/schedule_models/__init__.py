@@ -8,7 +8,7 @@ from scheduler.model import Model
 
 import pipegraph.engine.kinds
 import pipegraph.loader.loader
-import pipegraph.tuning.tuner
+import pipegraph.profile.tuner
 from schedule_models.pipelines import (
     Completion,
     CompletionBelow,

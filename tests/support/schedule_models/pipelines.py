@@ -11,7 +11,7 @@ from scheduler.model import Model
 
 import pipegraph as pg
 from pipegraph import concurrency, operators as ops
-from pipegraph.tuning.search import Tuning
+from pipegraph.profile.search import Tuning
 
 REFERENCES: dict[Any, list[list[Any]]] = {}
 """What each graph delivers in each epoch, made inline and outside of schedules."""

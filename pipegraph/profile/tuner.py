@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from pipegraph.machine import available_memory
 from pipegraph.planning.plan import Plan
 from pipegraph.profile.model import Size, pipeline_of
+from pipegraph.profile.search import Search, Tuning, Window
 from pipegraph.profile.values import Profile, Watched
-from pipegraph.tuning.search import Search, Tuning, Window
 
 WINDOW_S, WINDOW_ITEMS = 0.4, 16
 """The minimum duration of a window, and its minimum number of chunks."""
