@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from pipegraph.bundle import DROPPED
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage
