@@ -211,7 +211,8 @@ def install_line(extra: str, distribution: str | None = None) -> str:
 
     Where pipegraph runs from its sources it is the clone's own line.
     """
-    wanted = [each for each in requirements_of(extra) if distribution in (None, distribution_of(each))]
+    name = "" if distribution is None else distribution.lower()
+    wanted = [each for each in requirements_of(extra) if name in ("", distribution_of(each).lower())]
     return "pip install " + (" ".join(f'"{each}"' for each in wanted) or f'-e ".[{extra}]"')
 
 

@@ -8,7 +8,7 @@ import sys
 from importlib import metadata
 
 from pipegraph.errors import MissingExtraError, distribution_of, install_line, requirements_of
-from pipegraph.machine import available_memory, cores, lacking_for_processes
+from pipegraph.machine import available_memory, cores, lacking_for_processes, open_files_limit
 from pipegraph.units import format_bytes
 
 EXTRAS = {
@@ -25,9 +25,6 @@ EXTRAS = {
     "cli": "the command line",
 }
 """What each extra is for."""
-
-ENOUGH_FILES = 4096
-"""Open files that no pipeline runs out of: a worker process takes four, each shared slab one until it was sent."""
 
 
 def report() -> str:
@@ -69,13 +66,9 @@ def _processes() -> list[tuple[str, str]]:
     missing = lacking_for_processes()
     if missing:
         return [("processes", f"backend='process' does not work here: no {', '.join(missing)}")]
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    advice = f"; ulimit -n {min(hard, ENOUGH_FILES)} allows more" if soft < min(hard, ENOUGH_FILES) else ""
     return [
         ("processes", "backend='process' works; shared memory has no names, and counts as memory"),
-        ("open files", f"{soft} at most{advice}"),
+        ("open files", f"{open_files_limit():,} at most (ulimit -n)"),
     ]
 
 

@@ -257,9 +257,6 @@ class Scattered(Sequence[Any]):
         ready: per part the event after which it may be read, or None where
             it may be read at once. Who reads part i makes its stream wait first: ``scattered.wait(i)``.
         rows: of each part; None where they are to be found in it.
-
-    Raises:
-        ValueError: the three differ in length.
     """
 
     __slots__ = ("_devices", "_parts", "_ready", "rows")
@@ -275,11 +272,6 @@ class Scattered(Sequence[Any]):
         self._parts = tuple(parts)
         self._devices = tuple(normalised(device) for device in devices)
         self._ready = (None,) * len(self._parts) if ready is None else tuple(ready)
-        if not len(self._parts) == len(self._devices) == len(self._ready):
-            raise ValueError(
-                f"Scattered: one device and one event per part, got {len(self._parts)} parts, "
-                f"{len(self._devices)} devices, {len(self._ready)} events"
-            )
 
     @property
     def devices(self) -> tuple[torch.device, ...]:

@@ -113,11 +113,6 @@ def _difference(
             yield f"stage {name!r} had the function {before}, now {now}"
         else:
             yield f"stage {name!r} has other parameters or inputs{f' (here it has {origin})' if origin else ''}"
-        if spec.parameters:
-            yield (
-                f"stage {name!r} has no config(), so that all its plain attributes count; one that says what changes "
-                "the data would help"
-            )
 
 
 def _short(text: str, size: int) -> str:

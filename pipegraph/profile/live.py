@@ -10,7 +10,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -74,9 +74,8 @@ class Live:
         self._begun = perf_counter()
         from rich.live import Live as View
 
-        with self._shown():
-            self._view = View(console=self._console, auto_refresh=False, transient=False)
-            self._view.__enter__()
+        self._view = View(console=self._console, auto_refresh=False, transient=False)
+        self._view.__enter__()
         self._thread = threading.Thread(target=self._watch, name="pipegraph-live", daemon=True)
         self._thread.start()
         return self
@@ -87,18 +86,8 @@ class Live:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-        with self._shown():
-            self._show(whole=True)
-        with self._shown():
-            self._view.__exit__(kind, error, trace)
-
-    @contextmanager
-    def _shown(self) -> Iterator[None]:
-        """What cannot be written, as to a file on a full disk, is not shown; training continues."""
-        try:
-            yield
-        except OSError:
-            self._over.set()
+        self._show(whole=True)
+        self._view.__exit__(kind, error, trace)
 
     def __iter__(self) -> Iterator[Any]:
         with self:
@@ -106,8 +95,7 @@ class Live:
 
     def _watch(self) -> None:
         while not self._over.wait(REDRAW_S):
-            with self._shown():
-                self._show()
+            self._show()
 
     def _show(self, whole: bool = False) -> None:
         self._view.update(self._draw(whole), refresh=True)
