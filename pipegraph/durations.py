@@ -56,11 +56,6 @@ class Durations:
         for key, count in zip(keys.tolist(), times.tolist(), strict=True):
             self._sketch.add(self._mapping.value(key), count)
 
-    @property
-    def mean_s(self) -> float:
-        """Their mean in seconds, within the accuracy; 0.0 where there is none."""
-        return float(self._sketch.avg) / 1e9 if self._sketch.count else 0.0
-
     def merge(self, other: Durations) -> None:
         """Count those of another too."""
         self._sketch.merge(other._sketch)

@@ -32,13 +32,12 @@ from pipegraph.engine.tracing import Events, Tracer
 from pipegraph.errors import GraphError, LoaderClosedError, NeverStops, PipegraphWarning
 from pipegraph.graph import Graph, Node
 from pipegraph.integers import integer
-from pipegraph.loader.delivered import VERSION
 from pipegraph.loader.digests import digests, functions_of
 from pipegraph.loader.epoch_pass import Pass
 from pipegraph.loader.equal_steps import check_counts_known, length_of, warn_of_unequal
 from pipegraph.loader.options import LoaderOptions as LoaderOptions, agree_on_seed
 from pipegraph.loader.pass_totals import PassTotals
-from pipegraph.loader.place import Place
+from pipegraph.loader.place import VERSION, Place
 from pipegraph.loader.position import Progress, warn_of_unsaved
 from pipegraph.machine import available_memory
 from pipegraph.planning.tunable import tune_all, why_not_tuned

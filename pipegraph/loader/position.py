@@ -20,8 +20,14 @@ from pipegraph.engine.stage.kept import encode_state
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.restore import restart_points
 from pipegraph.errors import PipegraphWarning
-from pipegraph.loader import delivered as record
-from pipegraph.loader.place import Place
+from pipegraph.loader.place import (
+    FORGET_EVERY,
+    FORGET_SAMPLES,
+    Delivered,
+    Place,
+    encode_delivered,
+    encode_part,
+)
 from pipegraph.nested_samplers import keeps_state
 from pipegraph.planning.plan import Plan
 
@@ -133,7 +139,7 @@ class Progress:
     def enter(self, place: Place, run: Run) -> None:
         """The pass continues at this place, on this run."""
         if self.tracked and place.delivered is None:
-            place.delivered = record.Delivered(place.reached, {})
+            place.delivered = Delivered(place.reached, {})
         place.snapshots = run.snapshots
         mine = weakref.ref(self)
         for name, snapshots in place.snapshots.items():
@@ -167,8 +173,8 @@ class Progress:
         """Record a delivered chunk of a ``counted`` graph."""
         if place.delivered is None:
             place.advance(chunk.after, len(chunk.lineages))
-            self._since_prune += 1 + len(chunk.lineages) // record.FORGET_SAMPLES
-            due = self._since_prune >= record.FORGET_EVERY
+            self._since_prune += 1 + len(chunk.lineages) // FORGET_SAMPLES
+            due = self._since_prune >= FORGET_EVERY
         else:
             due = place.delivered.add(chunk)
         if due:
@@ -197,8 +203,8 @@ class Progress:
             "cursor": cursor,
             "history": place.start.history,
             "stream": () if place.nothing else place.start.stream or own,
-            "later": list(map(record.encode_part, place.later)),
-            "delivered": record.encode_delivered(rows),
+            "later": list(map(encode_part, place.later)),
+            "delivered": encode_delivered(rows),
             "ledger": self._ledger.state(place.epoch, {**found.inputs, **found.steps}),
             "iterators": self._iterator_states(place, found.steps),
             "begun": dict(place.start.begun),

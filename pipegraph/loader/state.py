@@ -10,8 +10,8 @@ from typing import Any
 from pipegraph.engine.stage.cursors import freeze
 from pipegraph.engine.stage.restore import Resume, Unknown, consumed, history_entry, why_unknown
 from pipegraph.errors import PipegraphWarning, StateError
-from pipegraph.loader.delivered import check_state, decode_part
 from pipegraph.loader.digests import check_digests, digests
+from pipegraph.loader.place import check_state, decode_part
 from pipegraph.order.left import Taken
 from pipegraph.planning.plan import Plan
 
