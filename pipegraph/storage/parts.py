@@ -27,7 +27,7 @@ MANIFEST: Final = "_manifest.json"
 SETTINGS: Final = "_pack.json"
 """The settings of a pack that is complete."""
 JOURNAL: Final = "_pack.json.partial"
-"""What a pack that is not complete has finished: a JSON object per line, the first with its settings."""
+"""The settings of a pack that is not complete, locked by the process that writes."""
 
 
 def unfinished_pack(folder: str) -> str | None:

@@ -25,7 +25,7 @@ from pipegraph.storage.formats.tar import split_key
 from pipegraph.storage.manifest import Manifest
 from pipegraph.storage.shard_files import read_file
 
-from .encoder import Sample, refuse_odd_names
+from .encoders import Sample
 from .shard_writer import SIZE, STREAM, ShardWriter
 
 _READERS: Final = 8
@@ -207,7 +207,6 @@ class FilesSource(PackSource):
 def as_sample(item: Any) -> Sample:
     """A dict of fields."""
     if isinstance(item, Mapping):
-        refuse_odd_names(item)
         return item
     if isinstance(item, tuple | list):
         return {str(place): value for place, value in enumerate(item)}

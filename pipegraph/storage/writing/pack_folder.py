@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import DataError
 from pipegraph.paths import path_of
 from pipegraph.stopping import Closing
 from pipegraph.storage.indexing import index_part
@@ -30,9 +30,7 @@ from pipegraph.storage.parts import (
     unfinished_pack,
 )
 from pipegraph.storage.shard_files import LocalFile, crc32c_extend
-from pipegraph.storage.writing.encoder import Encoder
-from pipegraph.storage.writing.parquet_encoder import ParquetEncoder
-from pipegraph.storage.writing.tar_encoder import TarEncoder
+from pipegraph.storage.writing.encoders import encoder_of
 
 PARTIAL: Final = ".partial-"
 """In the name of a shard that is not finished."""
@@ -45,7 +43,6 @@ class PackFolder(Closing):
         self.folder = os.path.abspath(os.path.expanduser(path_of(folder, "the folder for the shards")))
         self.settings = json.loads(json.dumps(settings))
         self.finished: list[PartIndex] = []
-        self.kinds: dict[str, str] | None = None
         self._file: BinaryIO | None = None
         self._path = Path(unfinished_pack(self.folder) or os.path.join(self.folder, JOURNAL))
         self.complete = self._was_completed()
@@ -104,15 +101,15 @@ class PackFolder(Closing):
             self._lock(self._file.fileno())
             self._file.seek(0)
             known: dict[str, Any] = {}
-            for line in self._file:
-                with contextlib.suppress(ValueError, TypeError):  # a killed process was writing it
-                    known |= json.loads(line)
-            if "settings" in known:
+            with contextlib.suppress(ValueError):  # a killed process was writing it
+                known = json.loads(self._file.read())
+            if known:
                 self._compare(known["settings"], "was begun with")
-                self.kinds = known.get("kinds")
             else:
                 self._check_empty()
-                self._note({"settings": self.settings})
+                self._file.truncate(0)
+                self._file.write(json.dumps({"settings": self.settings}).encode() + b"\n")
+                self._file.flush()
             self._remove_partial()
         except BaseException:
             self.close()
@@ -146,17 +143,6 @@ class PackFolder(Closing):
             if name.startswith(written_at_once) or (name.startswith(".shard") and PARTIAL in name):
                 Path(self.folder, name).unlink(missing_ok=True)
 
-    def _note(self, record: dict[str, Any]) -> None:
-        assert self._file is not None
-        self._file.write(b"\n" + json.dumps(record).encode() + b"\n")
-        self._file.flush()
-
-    def note_kinds(self, kinds: dict[str, str]) -> None:
-        """The kinds of the fields, which shards that are written after a stop must have too."""
-        if kinds and self.kinds is None:
-            self.kinds = kinds
-            self._note({"kinds": kinds})
-
     def find_finished(self) -> None:
         """Index the shards from number 0 on that an earlier run has finished."""
         with ThreadPoolExecutor(thread_name_prefix="pipegraph-index") as pool:
@@ -164,7 +150,6 @@ class PackFolder(Closing):
 
     def begin_again(self) -> None:
         """Remove what an earlier run has finished."""
-        self.kinds = None
         for path in list(self._there()):
             os.unlink(path)
 
@@ -192,14 +177,3 @@ def index_shard(path: str) -> PartIndex:
     part = Part(path)
     with LocalFile(path) as file:
         return index_part(part, file)
-
-
-_ENCODERS: Final = (TarEncoder, ParquetEncoder)
-
-
-def encoder_of(format: str) -> type[Encoder]:
-    """The encoder of a format."""
-    known: dict[str, type[Encoder]] = {each.format: each for each in _ENCODERS}
-    if format not in known:
-        raise GraphError(f"format must be one of {', '.join(known)}, got {format!r}")
-    return known[format]

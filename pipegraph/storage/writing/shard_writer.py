@@ -16,8 +16,8 @@ from pipegraph.storage.parts import Part
 from pipegraph.storage.shard_files import LocalFile
 from pipegraph.units import parse_bytes
 
-from .encoder import Encoder, refuse_odd_names
-from .pack_folder import PARTIAL, PackFolder, encoder_of
+from .encoders import Encoder, encoder_of
+from .pack_folder import PARTIAL, PackFolder
 
 SIZE = "128 MB"
 """Of a shard: large enough that requests to a store do not count."""
@@ -43,8 +43,7 @@ class ShardWriter:
     Samples are dicts. ``"key"`` names a sample, else its number does. In a tar each other field is a file
     ``KEY.FIELD``: bytes as they are, text, arrays as ``.npy``, numbers and other values as JSON, and `Load` gives them
     back as they were written (a tensor as an array, a tuple as a list); an int ``"label"`` is ``cls``. In
-    Parquet each field is a column, of the kind that it has in the first sample whose value says one: None and an empty
-    list do not.
+    Parquet each field is a column, of the type that Arrow finds for the first samples' values.
 
     Not thread-safe.
 
@@ -86,7 +85,9 @@ class ShardWriter:
         else:
             self._target.find_finished()
         self.written = sum(index.samples for index in self._target.finished)
-        self._encoder = encoder_of(format)(self._target.kinds)
+        self._encoder = encoder_of(format)()
+        if self._target.finished:
+            self._encoder.follow(self._target.path(0))
 
     @property
     def complete(self) -> bool:
@@ -112,7 +113,8 @@ class ShardWriter:
         try:
             if not isinstance(sample, Mapping):
                 raise DataError(f"a sample is a dict of fields, got {type(sample).__name__}")
-            refuse_odd_names(sample)
+            if odd := [name for name in sample if not isinstance(name, str)]:
+                raise DataError(f"the names of fields are texts, got {odd[0]!r}; write {str(odd[0])!r}")
             encoded = encoder.encode(sample, number)
             nbytes = encoder.size(encoded)
             if self._shard is not None and self._held + nbytes > self._nbytes:
@@ -130,7 +132,6 @@ class ShardWriter:
         shard, self._shard = self._shard, None
         assert shard is not None
         index = shard.finish()
-        self._target.note_kinds(self._encoder.kinds)
         self._target.finished.append(index)
         self.written += index.samples
 
