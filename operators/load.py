@@ -168,18 +168,17 @@ class Load(_Reads):
         from pipegraph.loader.options import resolve
         from pipegraph.order import LaneOrder
 
-        skipped = [text for text in [select.skipped()] if text]
         manifest = select.known_manifest()
         if not isinstance(select.order, LaneOrder) or manifest is None or not manifest.blocks:
-            return skipped
+            return []
         _, world_size = resolve(None, None)
         largest = int(manifest.block_nbytes.max())
         text = select.order.cost(manifest, world_size, largest)
         if self.cache is not None:
-            return [*skipped, f"{text}; in the node cache"]
+            return [f"{text}; in the node cache"]
         if holds_blocks(select, None):
-            return [*skipped, f"{text}; in memory" + ("" if select.is_remote() else ", decoded")]
-        return [*skipped, f"{text}; read in place, nothing is held"]
+            return [f"{text}; in memory" + ("" if select.is_remote() else ", decoded")]
+        return [f"{text}; read in place, nothing is held"]
 
     def open(self, context: Context) -> None:
         select = self._select

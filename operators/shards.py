@@ -18,11 +18,10 @@ from pipegraph.operators.shared_reader import ShardFeed, ShardSample, ShardSampl
 from pipegraph.order import LaneOrder, Order, PartOrder
 from pipegraph.order.layout import Int64Array
 from pipegraph.paths import path_of, paths_of
-from pipegraph.reader.manifests import few, find_manifest, list_parts
+from pipegraph.reader.manifests import find_manifest, list_parts
 from pipegraph.reader.schedule import RankSteps
 from pipegraph.stopping import Stopping
 from pipegraph.storage import Manifest, Part
-from pipegraph.storage.parts import Missing
 
 DEALT_AT_ONCE = 64
 """Positions looked up in one call: drawing one sample of a ``LaneOrder`` alone costs as much as drawing them all."""
@@ -43,14 +42,11 @@ class ShardSelect(OrderedSource):
             ``_manifest.json`` beside the shards, if it lists them.
         store: for URLs, obstore's options (``endpoint``, ``region`` ...); others are taken from the environment.
         shuffle: whether the default order shuffles; by default it does.
-        missing: by default it is an error if the manifest lists a shard that the folder, glob or list of files lacks,
-            or if a pack into the folder has not finished. ``"skip"`` reads the shards that are there; the plan says so.
 
     Raises:
-        GraphError: ``parts`` or ``manifest`` is no path, both ``order`` and ``shuffle`` are given, or ``missing`` is
-            none of the two.
-        DataError: at the first pass or ``len``: no shard has such a name, shards are missing, a shard is damaged, or
-            the manifest does not list these shards.
+        GraphError: ``parts`` or ``manifest`` is no path, or both ``order`` and ``shuffle`` are given.
+        DataError: at the first pass or ``len``: no shard has such a name, shards that the manifest lists are missing, a
+            pack into the folder has not finished, a shard is damaged, or the manifest does not list these shards.
     """
 
     name = "shardselect"
@@ -63,10 +59,7 @@ class ShardSelect(OrderedSource):
         manifest: Manifest | str | os.PathLike[str] | None = None,
         store: Mapping[str, Any] | None = None,
         shuffle: bool | None = None,
-        missing: Missing = "error",
     ) -> None:
-        if missing not in ("error", "skip"):
-            raise GraphError(f"ShardSelect: missing must be 'error' or 'skip', got {missing!r}")
         parts = paths_of(parts, "ShardSelect: parts", Part)
         if manifest is not None and not isinstance(manifest, Manifest):
             manifest = path_of(manifest, "ShardSelect: manifest, if it is no Manifest,")
@@ -75,9 +68,8 @@ class ShardSelect(OrderedSource):
         self.store = dict(store or {})
         self.whole_parts = isinstance(self.order, PartOrder) and manifest is None
         self.random_access = not self.whole_parts
-        self.missing = missing
         find = list_parts if self.whole_parts else find_manifest
-        self._find = partial(find, parts, manifest, self.store, missing)
+        self._find = partial(find, parts, manifest, self.store)
         self._found = Once(self._find)
         self._feed: ShardFeed | None = None
         self._new_run = True  # since this copy has dealt
@@ -117,15 +109,6 @@ class ShardSelect(OrderedSource):
     def part_list(self) -> list[Part]:
         """The parts that are named, in their order."""
         return list(self._found.get().parts)
-
-    def skipped(self) -> str:
-        """What is left out, for the printed plan."""
-        if self.missing != "skip":
-            return ""
-        known = self._found.peek()
-        if known is None or not known.skipped:
-            return "shards that are missing are skipped"
-        return f"{len(known.skipped)} missing shards are skipped: {few(known.skipped)}"
 
     def is_remote(self) -> bool:
         """Whether any part lies in a store."""

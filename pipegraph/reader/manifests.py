@@ -22,7 +22,6 @@ from pipegraph.storage.indexing import IndexProgress
 from pipegraph.storage.locks import LOCK_EX, flock
 from pipegraph.storage.parts import (
     MANIFEST,
-    Missing,
     PartsLike,
     expand_braces,
     expand_parts,
@@ -41,8 +40,6 @@ class Found(NamedTuple):
     manifest: Manifest | None = None
     origin: str = ""
     """Where the manifest lies, or how it came about."""
-    skipped: tuple[str, ...] = ()
-    """Shards that it lists and that are missing."""
 
     def __str__(self) -> str:
         return f"{self.origin}: {self.manifest!r}"
@@ -64,7 +61,6 @@ def list_parts(
     named: PartsLike,
     given: Manifest | str | None,
     options: Mapping[str, Any],
-    missing: Missing = "error",
     stopping: Stopping | None = None,
 ) -> Found:
     """The parts that are named, with the manifest that was given (itself, or its path or URL), or that lies beside them
@@ -76,7 +72,7 @@ def list_parts(
     names = [named] if isinstance(named, str | os.PathLike) else list(named)
     place = given if isinstance(given, str) else None
     with _store_for([*names, *([] if place is None else [place])], options, stopping) as store:
-        parts = expand_parts(named, store=store, missing=missing)
+        parts = expand_parts(named, store=store)
         if isinstance(given, Manifest):
             manifest: Manifest | None = given
         elif place is not None:
@@ -88,11 +84,10 @@ def list_parts(
         return Found(parts)
     numbers = _numbers_in(manifest.parts, parts)
     gone = _missing_shards(manifest.parts, parts, numbers, names)
-    if gone and missing != "skip":
+    if gone:
         raise DataError(
             f"{len(gone)} of the {len(manifest.parts)} shards that {repr(place) if place else 'the manifest'} lists "
-            f"are missing: {few(gone)}. Copy them again, or run `pipegraph index` if they are not to be read any more; "
-            "or read the others with ShardSelect(missing='skip')"
+            f"are missing: {few(gone)}. Copy them again, or run `pipegraph index` if they are not to be read any more"
         )
     # A shard that was cut keeps its size: that it has another one fails where it is read, for each of its samples.
     sizes = [None if number is None else manifest.parts[number].size for number in numbers]
@@ -100,14 +95,13 @@ def list_parts(
         replace(part, size=size) if part.is_local and (part.size or 0) < (size or 0) else part
         for part, size in zip(parts, sizes, strict=True)
     ]
-    return Found(parts, manifest, repr(place) if place else "given as an object", tuple(gone))
+    return Found(parts, manifest, repr(place) if place else "given as an object")
 
 
 def find_manifest(
     named: PartsLike,
     given: Manifest | str | None,
     options: Mapping[str, Any],
-    missing: Missing = "error",
     stopping: Stopping | None = None,
 ) -> Found:
     """As `list_parts`, with the manifest's entries for these parts in their order; for local parts one is made.
@@ -116,7 +110,7 @@ def find_manifest(
         GraphError: remote parts without a manifest.
         DataError: parts are missing, or not in the manifest.
     """
-    found = list_parts(named, given, options, missing, stopping)
+    found = list_parts(named, given, options, stopping)
     parts, manifest = found.parts, found.manifest
     if manifest is not None and given is not None:
         return found._replace(manifest=_chosen(manifest, parts))
@@ -140,7 +134,7 @@ def find_manifest(
             PipegraphWarning,
             stacklevel=2,
         )
-    return Found(parts, made, "made from the headers of the shards as they are now", found.skipped)
+    return Found(parts, made, "made from the headers of the shards as they are now")
 
 
 def _chosen(manifest: Manifest, parts: Sequence[Part]) -> Manifest:

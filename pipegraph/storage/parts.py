@@ -17,7 +17,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from pipegraph.errors import DataError, StoreError, without_secrets
@@ -38,12 +38,6 @@ def unfinished_pack(folder: str) -> str | None:
     return None if ended else path
 
 
-def refuse_unfinished(folder: str) -> None:
-    """Raises DataError for the folder of a pack that has not ended."""
-    if unfinished_pack(folder) is not None:
-        raise unfinished(folder, "")
-
-
 def unfinished(folder: str, more: str) -> DataError:
     """The refusal of a folder whose pack has not ended."""
     return DataError(
@@ -56,8 +50,6 @@ if TYPE_CHECKING:
     from .stores import StoreClient
 
 PartsLike = str | os.PathLike[str] | Iterable["str | os.PathLike[str] | Part"]
-Missing = Literal["error", "skip"]
-"""What happens where shards are missing: an error, or what is there is read."""
 
 # Above this a brace pattern is taken for a mistake ({0..1000000000}).
 MAX_PARTS = 10_000_000
@@ -119,14 +111,11 @@ def is_url(text: str) -> bool:
     return bool(_SCHEME.match(text)) and not text.lower().startswith("file://")
 
 
-def expand_parts(
-    parts: PartsLike, *, store: StoreClient | None = None, missing: Missing = "error"
-) -> list[Part]:
+def expand_parts(parts: PartsLike, *, store: StoreClient | None = None) -> list[Part]:
     """The parts that `parts` names, in the order given; globs and folders sorted by name.
 
     Args:
         store: lists URLs (globs, and folders, which end in ``/``); else one is made from the environment.
-        missing: ``"skip"`` reads the folder of a pack that has not ended too.
 
     Raises:
         GraphError: a name is no path.
@@ -137,8 +126,9 @@ def expand_parts(
     complete = set[str]()
 
     def check(folder: str) -> None:
-        if missing != "skip" and folder not in complete:
-            refuse_unfinished(folder)
+        if folder not in complete:
+            if unfinished_pack(folder) is not None:
+                raise unfinished(folder, "")
             complete.add(folder)
 
     names = paths_of(parts, "parts", Part)
@@ -149,7 +139,7 @@ def expand_parts(
         if not is_url(name):  # before it is listed: a pack may end meanwhile
             path = local_path(name)
             check(path if os.path.isdir(path) else os.path.dirname(path) or ".")
-        named = list(_expand_one(name, store, missing))
+        named = list(_expand_one(name, store))
         for folder in {os.path.dirname(part.uri) or ".": None for part in named if part.is_local}:
             check(folder)
         found += named
@@ -204,25 +194,20 @@ def local_path(name: str) -> str:
     return name
 
 
-def _expand_one(pattern: str, store: StoreClient | None, missing: Missing) -> Iterator[Part]:
+def _expand_one(pattern: str, store: StoreClient | None) -> Iterator[Part]:
     if is_url(pattern):
-        yield from _expand_url(pattern, store, missing)
+        yield from _expand_url(pattern, store)
         return
-    if pattern.startswith("pipe:"):
-        raise DataError(
-            f"parts {pattern!r}: WebDataset's pipe: is not supported, because a shard is read from any place in it and "
-            "a command's output from its start only; give the file's path, or its s3://, gs:// or https:// URL"
-        )
     pattern = local_path(pattern)
     # A file of exactly this name is meant, whatever characters are in it.
     if os.path.isfile(pattern):
         yield _local(pattern, os.stat(pattern))
     elif os.path.isdir(pattern):
-        yield from _folder(pattern, missing)
+        yield from _folder(pattern)
     else:
         for name in expand_braces(pattern):
             if glob.has_magic(name):
-                yield from _glob(name, missing)
+                yield from _glob(name)
             else:
                 yield _named(name, pattern)
 
@@ -230,16 +215,14 @@ def _expand_one(pattern: str, store: StoreClient | None, missing: Missing) -> It
 def _named(path: str, pattern: str) -> Part:
     try:
         status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            kind = "folder" if stat.S_ISDIR(status.st_mode) else "pipe or device"
-            raise DataError(f"parts {pattern!r}: {path!r} is a {kind}, not a shard")
-        return _local(path, status)
     except OSError as error:
-        _refuse_broken(pattern, path)
         folder, name = os.path.split(path.rstrip("/" + os.sep))
         raise DataError(
             f"parts {pattern!r}: no shard {name!r} in folder {folder or '.'!r} ({error.strerror})"
         ) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"parts {pattern!r}: {path!r} is no file (a folder, a pipe or a device)")
+    return _local(path, status)
 
 
 def _refuse_broken(pattern: str, path: str) -> None:
@@ -252,10 +235,10 @@ def _refuse_broken(pattern: str, path: str) -> None:
         )
 
 
-def _glob(pattern: str, missing: Missing) -> Iterator[Part]:
+def _glob(pattern: str) -> Iterator[Part]:
     found = sorted(glob.iglob(pattern, recursive=True))
     paths = [path for path in found if os.path.isfile(path)]
-    if missing != "skip" and len(paths) < len(found):
+    if len(paths) < len(found):
         for path in found:
             _refuse_broken(pattern, path)
     if not paths:
@@ -267,19 +250,17 @@ def _glob(pattern: str, missing: Missing) -> Iterator[Part]:
         yield _local(path, os.stat(path))
 
 
-def _folder(folder: str, missing: Missing) -> Iterator[Part]:
+def _folder(folder: str) -> Iterator[Part]:
     from .formats import check_folder, known_suffixes  # formats import Part
 
-    suffixes, skip = known_suffixes(), missing == "skip"
+    suffixes = known_suffixes()
     with os.scandir(folder) as entries:
-        there = list(entries)
-    named = sorted((e for e in there if is_shard_name(e.name, suffixes)), key=lambda e: e.name)
+        named = sorted((e for e in entries if is_shard_name(e.name, suffixes)), key=lambda e: e.name)
     for entry in named:
-        if entry.is_symlink() and not skip:
+        if entry.is_symlink():
             _refuse_broken(folder, entry.path)
     files = [entry for entry in named if entry.is_file()]
-    others = [entry.name for entry in there if not entry.is_dir(follow_symlinks=False)]
-    check_folder(folder, others, [entry.name for entry in files], skip)
+    check_folder(folder, [entry.name for entry in files])
     if not files:
         raise DataError(
             f"parts {folder!r}: no shard ({', '.join(suffixes)}) in folder {folder!r}; for those of its subfolders "
@@ -294,7 +275,7 @@ def is_shard_name(name: str, suffixes: tuple[str, ...]) -> bool:
     return name.lower().endswith(suffixes) and not name.startswith(".")
 
 
-def _expand_url(pattern: str, store: StoreClient | None, missing: Missing) -> Iterator[Part]:
+def _expand_url(pattern: str, store: StoreClient | None) -> Iterator[Part]:
     for url in expand_braces(pattern):
         if not (url.endswith("/") or has_magic(url)):
             yield Part(url, None)
@@ -302,10 +283,10 @@ def _expand_url(pattern: str, store: StoreClient | None, missing: Missing) -> It
             from .stores import StoreClient  # stores import Part
 
             with nullcontext(store) if store is not None else StoreClient() as client:
-                yield from _listed(url, client, missing)
+                yield from _listed(url, client)
 
 
-def _listed(url: str, store: StoreClient, missing: Missing) -> list[Part]:
+def _listed(url: str, store: StoreClient) -> list[Part]:
     from .formats import check_folder, known_suffixes  # formats import Part
 
     beside = (JOURNAL, SETTINGS)
@@ -314,16 +295,14 @@ def _listed(url: str, store: StoreClient, missing: Missing) -> list[Part]:
     if url.endswith("/"):
         suffixes = known_suffixes()
         # What lies beside shards, such as their manifest, is none.
-        names = [part.name for part in found]
         found = [part for part in found if is_shard_name(part.name, suffixes)]
-        check_folder(url, names, [part.name for part in found], missing == "skip")
+        check_folder(url, [part.name for part in found])
         if not found:
-            raise DataError(f"parts {url!r}: no shard ({', '.join(suffixes)}) among its {len(names)} objects")
-    if missing != "skip":
-        uris = {part.uri for part in listed}
-        for folder in dict.fromkeys(part.uri.rpartition("/")[0] for part in found):
-            if f"{folder}/{JOURNAL}" in uris and f"{folder}/{SETTINGS}" not in uris:
-                raise unfinished(folder, ", and upload all of it")
+            raise DataError(f"parts {url!r}: no shard ({', '.join(suffixes)}) among its objects")
+    uris = {part.uri for part in listed}
+    for folder in dict.fromkeys(part.uri.rpartition("/")[0] for part in found):
+        if f"{folder}/{JOURNAL}" in uris and f"{folder}/{SETTINGS}" not in uris:
+            raise unfinished(folder, ", and upload all of it")
     return found
 
 

@@ -86,7 +86,7 @@ def test_a_missing_shard_is_an_error_that_names_it(write_shards: Any, given: boo
     folder = write_shards("tar")
     build_manifest(folder, (tmp_path / "given.json") if given else folder / "_manifest.json")
     options: dict[str, Any] = {"manifest": tmp_path / "given.json"} if given else {}
-    whole = count(folder, **options)
+    count(folder, **options)
     (folder / "part-01.tar").unlink()
     for named in (folder, f"{folder}/*.tar", [f"{folder}/part-0*.tar"], sorted(folder.glob("*.tar"))):
         for order in (None, pg.order.PartOrder()):
@@ -94,17 +94,6 @@ def test_a_missing_shard_is_an_error_that_names_it(write_shards: Any, given: boo
                 DataError, match=r"1 of the 4 shards that .*\.json' lists are missing: 'part-01\.tar'\."
             ):
                 count(named, order=order, **options)
-    with pytest.raises(DataError, match=r"or read the others with ShardSelect\(missing='skip'\)"):
-        count(folder, **options)
-    with loader_of(folder, missing="skip", **options) as loader:
-        assert "shards that are missing are skipped" in str(loader.plan)
-        assert len(list(loader)) == whole - 31
-    graph = pg.Graph("said")
-    select = graph.add(ops.ShardSelect(folder, missing="skip", **options))
-    select.then(ops.Load())
-    with graph.loader() as loader:
-        list(loader)
-    assert "1 missing shards are skipped: 'part-01.tar'" in str(graph.plan())
 
 
 # -- shards that were cut, counts that were forged, files that are none -------------------------------

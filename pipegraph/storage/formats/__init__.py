@@ -5,7 +5,6 @@ A new format is one class (docs/formats.md) and one line of `_FORMATS`, or a cal
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from pipegraph.errors import DataError
@@ -19,13 +18,6 @@ from .parquet import ParquetFormat
 from .shard_format import Block as Block, BlockSamples as BlockSamples, Format as Format, Sample as Sample
 from .tar import TarFormat
 from .unpacking import PackedFormat
-
-_UNREAD = re.compile(
-    r"(\.(bgz|gz|bz2|bzip2|xz|lzma|lz|lz4|lzo|zst|zstd|z|zip|7z|br|sz|snappy)"
-    r"|(\.[0-9a-f]{8})?\.partial|\.part|\.crdownload|\.download|\.incomplete|\.tmp|_\.gstmp)$",
-    re.IGNORECASE,
-)
-"""Packings that some shards cannot be read in, and what programs that copy files append to names until they end."""
 
 _lock = lock_free_after_fork()
 _formats: dict[str, Format] = {}
@@ -44,33 +36,16 @@ def known_suffixes() -> tuple[str, ...]:
         return tuple(sorted(_formats))
 
 
-def check_folder(folder: str, names: Sequence[str], shards: Sequence[str], skip: bool = False) -> None:
-    """Raises DataError where shards of a folder have different formats, or, unless ``skip``, one is packed in a way
-    that is not read, or not whole, by its name.
-    """
+def check_folder(folder: str, shards: Sequence[str]) -> None:
+    """Raises DataError where shards of a folder have different formats."""
     kinds = {_kind(name): name for name in sorted(shards, reverse=True)}
     if len(kinds) > 1:
         shown = sorted(kinds.values())
+        pattern = f"{folder.rstrip('/')}/*{suffix_of(shown[0])}"
         raise DataError(
             f"parts {folder!r}: shards of different formats in one folder, such as {' and '.join(map(repr, shown))}: "
-            f"name those that are meant by a pattern, such as {_pattern(folder, shown[0])}, or keep each format in a "
-            "folder of its own"
+            f"name those that are meant by a pattern, such as {pattern!r}, or keep each format in a folder of its own"
         )
-    for name in [] if skip else sorted(names):
-        whole = _UNREAD.sub("", name)
-        if suffix_of(name) or not suffix_of(whole) or name.startswith("."):
-            continue
-        # What is left beside a whole shard, or beside those of another format, is none.
-        if whole not in shards and not kinds.keys() - {_kind(whole)}:
-            raise DataError(
-                f"parts {folder!r}: {name!r} is packed in a way that is not read here, or not whole, by its name: "
-                f"unpack, finish or remove it, or name the others by a pattern, such as "
-                f"{_pattern(folder, shards[0] if shards else whole)}"
-            )
-
-
-def _pattern(folder: str, shard: str) -> str:
-    return repr(f"{folder.rstrip('/')}/*{suffix_of(shard)}")
 
 
 def _kind(name: str) -> type:
