@@ -27,6 +27,10 @@ DEFAULT_LANES = 240
 # One block in use and one on its way, for each lane and block of its window.
 BLOCKS_PER_LANE = 2
 
+# From 16 lanes per rank on batches come close to a global shuffle, and more than 32 gain
+# little (tests/order/test_quality.py); 15 are the default's share for 16 ranks.
+GOOD_LANES_PER_RANK = range(15, 33)
+
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +94,14 @@ class LaneOrder(Order):
             f"{lanes} lanes for {world_size} ranks: {lanes // shared} per rank, {held} blocks "
             f"({held * block_bytes / 1e9:.1f} GB) held"
         )
-        readers = world_size // shared
-        again = f", each read by {readers} ranks: give a multiple of {world_size} as lanes="
-        return text + (again if readers > 1 and self.shuffle else "")
+        if not self.shuffle:
+            return text
+        if shared < world_size:
+            text += f", each read by {world_size // shared} ranks"
+        # Most other numbers of ranks divide 24 lanes for each, too.
+        better = min(24, len(block_samples(layout)) // world_size) * world_size
+        good = shared == world_size and lanes // shared in GOOD_LANES_PER_RANK
+        return text if good or better in (0, lanes) else f"{text}; better: lanes={better}"
 
     def require_memory(
         self, layout: LayoutLike, world_size: int, block_bytes: int, memory_limit: int
