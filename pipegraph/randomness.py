@@ -8,12 +8,14 @@ What code draws from the global generators of torch, NumPy and Python is keyed a
 
 from __future__ import annotations
 
+from functools import cache
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
-from numpy.random.bit_generator import ISpawnableSeedSequence
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 def digest(*parts: Any) -> bytes:
@@ -34,10 +36,17 @@ def uniform(*parts: Any) -> float:
 def generator(seed: int, epoch: int, lineage: tuple[Any, ...], stage: str) -> np.random.Generator:
     """The generator of one item in one stage."""
     seeded: Any = _Key(digest(seed, epoch, lineage, stage))  # the stubs know no seed but numpy's own
-    return np.random.Generator(np.random.Philox(seeded))
+    return np.random.Generator(_philox()(seeded))
 
 
-class _Key(ISpawnableSeedSequence):
+@cache
+def _philox() -> type[np.random.Philox]:
+    # Not at import: numpy.random takes 5 ms, and many pipelines draw nothing.
+    np.random.bit_generator.ISpawnableSeedSequence.register(_Key)
+    return np.random.Philox
+
+
+class _Key:
     """Gives ``Philox`` its key as it is.
 
     ``Philox(key=...)`` does so too, but first draws a seed from the system that it does not use: twice the time.
