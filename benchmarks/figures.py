@@ -323,6 +323,21 @@ def gpu_name() -> str:
     return name
 
 
+def gil() -> str:
+    """How long an image holds the interpreter's lock, and how fast images come."""
+    ways = {"compiled": "auto", "OpenCV": "opencv"}
+    rows = []
+    for name, decoder in ways.items():
+        for place in ("2 thread", "14 thread", "14 process"):
+            quiet, busy = (results_of("gil")[f"{decoder} {place} {beside}"] for beside in ("quiet", "busy"))
+            held = [f"{each['held_us']['median']:.0f}" for each in (quiet, busy)]
+            rate = [f"{1e6 / each['wall_us']['median']:,.0f}" for each in (quiet, busy)]
+            noun = "es" if place.endswith("process") else "s"
+            rows.append([f"{name}, {place}{noun}", held[0], rate[0], held[1], rate[1]])
+    head = ["photographs, 2 cores", "us of GIL per image", "images/s"]
+    return markdown([*head, "the same beside a loop that never lets it go", "images/s"], rows)
+
+
 def gpu_training() -> str:
     """Photographs from files to a GPU's training steps."""
     entries = newest("gpu_training").entries[""]
@@ -346,6 +361,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "idle": idle,
     "gpu": gpu,
     "gpu_training": gpu_training,
+    "gil": gil,
     "schedules": schedules,
     "interpolations": interpolations,
     "planted": planted,

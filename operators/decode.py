@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 _pixels = Scratch()
 
 MOST_THREADS = 4
-"""Without the compiled decoder an image holds the interpreter's lock for 0.13 ms of its 1.3 ms of CPU, with it for 0.03
-to 0.04 of 1.0 (``benchmarks/gil.py``). Without it four threads gave a GPU 0.96 of what processes did, and fourteen 0.48
-(``benchmarks/gpu_training.py``)."""
+"""Without the compiled decoder an image holds the interpreter's lock for a tenth of its CPU time: four threads gave a
+GPU 0.96 of what processes did, and fourteen 0.48 (``benchmarks/gpu_training.py``). With it, fourteen threads are as
+fast as processes also beside a loop that never lets the lock go (``benchmarks/gil.py``)."""
 
 
 @final
@@ -180,7 +180,7 @@ class DecodeImage(RowOperator):
             )
         return Traits(
             slabs=True,
-            most_threads=MOST_THREADS,
+            most_threads=None if takes_native(self.backend, self.interpolation) else MOST_THREADS,
             notes=self._notes,
             take_in=self._taking_in,
             take_in_reading=self._reading,

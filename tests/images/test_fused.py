@@ -102,7 +102,7 @@ def test_they_stay_apart_where_being_one_would_change_something(what, build):
 def test_what_no_process_can_be_sent_is_an_error_that_names_threads():
     made = pg.Graph("locks", seed=3)
     samples = made.add(ops.FromIterable(lambda: [{**SAMPLES[0], "lock": threading.Lock()}]))
-    samples.then(ops.Batch(1, collate={"lock": list})).then(ops.DecodeImage(32), workers=5)
+    samples.then(ops.Batch(1, collate={"lock": list})).then(ops.DecodeImage(32), workers=5, backend="process")
     with pytest.raises(TypeError, match="cannot pickle") as caught:
         delivered(made)
     assert any("backend='thread'" in each for each in caught.value.__notes__)
