@@ -145,7 +145,8 @@ def replay(model: type[Model], schedule: str, lines: tuple[str, ...] = ()) -> No
 
 
 def _scheduler(model: type[Model], strategy: Any, lines: tuple[str, ...]) -> Scheduler:
-    return Scheduler(strategy, 500_000 if lines else 50_000, vehicle=model.vehicle)
+    # An endless loader's queues take 1,024 light rows each: what starves the loop runs 50,000 points before they fill.
+    return Scheduler(strategy, 5_000_000 if lines else 500_000, vehicle=model.vehicle)
 
 
 def run_once(model: type[Model], scheduler: Scheduler, seed: int) -> None:
