@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipegraph.contracts import Operator
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Traits:
     """Given by an operator as ``traits``, a class attribute or a property. Reading it touches no data and no device.
 
@@ -145,7 +145,7 @@ Kind = str
 """The name of a kind, one of those in ``engine.kinds``."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Context:
     """The context with which a worker opens its copy of an operator.
 

@@ -27,7 +27,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Measurement:
     """What is declared of one field of a record.
 
@@ -90,7 +90,7 @@ def in_view(record: type, view: str) -> list[tuple[str, Measurement, str]]:
 # -- of a stage --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class StageCounts:
     """The counts of one stage, as its measurements are computed from them.
 
@@ -121,7 +121,7 @@ class StageCounts:
 
 
 @documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StageProfile:
     """One stage since the loader was made.
 
@@ -269,7 +269,7 @@ Edge = tuple[str, int]
 """The queue into input ``index`` of a stage; ``("", 0)`` is read by the training loop."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class QueueLook:
     """One queue at one moment; ``gained``: by how many items it is longer than when counting began."""
 
@@ -279,7 +279,7 @@ class QueueLook:
     gained: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Measured:
     """All that a loader has counted so far, or in an interval.
 

@@ -76,7 +76,7 @@ class Edge:
     output: int = 0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StageSpec:
     """One stage as the user described it; see :meth:`Graph.add` for the fields.
 

@@ -11,7 +11,7 @@ from pipegraph.integers import amount, flag, integer
 from pipegraph.units import parse_bytes
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class LoaderOptions:
     """The options, checked; ``Graph.loader`` documents them."""
 

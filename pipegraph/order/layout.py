@@ -110,7 +110,7 @@ def layout_digest(layout: LayoutLike) -> str:
     return f"samples:{blake2b(counts.astype('<i8').tobytes(), digest_size=16).hexdigest()}"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BlockPlaces:
     """A stream of permuted blocks. Places are numbered through the stream.
 

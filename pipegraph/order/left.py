@@ -92,7 +92,7 @@ def _flags(bits: str) -> Any:
     return np.unpackbits(packed, count=number.bit_length(), bitorder="little").astype(bool)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Left:
     """Of one stream that is dealt to ranks in turn, the places that are left.
 
@@ -150,7 +150,7 @@ def runs_of(first: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Arr
     return run, np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts) + first[run]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Spans:
     """Half-open spans of places, read one after the other. None is empty.
 
@@ -191,7 +191,7 @@ class Spans:
         )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Shares:
     """Spans and their division among ranks.
 

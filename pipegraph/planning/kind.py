@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipegraph.planning.plan import Plan, StagePlan
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Restart:
     """How a stage resumes from a state; applies to the run's first epoch only."""
 

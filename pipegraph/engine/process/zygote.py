@@ -185,6 +185,11 @@ class Zygote:
         with self._lock:
             self._end()
 
+    def hang_up(self) -> None:
+        """Have it end, without waiting for that as :meth:`close` does, which must follow."""
+        with self._lock:
+            self._sock.close()
+
     def _end(self) -> None:
         self._sock.close()
         if not wait([self._ready], 0):  # still importing: it would notice the closed socket only afterwards
@@ -260,21 +265,27 @@ def renewed() -> Iterator[None]:
     """If only idle owners keep the zygote, and the trainer may be forked, have the next loader fork it as it is then.
     Workers see what the script has changed in modules since, as those of torch's loader do, which are forked too.
 
-    The old one ends when the next loader has begun within this: its workers do not wait for that.
+    The old one ends, and the new one begins, while the next loader makes its plan within this.
     """
     global _shared, _users
     with _lock:
         old = _shared
-        if old is None or not old.forked or _users > len(_keepers) or not may_fork():
-            old = None
-        else:
+        renews = old is not None and old.forked and _users <= len(_keepers) and may_fork()
+        if renews:
             _shared, _users = None, 0
             _keepers.clear()  # what these release later is no longer shared
-    try:
+    if old is None or not renews:
         yield
+        return
+    old.hang_up()
+    try:
+        new = borrow()
+        try:
+            yield
+        finally:
+            release(new)
     finally:
-        if old is not None:
-            old.close()
+        old.close()
 
 
 def release(zygote: Zygote) -> None:

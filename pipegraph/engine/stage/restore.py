@@ -29,7 +29,7 @@ EdgeKey = tuple[str, int]
 """``(consuming stage, input index)``; the loader's own edge is ``("", 0)``."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Resume:
     """A position inside an epoch: where a run starts, or what is left of a rank's part.
 
@@ -50,7 +50,7 @@ class Resume:
     begun: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class RestartPoints:
     """The restart points with which to resume from a cursor.
 
