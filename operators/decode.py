@@ -20,16 +20,15 @@ from pipegraph.errors import DataError, GraphError, note, shown
 from pipegraph.integers import integer
 from pipegraph.operators.batch_slabs import StageSlabs
 from pipegraph.operators.collate import collate
-from pipegraph.operators.images.choice import BACKENDS, family_of, note_of, open_backend, takes_native
+from pipegraph.operators.images.backends import BACKENDS, family_of, note_of, open_backend, takes_native
 from pipegraph.operators.images.companions import Companions, names_of
 from pipegraph.operators.images.crop import DRAWS, Crop, check_crop, crop_window
-from pipegraph.operators.images.decoder import INTERPOLATIONS, Interpolation, Scratch
-from pipegraph.operators.images.header import probe
+from pipegraph.operators.images.header import INTERPOLATIONS, Interpolation, probe
 from pipegraph.operators.images.image_batch import FIELDS, ImageBatch, ImagePart, find_encoded, with_pixels
 from pipegraph.operators.images.native import NativeRows
-from pipegraph.operators.images.normalize_tables import bits_of, row_filler, tables_of
+from pipegraph.operators.images.regions import Scratch
 from pipegraph.operators.load import Load, no_path
-from pipegraph.operators.normalize import Normalize
+from pipegraph.operators.normalize import Normalize, bits_of, row_filler, tables_of
 from pipegraph.storage.shard_files import read_file
 
 if TYPE_CHECKING:

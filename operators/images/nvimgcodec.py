@@ -20,8 +20,8 @@ from pipegraph import concurrency
 from pipegraph.errors import MissingExtraError
 from pipegraph.forks import lock_free_after_fork
 from pipegraph.operators.images.crop import Region
-from pipegraph.operators.images.decoder import KEPT_NBYTES, Buffer, ImageHWC
-from pipegraph.operators.images.header import Header
+from pipegraph.operators.images.header import Buffer, Header, ImageHWC
+from pipegraph.operators.images.regions import KEPT_NBYTES
 
 # What the library says on standard error where its GPU libraries are missing, which is no fault here.
 _NOTICE = re.compile(

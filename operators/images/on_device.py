@@ -25,14 +25,11 @@ from pipegraph.contracts import Context
 from pipegraph.device.backend import slots_on
 from pipegraph.device.copy import Arrival, sent
 from pipegraph.errors import MissingExtraError
-from pipegraph.operators.images.crop import Box
-from pipegraph.operators.images.decoder import Interpolation
-from pipegraph.operators.images.header import pillow
+from pipegraph.operators.images.crop import STEPS, Box, stored_region
+from pipegraph.operators.images.header import Interpolation, pillow
 from pipegraph.operators.images.image_batch import ImagePart
-from pipegraph.operators.images.normalize_tables import normalize_into
 from pipegraph.operators.images.nvimgcodec import cpu_decoder, load, parameters
-from pipegraph.operators.images.orientation import STEPS, stored_region
-from pipegraph.operators.normalize import Normalize
+from pipegraph.operators.normalize import Normalize, normalize_into
 from pipegraph.operators.to_device import Landings
 
 GROUP_PIXELS = 1 << 23
