@@ -25,8 +25,13 @@ from pipegraph.errors import DecodeError, GraphError, MissingExtraError, Pipegra
 from pipegraph.operators.images.crop import CropWindow, Region, oriented, stored_region, swaps_sides
 from pipegraph.operators.images.header import Buffer, Header, ImageHWC, Interpolation, opened, pillow, refusal
 from pipegraph.operators.images.native import library
-from pipegraph.operators.images.nvimgcodec import NvimgcodecRegions
-from pipegraph.operators.images.regions import OpencvRegions, SimplejpegRegions, reduction, resize_into
+from pipegraph.operators.images.regions import (
+    NvimgcodecRegions,
+    OpencvRegions,
+    SimplejpegRegions,
+    reduction,
+    resize_into,
+)
 
 
 def _fill(image: Any, out: ImageHWC, window: CropWindow, interpolation: Interpolation) -> None:

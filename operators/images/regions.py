@@ -1,4 +1,4 @@
-"""OpenCV and simplejpeg decode regions; OpenCV resizes their pixels to the output's size; by which factor to decode.
+"""OpenCV, simplejpeg and nvImageCodec decode regions, OpenCV resizes them; by which factor to decode.
 
 Shrinking is antialiased in two steps: by a whole factor that averages blocks
 (JPEGs: in the DCT, while decoding), then by less than three with
@@ -8,6 +8,9 @@ costs seven times as much (photographs to 224: 615 us instead of 87).
 simplejpeg (libjpeg-turbo) decodes no row below the region: the decoder is told that the image ends there, by another
 number of rows in the frame header (ITU-T T.81, B.2.2) of a copy of the encoded bytes. Sixteen rows more than needed are
 decoded, so that the chroma upsampling of the region's last row sees its true neighbours.
+
+nvImageCodec on the CPU makes the inverse DCT and the colours of the region only, of JPEGs at full scale: it offers no
+reduced one. Each thread has a decoder of its own that decodes on that thread, and one image whose memory is used again.
 """
 
 from __future__ import annotations
@@ -174,3 +177,62 @@ class SimplejpegRegions:
         except ValueError:
             return None
         return part_of(whole, region, factor, rows, columns)
+
+
+def nvimgcodec_module(purpose: str = "backend='nvimgcodec'") -> Any:
+    """The module ``nvidia.nvimgcodec``, which tells on standard error which GPU libraries it lacks."""
+    return extra_module("nvidia.nvimgcodec", "nvimgcodec", purpose, "nvidia-nvimgcodec-cu13")
+
+
+def cpu_decoder(nvimgcodec: Any) -> Any:
+    """A decoder that decodes on the calling thread."""
+    return nvimgcodec.Decoder(
+        device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
+        backends=[nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)],
+        max_num_cpu_threads=1,
+    )
+
+
+def parameters(nvimgcodec: Any) -> dict[int, Any]:
+    """How to decode 8 bits as stored, by the number of channels."""
+    kinds = ((1, nvimgcodec.ColorSpec.GRAY), (3, nvimgcodec.ColorSpec.SRGB))
+    return {
+        channels: nvimgcodec.DecodeParams(
+            color_spec=kind, apply_exif_orientation=False, allow_any_depth=False
+        )
+        for channels, kind in kinds
+    }
+
+
+class _PerThread(concurrency.local):
+    decoder: Any = None
+    image: Any = None
+
+
+class NvimgcodecRegions:
+    """See ``RegionDecoder``. JPEG at factor 1 only."""
+
+    def __init__(self) -> None:
+        self._nv = nvimgcodec_module()
+        self._parameters = parameters(self._nv)
+        self._mine = _PerThread()
+
+    def decode(
+        self, data: Buffer, header: Header, region: Region, factor: int, channels: int
+    ) -> ImageHWC | None:
+        if factor != 1:
+            return None
+        nv, mine = self._nv, self._mine
+        if mine.decoder is None:
+            mine.decoder = cpu_decoder(nv)
+        top, left, height, width = region
+        source = data if isinstance(data, bytes) else np.frombuffer(data, np.uint8)
+        stream = nv.CodeStream(source).get_sub_code_stream(
+            0, nv.Region(top, left, top + height, left + width)
+        )
+        image = mine.decoder.decode(stream, params=self._parameters[channels], image=mine.image)
+        mine.image = image if image is not None and height * width * channels <= KEPT_NBYTES else None
+        if image is None:
+            return None
+        pixels: ImageHWC = np.asarray(image)
+        return pixels if pixels.shape == (height, width, channels) else None

@@ -111,13 +111,13 @@ def find_manifest(
         DataError: parts are missing, or not in the manifest.
     """
     found = list_parts(named, given, options, stopping)
-    parts, manifest = found.parts, found.manifest
-    if manifest is not None and given is not None:
-        return found._replace(manifest=_chosen(manifest, parts))
-    if manifest is not None:
+    parts = found.parts
+    if found.manifest is not None:
         try:
-            return found._replace(manifest=_chosen(manifest, parts))
+            return found._replace(manifest=_chosen(found.manifest, parts))
         except DataError as error:
+            if given is not None:
+                raise
             _warn_of_unused(f"{found.origin} is not used: {error}")
     remote = next((part for part in parts if not part.is_local), None)
     if remote is not None:
