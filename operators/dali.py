@@ -102,7 +102,12 @@ class Dali(Operator):
         """The outputs of a batch of ``count`` samples, by name; blocks until they are there."""
         if self._pipeline is None or count > self._batch_size:
             self._build(max(count, self._batch_size))
-        feed = {name: _for_dali(_field(fields, name)) for name in self._inputs}
+        missing = next((name for name in self._inputs if name not in fields), None)
+        if missing is not None:
+            raise DataError(
+                f"Dali: the pipeline needs a field {missing!r}, the batch has {', '.join(fields)}"
+            )
+        feed = {name: _for_dali(fields[name]) for name in self._inputs}
         words = rng.integers(0, 2**32, (len(self._states), _STATE_WORDS), dtype=np.uint32)
         for name, state in zip(self._states, words, strict=True):
             feed[name] = [state] * count
@@ -175,12 +180,6 @@ def _fed_name(source: Any) -> str:
             "Dali: every external_source is fed by the graph: give it name=FIELD and neither source= nor callbacks"
         )
     return str(source.name)
-
-
-def _field(fields: Mapping[str, Any], name: str) -> Any:
-    if name not in fields:
-        raise DataError(f"Dali: the pipeline needs a field {name!r}, the batch has {', '.join(fields)}")
-    return fields[name]
 
 
 def _for_dali(value: Any) -> Any:

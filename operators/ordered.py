@@ -82,9 +82,11 @@ class OrderedSource(Source):
         """As :meth:`layout`, as it was when the epoch began."""
         return self.layout()
 
-    @abstractmethod
-    def item(self, index: int) -> Any:
-        """The sample of an index."""
+    def item(self, index: Any) -> Any:
+        """The sample of an index; a source defines this or :meth:`read_into`."""
+        found: list[Any] = []
+        self.read_into(found, [index], 0)
+        return found[0]
 
     def sees(self) -> str:
         layout = self.layout()

@@ -88,11 +88,6 @@ class FromTable(OrderedSource):
     def layout(self) -> int:
         return self.table.num_rows if self._picked is None else len(self._picked)
 
-    def item(self, index: int) -> Any:
-        found: list[Any] = []
-        self.read_into(found, [index], 0)
-        return found[0]
-
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
         rows, numbers = self._of(indices[start:])
         found += rows.rows(numbers)
@@ -246,10 +241,6 @@ class FromTokens(OrderedSource):
 
     def layout(self) -> int:
         return (len(self._tokens) - self.window) // self.stride + 1
-
-    def item(self, index: int) -> Any:
-        start = index * self.stride
-        return {"tokens": np.array(self._tokens[start : start + self.window], np.int64)}
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
         tokens, window, stride = self._tokens, self.window, self.stride

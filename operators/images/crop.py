@@ -62,10 +62,6 @@ class CropWindow(NamedTuple):
     box: Box | None = None
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop:
     """A crop of random area and aspect ratio at a random place.
@@ -88,7 +84,8 @@ class RandomResizedCrop:
 
     def __post_init__(self) -> None:
         for name, pair in (("scale", self.scale), ("ratio", self.ratio)):
-            if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(map(_is_number, pair)):
+            plain = isinstance(pair, tuple | list) and len(pair) == 2
+            if not plain or any(isinstance(n, bool) or not isinstance(n, int | float) for n in pair):
                 raise GraphError(f"RandomResizedCrop: {name} must be a pair of numbers, got {shown(pair)}")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise GraphError(f"RandomResizedCrop: scale must satisfy 0 < low <= high <= 1, got {self.scale}")

@@ -280,7 +280,11 @@ class NodeCache(Closing):
                     break
                 self._count(corrupt=1)
                 if not left:
-                    self._to_quarantine(what, there, found)
+                    path = os.path.join(self._quarantine, what.name)
+                    os.rename(there, path)
+                    raise mismatch(
+                        what, found, f", after {DOWNLOADS} downloads. The last bytes lie in {path!r}"
+                    )
             with self._lock:
                 self._verified.add((what.name, os.fstat(fd).st_ino))
             os.fsync(fd)
@@ -302,11 +306,6 @@ class NodeCache(Closing):
         while view:
             written = os.pwrite(fd, view, offset)
             view, offset = view[written:], offset + written
-
-    def _to_quarantine(self, what: Cacheable, there: str, found: int) -> None:
-        path = os.path.join(self._quarantine, what.name)
-        os.rename(there, path)
-        raise mismatch(what, found, f", after {DOWNLOADS} downloads. The last bytes lie in {path!r}")
 
     def _is_sound(self, what: Cacheable, file: LocalFile, fd: int) -> bool:
         if file.size != what.nbytes:

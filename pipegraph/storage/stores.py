@@ -58,13 +58,6 @@ def register_store(scheme: str, open: OpenStore) -> None:
         _stores[scheme] = open
 
 
-def opener_of(root: str) -> OpenStore | None:
-    """What opens the store at this root; None where obstore does."""
-    scheme = root.partition("://")[0]
-    with _lock:
-        return _stores.get(scheme) or (None if scheme.lower() in OBSTORE else FsspecStore)
-
-
 @final
 class FsspecStore:
     """A filesystem of fsspec's: ``hf://``, ``hdfs://``, ``ftp://``, ``github://`` and many others."""
@@ -337,7 +330,9 @@ class StoreClient(Closing):
         return store, key
 
     def _make_store(self, root: str, *, for_listing: bool = False) -> Any:
-        opener = opener_of(root)
+        scheme = root.partition("://")[0]
+        with _lock:
+            opener = _stores.get(scheme) or (None if scheme.lower() in OBSTORE else FsspecStore)
         if opener is not None:
             try:
                 return OtherStore(opener(root, dict(self._options)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pipegraph import operators as ops
 from pipegraph.errors import GraphError
 from pipegraph.operators import DecodeImage, RandomResizedCrop
 from pipegraph.operators.images import backends
@@ -47,4 +48,4 @@ def test_auto_is_the_fastest_decoder_that_is_installed_and_a_plan_says_which(mon
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
     with pytest.raises(GraphError, match=f"backend must be one of {', '.join(BACKENDS)}, got 'pil'"):
-        open_backend("pil")
+        ops.DecodeImage(8, backend="pil")

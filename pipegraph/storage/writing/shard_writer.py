@@ -152,17 +152,8 @@ class PackFolder(Closing):
             if name.startswith(written_at_once) or (name.startswith(".shard") and PARTIAL in name):
                 Path(self.folder, name).unlink(missing_ok=True)
 
-    def find_finished(self) -> None:
-        """Index the shards from number 0 on that an earlier run has finished."""
-        with ThreadPoolExecutor(thread_name_prefix="pipegraph-index") as pool:
-            self.finished = list(pool.map(index_shard, self._there()))
-
-    def begin_again(self) -> None:
-        """Remove what an earlier run has finished."""
-        for path in list(self._there()):
-            os.unlink(path)
-
-    def _there(self) -> Iterator[str]:
+    def there(self) -> Iterator[str]:
+        """The shards from number 0 on that are finished."""
         return itertools.takewhile(os.path.exists, map(self.path, itertools.count()))
 
     def finish(self, classes: tuple[str, ...]) -> Manifest:
@@ -268,9 +259,10 @@ class ShardWriter:
             self.written = len(self._target.manifest())
             return
         if source == STREAM:
-            self._target.begin_again()
-        else:
-            self._target.find_finished()
+            for path in list(self._target.there()):
+                os.unlink(path)
+        with ThreadPoolExecutor(thread_name_prefix="pipegraph-index") as pool:
+            self._target.finished = list(pool.map(index_shard, self._target.there()))
         self.written = sum(index.samples for index in self._target.finished)
         if self._target.finished:
             self._target.encoder.follow(self._target.path(0))
