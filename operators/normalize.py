@@ -24,8 +24,10 @@ from pipegraph.contracts import Context, Operator, Traits
 from pipegraph.errors import DataError, GraphError, MissingExtraError
 from pipegraph.integers import amount
 from pipegraph.operators.batch_slabs import StageSlabs
+from pipegraph.operators.images.header import ImageHWC
 from pipegraph.operators.images.regions import Scratch, opencv
 
+Array = npt.NDArray[Any]
 Layout = Literal["NCHW", "NHWC"]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -163,7 +165,7 @@ def normalize_into(
 
 def row_filler(
     mean: Sequence[float], std: Sequence[float], dtype: torch.dtype, layout: Layout
-) -> Callable[[npt.NDArray[np.uint8], npt.NDArray[Any]], None]:
+) -> Callable[[ImageHWC, Array], None]:
     """A function that normalises one uint8 (H, W, C) image into memory of its own, on any thread.
 
     Its target is (C, H, W) for layout ``"NCHW"``, else (H, W, C), of the integers of ``bits_of(dtype)``.
@@ -186,9 +188,7 @@ def _cv2() -> Any:
         return None
 
 
-def _fill_planes(
-    tables: npt.NDArray[Any], image_HWC: npt.NDArray[np.uint8], out_CHW: npt.NDArray[Any]
-) -> None:
+def _fill_planes(tables: Array, image_HWC: ImageHWC, out_CHW: Array) -> None:
     height, width, channels = image_HWC.shape
     cv2 = _cv2()
     if cv2 is None:
@@ -202,9 +202,7 @@ def _fill_planes(
         cv2.LUT(plane, table, dst=target)
 
 
-def _fill_pixels(
-    tables: npt.NDArray[Any], image_HWC: npt.NDArray[np.uint8], out_HWC: npt.NDArray[Any]
-) -> None:
+def _fill_pixels(tables: Array, image_HWC: ImageHWC, out_HWC: Array) -> None:
     cv2 = _cv2()
     if cv2 is None:
         for channel, table in enumerate(tables):
@@ -214,7 +212,7 @@ def _fill_pixels(
 
 
 @lru_cache(maxsize=16)
-def tables_of(mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype) -> npt.NDArray[Any]:
+def tables_of(mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype) -> Array:
     """(C, 256), of the integers of ``bits_of(dtype)``: what each level becomes."""
     values = torch.arange(256, dtype=torch.float64) / 255
     mean_64, std_64 = torch.tensor((mean, std), dtype=torch.float64)[..., None]

@@ -150,12 +150,9 @@ class StoreClient(Closing):
                 meta = await self._obstore.head_async(store, path)
             return ObjectInfo.of(meta)
 
-        async def head() -> ObjectInfo:
-            info = await self._requests.retried(url, 0, ask)
-            self._versions.join(url, info)
-            return info
-
-        return self._result(head())
+        info = self._result(self._requests.retried(url, 0, ask))
+        self._versions.join(url, info)
+        return info
 
     def expect(self, part: Part) -> None:
         """From now on every answer must be of the part's size and version, as far as known, else it is a DataError."""
