@@ -92,11 +92,11 @@ def step_functions(paths: list[str], decoders: tuple[str, ...]) -> Iterator[tupl
     """Each step as a function of the image's number; what one makes the next is given."""
     import torch
 
-    from pipegraph.operators.images.choice import open_backend
+    from pipegraph.operators.images.backends import open_backend
     from pipegraph.operators.images.crop import DRAWS, RandomResizedCrop, crop_window
     from pipegraph.operators.images.header import probe
     from pipegraph.operators.images.native import NativeRows
-    from pipegraph.operators.images.normalize_tables import row_filler, tables_of
+    from pipegraph.operators.normalize import row_filler, tables_of
     from pipegraph.randomness import digest, generator
     from pipegraph.storage.shard_files import read_file
 

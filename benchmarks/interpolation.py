@@ -21,10 +21,9 @@ import torch
 from PIL import Image, ImageOps
 from records import record
 
-from pipegraph.operators.images.choice import open_backend
+from pipegraph.operators.images.backends import open_backend
 from pipegraph.operators.images.crop import CenterCrop, crop_window
-from pipegraph.operators.images.decoder import INTERPOLATIONS, Interpolation
-from pipegraph.operators.images.header import probe
+from pipegraph.operators.images.header import INTERPOLATIONS, Interpolation, probe
 
 RESIZE, SIZE, FILES, TURNS = 256, 224, 60, 5
 

@@ -23,6 +23,23 @@ from pipegraph.parameters import function_name, not_awaited, plain_function
 from pipegraph.tree import map_leaves, own_memory
 
 
+def check_cost(cost: Any, limit: Any, who: str) -> None:
+    """Raises GraphError unless both ``cost`` and ``limit`` of a stage are given, or neither."""
+    if (cost is None) != (limit is None):
+        raise GraphError(f"{who}: cost and limit go together: {who}(..., cost=len, limit=4096)")
+    if cost is not None:
+        plain_function(cost, f"{who}: cost", "a sample")
+        amount(limit, f"{who}: limit", refusal=GraphError)
+
+
+def cost_of(cost: Callable[[Any], float], sample: Any, limit: float, who: str) -> float:
+    """What a sample costs; raises DataError where that is more than the limit."""
+    found = amount(cost(sample), f"{who}: cost(sample)")
+    if found > limit:
+        raise DataError(f"{who}: one sample costs {found}, more than limit={limit}")
+    return found
+
+
 @final
 class Batch(Regroup):
     """Collate consecutive samples into a batch.
@@ -69,8 +86,7 @@ class Batch(Regroup):
             raise GraphError(
                 f"Batch: give exactly one of size, global_size or cost with limit, got {given or 'none'}"
             )
-        if (cost is None) != (limit is None):
-            raise GraphError("Batch: cost and limit go together: Batch(cost=len_of, limit=4096)")
+        check_cost(cost, limit, "Batch")
         fields = collate if isinstance(collate, Mapping) else {}
         for name, function in fields.items():
             plain_function(function, f"Batch: collate of {name!r}", "a list of values")
@@ -89,9 +105,6 @@ class Batch(Regroup):
             self._only_fills = check_pad(pad)
             if fields:
                 self._rules = ByField({**named, **fields}, None if named else pad)
-        if cost is not None:
-            plain_function(cost, "Batch: cost", "a sample")
-            amount(limit, "Batch: limit", refusal=GraphError)
         self.size = None if size is None else integer(size, "Batch: size")
         self.global_size = None if global_size is None else integer(global_size, "Batch: global_size")
         self.drop_last = flag(drop_last, "Batch: drop_last")
@@ -205,10 +218,8 @@ class Batch(Regroup):
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
         if self.cost is None:
             return self._add(chunk, 1)
-        cost = amount(self.cost(chunk.data), "Batch: cost(sample)")
         assert self.limit is not None
-        if cost > self.limit:
-            raise DataError(f"Batch: one sample costs {cost}, more than limit={self.limit}")
+        cost = cost_of(self.cost, chunk.data, self.limit, "Batch")
         group = None if self._group_of is None else self._group_of(chunk.data)
         same, self._group = group == self._group, group
         chunks = self._open

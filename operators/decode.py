@@ -20,16 +20,15 @@ from pipegraph.errors import DataError, GraphError, note, shown
 from pipegraph.integers import integer
 from pipegraph.operators.batch_slabs import StageSlabs
 from pipegraph.operators.collate import collate
-from pipegraph.operators.images.choice import BACKENDS, family_of, note_of, open_backend, takes_native
+from pipegraph.operators.images.backends import BACKENDS, family_of, note_of, open_backend, takes_native
 from pipegraph.operators.images.companions import Companions, names_of
 from pipegraph.operators.images.crop import DRAWS, Crop, check_crop, crop_window
-from pipegraph.operators.images.decoder import INTERPOLATIONS, Interpolation, Scratch
-from pipegraph.operators.images.header import probe
+from pipegraph.operators.images.header import INTERPOLATIONS, Interpolation, probe
 from pipegraph.operators.images.image_batch import FIELDS, ImageBatch, ImagePart, find_encoded, with_pixels
 from pipegraph.operators.images.native import NativeRows
-from pipegraph.operators.images.normalize_tables import bits_of, row_filler, tables_of
+from pipegraph.operators.images.regions import Scratch
 from pipegraph.operators.load import Load, no_path
-from pipegraph.operators.normalize import Normalize
+from pipegraph.operators.normalize import Normalize, bits_of, row_filler, tables_of
 from pipegraph.storage.shard_files import read_file
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ class DecodeImage(RowOperator):
         self.companions = Companions(
             names_of(masks, "masks"), names_of(boxes, "boxes"), names_of(keypoints, "keypoints"), region
         )
-        names = [self.output, *self.companions.fields, *([] if region is None else [region])]
+        names = [self.output, *self.companions.fields, region]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise GraphError(f"DecodeImage: field {twice!r} is named for two things")
@@ -193,18 +192,16 @@ class DecodeImage(RowOperator):
         return [slabs, note_of(self.backend, self.crop is None, self.interpolation)]
 
     def _reading(self, reader: Operator | Source, name: str) -> Operator | None:
-        if not isinstance(reader, Load) or not reader.reads_files or self.field not in (None, "bytes"):
-            return None
-        if self.companions or self.output != "image":
+        plain = self.field in (None, "bytes") and self.output == "image" and not self.companions
+        if not plain or not isinstance(reader, Load) or not reader.reads_files:
             return None
         both = copy.copy(self)
         both._load = name
         return both
 
     def _taking_in(self, below: Operator) -> Operator | None:
-        if not isinstance(below, Normalize) or len(below.mean) != self._channels:
-            return None
-        if self._normalize is not None or self.output != "image":
+        plain = self._normalize is None and self.output == "image"
+        if not plain or not isinstance(below, Normalize) or len(below.mean) != self._channels:
             return None
         both = copy.copy(self)
         both._normalize = below
@@ -277,9 +274,8 @@ class DecodeImage(RowOperator):
 
     def begin_batch(self, chunk: Chunk) -> ImageBatch:
         files = self._load is not None and self._reads(chunk)
-        field, encoded = (
-            ("bytes", chunk.data["path"]) if files else find_encoded(chunk.data, self.field, self.output)
-        )
+        found = find_encoded(chunk.data, self.field, self.output) if not files else None
+        field, encoded = found or ("bytes", chunk.data["path"])
         count = len(chunk.row_lineages)
         if not isinstance(encoded, list | tuple) or len(encoded) != count:
             raise DataError(
@@ -335,13 +331,11 @@ class DecodeImage(RowOperator):
             return bytes(len(encoded))
         digests = []
         if self.random:
-            from pipegraph.randomness import (
-                digest,
-            )  # NumPy's generators: images that are cut alike do without
+            from pipegraph.randomness import digest  # with NumPy's generators, which equal cuts do without
 
-            seed, epoch, stage = self._context.seed, chunk.epoch, self._context.stage
+            seed, stage = self._context.seed, self._context.stage
             lineages = chunk.row_lineages[first : first + len(encoded)]
-            digests = [digest(seed, epoch, lineage, stage) for lineage in lineages]
+            digests = [digest(seed, chunk.epoch, lineage, stage) for lineage in lineages]
         return self._native.decode(encoded, files, digests, out)
 
     def do_row(self, batch: ImageBatch, index: int) -> None:
@@ -357,11 +351,9 @@ class DecodeImage(RowOperator):
                 data = batch.chunk.data
                 row = {name: data[name][index] for name in self._columns(batch)}
                 batch.beside[index] = self._beside(row, batch.field, part)
-            if written:
-                pass
-            elif self._device is None:
+            if self._device is None and not written:
                 self._decode(encoded, part, batch.rows[index])
-            elif encoded is not None:  # the device has not decoded it
+            elif self._device is not None and encoded is not None:  # the device has not decoded it
                 _, bits, shape = self._output()
                 image = np.empty(shape, bits)
                 self._decode(encoded, part, image)
@@ -415,12 +407,8 @@ class DecodeImage(RowOperator):
         if self.random:
             from pipegraph.randomness import generator
 
-            lineage = chunk.row_lineages[row]
-            numbers = (
-                generator(self._context.seed, chunk.epoch, lineage, self._context.stage)
-                .random(DRAWS)
-                .tolist()
-            )
+            key = self._context.seed, chunk.epoch, chunk.row_lineages[row], self._context.stage
+            numbers = generator(*key).random(DRAWS).tolist()
         exact = self.interpolation == "antialias"
         return header, crop_window(self.crop, self.flip, *header.size, self.size, numbers, exact)
 
@@ -436,11 +424,11 @@ class DecodeImage(RowOperator):
             self._decoder = open_backend(self.backend, self.crop is None)
         if not isinstance(encoded, bytes) and not memoryview(encoded).c_contiguous:
             encoded = bytes(encoded)
-        pixels = out
-        if self._normalize is not None:
-            shape = (*self.size, self._channels)
-            count = math.prod(shape)
-            pixels = _pixels.take(count)[:count].reshape(shape)
+        if self._normalize is None:
+            self._decoder.decode_into(encoded, header, window, out, interpolation=self.interpolation)
+            return
+        shape = (*self.size, self._channels)
+        count = math.prod(shape)
+        pixels = _pixels.take(count)[:count].reshape(shape)
         self._decoder.decode_into(encoded, header, window, pixels, interpolation=self.interpolation)
-        if self._normalize is not None:
-            self._fill(pixels, out)
+        self._fill(pixels, out)

@@ -247,7 +247,7 @@ class Turn:
 
     def __init__(self) -> None:
         self._lock = concurrency.Lock()
-        self._latest: weakref.ref[DrawnItems] | None = None
+        self.latest: weakref.ref[DrawnItems] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Turn, ()
@@ -279,13 +279,8 @@ class Turn:
                 # Later passes start from their beginning; else each over its epoch would go back to the loaded state.
                 items.load_state_dict(None)
             drawing = DrawnItems(chain(first, begun), items, self)
-            self._latest = weakref.ref(drawing)
+            self.latest = weakref.ref(drawing)  # no other loader has begun to read the same object since
         return drawing
-
-    def is_latest(self, drawing: DrawnItems) -> bool:
-        """Whether no other loader has begun to read the same object since."""
-        latest = self._latest
-        return latest is not None and latest() is drawing
 
 
 class DrawnItems:
@@ -308,7 +303,8 @@ class DrawnItems:
 
         Of an iterable there is none once another loader has begun to read it: it has one state.
         """
-        if self._resumable is None or (self._turn is not None and not self._turn.is_latest(self)):
+        latest = None if self._turn is None else self._turn.latest
+        if self._resumable is None or (latest is not None and latest() is not self):
             return None
         return self._resumable.state_dict()
 

@@ -133,7 +133,9 @@ class Mix(_Remembering):
     @property
     def traits(self) -> Traits:
         found = Traits(seeds_itself=True, trusted=True, separate=True, bind=self._bound)
-        return replace(found, repeated=_endlessly, endless=self._going_on) if self.stop == "repeat" else found
+        if self.stop != "repeat":
+            return found
+        return replace(found, repeated=lambda source: Rounds(source, None), endless=self._going_on)
 
     def _bound(self, upstream: Sequence[Operator | Source]) -> Mix:
         if len(upstream) != len(self.weights):
@@ -202,10 +204,6 @@ class Mix(_Remembering):
 
 def _with(flags: tuple[bool, ...], index: int) -> tuple[bool, ...]:
     return (*flags[:index], True, *flags[index + 1 :])
-
-
-def _endlessly(source: Source) -> Source:
-    return Rounds(source, None)
 
 
 @final

@@ -82,9 +82,11 @@ class OrderedSource(Source):
         """As :meth:`layout`, as it was when the epoch began."""
         return self.layout()
 
-    @abstractmethod
-    def item(self, index: int) -> Any:
-        """The sample of an index."""
+    def item(self, index: Any) -> Any:
+        """The sample of an index; a source defines this or :meth:`read_into`."""
+        found: list[Any] = []
+        self.read_into(found, [index], 0)
+        return found[0]
 
     def sees(self) -> str:
         layout = self.layout()
@@ -126,20 +128,17 @@ class OrderedSource(Source):
         return self._history[1] if epoch == self._history[0] else ()
 
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
-        history = self._consumed(epoch)
-        stop = self._left(epoch, rank, world_size, history)
-        layout = self.layout()
+        stop = self._left(epoch, rank, world_size, self._consumed(epoch))
         for first in range(start, stop, POSITIONS_AT_ONCE):
-            last = min(stop, first + POSITIONS_AT_ONCE)
-            drawn = self.order.positions(layout, self.seed, epoch, rank, world_size, first, last, history)
-            yield from drawn.tolist()
+            steps = range(first, min(stop, first + POSITIONS_AT_ONCE))
+            yield from self.positions_of(steps, epoch, rank, world_size)
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
         if not self.random_access:
             return super().positions_of(steps, epoch, rank, world_size)
-        history = self._consumed(epoch)
+        layout, history = self.layout_of(epoch), self._consumed(epoch)
         drawn: list[int] = self.order.positions(
-            self.layout_of(epoch), self.seed, epoch, rank, world_size, steps.start, steps.stop, history
+            layout, self.seed, epoch, rank, world_size, steps.start, steps.stop, history
         ).tolist()
         return drawn
 

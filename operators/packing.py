@@ -82,9 +82,7 @@ class Pack(Regroup):
                 'Pack: drop_last=True needs method="split", of whose rows only the last is padded; with "fit" any '
                 "row may be: leave out drop_last"
             )
-        if self.fields is not None and (
-            not self.fields or not all(isinstance(name, str) for name in self.fields)
-        ):
+        if self.fields == () or not all(isinstance(name, str) for name in self.fields or ()):
             raise GraphError(f"Pack: fields must be names of fields, got {shown(fields)}")
         self.begin()
 
@@ -166,19 +164,12 @@ class Pack(Regroup):
             self._failed, self.failing = None, (chunk,)
             raise error
 
-    def _take(
-        self,
-        made: list[Chunk],
-        data: Any,
-        lineages: Sequence[Lineage],
-        before: Cursor,
-        after: Cursor,
-        paths: tuple[tuple[int, ...], ...] | None = None,
-    ) -> None:
-        """Take one document; ``made`` gets rows that have to be made before it or with it."""
+    def _take(self, made: list[Chunk], data: Any, *place: Any) -> None:
+        """Take one document, whose ``place`` is the rest of a `Document`; ``made`` gets rows that have to be made
+        before it or with it."""
         found = self._like_the_last(data)
         fields, count = found or self._arrays(data)
-        document = Document(fields, count, lineages, before, after, paths)
+        document = Document(fields, count, *place)
         if found is None and count:
             flat = all(array.ndim == 1 for array in fields.values())
             layout = {name: array.dtype for name, array in fields.items()} if flat else {}
@@ -188,14 +179,11 @@ class Pack(Regroup):
                 if held is not None:
                     _check_alike(held, document)
                 self._layout = layout
-                if (
-                    self.method == "fit"
-                ):  # a padding that is none is refused here, and not in the name of a bundle
+                if self.method == "fit":  # a padding that is none is refused here, not in a bundle's name
                     self._filling(document)
         self._inside.append(document)
-        if not count:
-            return
-        self._complete += self._filler.add(document)
+        if count:
+            self._complete += self._filler.add(document)
 
     def _full(self) -> list[Chunk]:
         """The rows that are complete; notes the samples that have left."""

@@ -161,8 +161,8 @@ class Rounds(Source):
 
     def indices_of(self, positions: Sequence[Any], epoch: int) -> Sequence[Any]:
         found: list[Any] = []
-        for number, places in self._by_round(positions):
-            indices = self.source.indices_of(places, self._epoch(epoch, number))
+        for number, coded in groupby(map(self._decoded, positions), itemgetter(0)):
+            indices = self.source.indices_of([place for _, place in coded], self._epoch(epoch, number))
             found += [(indices, place) for place in range(len(indices))]
         return found
 
@@ -183,10 +183,6 @@ class Rounds(Source):
         if isinstance(position, Drawn):
             return position.position >> _POSITION_BITS, position.index
         return position >> _POSITION_BITS, position & ((1 << _POSITION_BITS) - 1)
-
-    def _by_round(self, positions: Sequence[Any]) -> Iterator[tuple[int, list[Any]]]:
-        for number, found in groupby(map(self._decoded, positions), itemgetter(0)):
-            yield number, [place for _, place in found]
 
     # -- rounds that are read in sequence --------------------------------------------------------------
 

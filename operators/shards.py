@@ -178,10 +178,6 @@ class ShardSelect(OrderedSource):
         indices = self.order.indices(manifest, self.seed, epoch, rank, world_size, first, last, history)
         return np.searchsorted(manifest.first_sample, indices, side="right") - 1
 
-    def item(self, index: int) -> ShardSample:
-        (found,) = self.encoded([index]).rows()
-        return found
-
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
         found += self.encoded(indices[start:]).rows()
 

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -87,27 +88,19 @@ class FromTable(OrderedSource):
     def layout(self) -> int:
         return self.table.num_rows if self._picked is None else len(self._picked)
 
-    def item(self, index: int) -> Any:
-        return self._read([index])[0]
-
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
-        found += self._read(indices[start:])
+        rows, numbers = self._of(indices[start:])
+        found += rows.rows(numbers)
 
     def columns(self, indices: Sequence[Any]) -> Columns | None:
-        return self._arrow_rows().columns(self._numbers(indices))
+        rows, numbers = self._of(indices)
+        return rows.columns(numbers)
 
-    def _read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        return self._arrow_rows().rows(self._numbers(indices))
-
-    def _numbers(self, indices: Sequence[int]) -> Int64Array:
-        numbers = np.asarray(indices, np.int64)
-        return numbers if self._picked is None else self._picked[numbers]
-
-    def _arrow_rows(self) -> ArrowRows:
-        rows = self._rows
+    def _of(self, indices: Sequence[int]) -> tuple[ArrowRows, Int64Array]:
+        rows, numbers = self._rows, np.asarray(indices, np.int64)
         if rows is None:
             rows = self._rows = ArrowRows(self.table, "FromTable", copied=False)
-        return rows
+        return rows, numbers if self._picked is None else self._picked[numbers]
 
 
 def _arrow_table(given: Any) -> tuple[Any, Int64Array | None]:
@@ -204,19 +197,17 @@ class FromTokens(OrderedSource):
         self.window = integer(window, "FromTokens: window")
         self.stride = self.window if stride is None else integer(stride, "FromTokens: stride")
         self._tokens = _mapped(tokens, dtype) if isinstance(tokens, PATHS) else tokens
-        if isinstance(self._tokens, np.ma.MaskedArray):
+        found = self._tokens
+        if isinstance(found, np.ma.MaskedArray):
             raise GraphError(
                 "FromTokens: a masked array's windows would show what is masked: give .filled(0)"
             )
-        if (
-            not isinstance(self._tokens, np.ndarray)
-            or self._tokens.ndim != 1
-            or self._tokens.dtype.kind not in "iu"
-        ):
-            shown = type(self._tokens).__name__
-            if isinstance(self._tokens, np.ndarray):
-                shown = f"one of {self._tokens.dtype} and shape {self._tokens.shape}"
-            raise GraphError(f"FromTokens: a one-dimensional NumPy array of integers is needed, got {shown}")
+        if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "iu":
+            facts = getattr(found, "dtype", ""), getattr(found, "shape", "")
+            raise GraphError(
+                "FromTokens: a one-dimensional NumPy array of integers is needed, got "
+                f"{type(found).__name__} {' '.join(map(str, facts))}".rstrip()
+            )
         if len(self._tokens) < window:
             raise GraphError(f"FromTokens: {len(self._tokens)} tokens hold no window of {window}")
         self._windows: Any = None  # a view of all of them, made at first use
@@ -235,15 +226,14 @@ class FromTokens(OrderedSource):
             and tokens.mode != "c"
             and isinstance(tokens.base, mmap.mmap)
         ):
-            state["_tokens"] = _Mapped(
-                os.fspath(tokens.filename), tokens.dtype.str, tokens.offset, len(tokens)
-            )
+            name, kind = os.fspath(tokens.filename), tokens.dtype.str
+            state["_tokens"] = partial(np.memmap, name, kind, "r", tokens.offset, (len(tokens),))
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        if isinstance(self._tokens, _Mapped):
-            self._tokens = self._tokens.open()
+        if isinstance(self._tokens, partial):
+            self._tokens = self._tokens()
 
     def config(self) -> dict[str, Any]:
         facts = {"tokens": len(self._tokens), "dtype": self._tokens.dtype.str}
@@ -251,10 +241,6 @@ class FromTokens(OrderedSource):
 
     def layout(self) -> int:
         return (len(self._tokens) - self.window) // self.stride + 1
-
-    def item(self, index: int) -> Any:
-        start = index * self.stride
-        return {"tokens": np.array(self._tokens[start : start + self.window], np.int64)}
 
     def read_into(self, found: list[Any], indices: Sequence[Any], start: int) -> None:
         tokens, window, stride = self._tokens, self.window, self.stride
@@ -269,16 +255,6 @@ class FromTokens(OrderedSource):
             self._windows = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)
         tokens = self._windows[np.asarray(indices, np.int64)].astype(np.int64, copy=False)
         return Columns(dict, {"tokens": Columns(np.ndarray, tokens)})
-
-
-class _Mapped:
-    """A mapped array on its way to another process."""
-
-    def __init__(self, path: str, dtype: str, offset: int, count: int) -> None:
-        self.path, self.dtype, self.offset, self.count = path, dtype, offset, count
-
-    def open(self) -> Any:
-        return np.memmap(self.path, self.dtype, mode="r", offset=self.offset, shape=(self.count,))
 
 
 def _mapped(path: Any, dtype: npt.DTypeLike | None) -> Any:

@@ -136,28 +136,18 @@ class Landings:
             data = exchanged(data, others, copies)
             self._context.count("copies", len(others))
         if tensors:
-            arrived, landed = self._land(landing, tensors, packed, in_place)
+            places = None if packed is None else packed.places(tensors)
+            if packed is not None and places is not None:
+                self._context.count("bytes_written", packed.write_small())
+                spans, nbytes, source = [(packed.memory, 0)], packed.nbytes, [packed]
+            else:
+                places, spans, nbytes, source = self._gather(tensors, in_place)
+            arrived, landed = landing.land(spans, places, nbytes, source)
+            self._context.count("copies", len(spans))
+            self._context.count("bytes_copied", sum(memory.numel() for memory, _ in spans))
             arrival = landed.joined(arrival)  # comes after the others' copies
             data = exchanged(data, tensors, arrived)
         return put_back(data) if objects else data, arrival
-
-    def _land(
-        self,
-        landing: Landing,
-        tensors: list[torch.Tensor],
-        packed: Packed | None,
-        in_place: Callable[[torch.Tensor], bool],
-    ) -> tuple[list[torch.Tensor], Arrival]:
-        places = None if packed is None else packed.places(tensors)
-        if packed is not None and places is not None:
-            self._context.count("bytes_written", packed.write_small())
-            spans, nbytes, source = [(packed.memory, 0)], packed.nbytes, [packed]
-        else:
-            places, spans, nbytes, source = self._gather(tensors, in_place)
-        arrived = landing.land(spans, places, nbytes, source)
-        self._context.count("copies", len(spans))
-        self._context.count("bytes_copied", sum(memory.numel() for memory, _ in spans))
-        return arrived
 
     def _gather(
         self, tensors: list[torch.Tensor], in_place: Callable[[torch.Tensor], bool]

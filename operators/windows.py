@@ -11,8 +11,9 @@ from typing import Any, final
 
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, Regroup, Traits
-from pipegraph.errors import DataError, GraphError
+from pipegraph.errors import GraphError
 from pipegraph.integers import amount, integer
+from pipegraph.operators.batching import check_cost, cost_of
 from pipegraph.parameters import function_name, plain_function
 from pipegraph.randomness import generator
 
@@ -167,15 +168,9 @@ class Bucket(Regroup):
         plain_function(length, "Bucket: length", "a sample")
         if bounds != sorted(set(bounds)):
             raise GraphError(f"Bucket: boundaries must grow, got {bounds}")
-        if (cost is None) != (limit is None):
-            raise GraphError(
-                "Bucket: cost and limit go together: Bucket(len, [64, 256], cost=len, limit=4096)"
-            )
+        check_cost(cost, limit, "Bucket")
         if cost is not None and size is not None:
             raise GraphError("Bucket: give size, or cost with limit, not both")
-        if cost is not None:
-            plain_function(cost, "Bucket: cost", "a sample")
-            amount(limit, "Bucket: limit", refusal=GraphError)
         self.measure = length
         self.boundaries = bounds
         self.size = integer(32 if size is None else size, "Bucket: size")
@@ -219,9 +214,7 @@ class Bucket(Regroup):
 
     def process(self, chunk: Chunk) -> Iterable[Chunk]:
         number = self._bucket_of(chunk.data)
-        cost = 1 if self.cost is None else amount(self.cost(chunk.data), "Bucket: cost(sample)")
-        if cost > self.limit:
-            raise DataError(f"Bucket: one sample costs {cost}, more than limit={self.limit}")
+        cost = 1 if self.cost is None else cost_of(self.cost, chunk.data, self.limit, "Bucket")
         counts = tuple(g + len(b) for g, b in zip(self._ghosts, self._buckets, strict=True))
         sums = tuple(self._sums)
         held = _Held(chunk, chunk.before, counts, sums, self._emitted)

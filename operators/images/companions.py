@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from pipegraph.errors import DataError, DecodeError, GraphError, shown
-from pipegraph.operators.images.crop import CropWindow
+from pipegraph.operators.images.crop import CropWindow, oriented
 from pipegraph.operators.images.header import check_size, pillow, probe
-from pipegraph.operators.images.orientation import oriented
 
 _ONE_CHANNEL = {"1": np.uint8, "L": np.uint8, "P": np.uint8, "I;16": np.int32, "I": np.int32}
 """Modes of Pillow in which a pixel is one number, and the dtype in which that is delivered."""

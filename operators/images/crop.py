@@ -1,8 +1,14 @@
-"""Chooses the region of an image to decode: drawn from its size alone, before a pixel is decoded.
+"""Chooses the region of an image to decode: drawn from its size alone, before a pixel is decoded; and where a region of
+the oriented image lies in the stored one.
 
 Regions are in the coordinates of the *oriented* image, the one a viewer shows
 after the EXIF orientation. All backends are given the same region, so the same
 generator state gives the same crop whatever decodes it.
+
+Orientation values are those of the EXIF tag 0x0112 (CIPA DC-008, "Orientation"):
+1 as stored, 2 mirrored left-right, 3 turned by 180 degrees, 4 mirrored
+top-bottom, 5 transposed, 6 to be turned clockwise by 90 degrees, 7 transposed
+along the other diagonal, 8 to be turned counter-clockwise.
 """
 
 from __future__ import annotations
@@ -10,7 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from pipegraph.errors import GraphError, shown
 from pipegraph.integers import integer
@@ -53,10 +62,6 @@ class CropWindow(NamedTuple):
     box: Box | None = None
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop:
     """A crop of random area and aspect ratio at a random place.
@@ -79,7 +84,8 @@ class RandomResizedCrop:
 
     def __post_init__(self) -> None:
         for name, pair in (("scale", self.scale), ("ratio", self.ratio)):
-            if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(map(_is_number, pair)):
+            plain = isinstance(pair, tuple | list) and len(pair) == 2
+            if not plain or any(isinstance(n, bool) or not isinstance(n, int | float) for n in pair):
                 raise GraphError(f"RandomResizedCrop: {name} must be a pair of numbers, got {shown(pair)}")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise GraphError(f"RandomResizedCrop: scale must satisfy 0 < low <= high <= 1, got {self.scale}")
@@ -206,3 +212,42 @@ def crop_window(
     else:
         region = crop.region(height, width, size[0], size[1], numbers)
     return CropWindow(region, mirrored)
+
+
+# (rows and columns swapped, then rows reversed, then columns reversed):
+# oriented = stored, transposed if the first, then reversed as the others say.
+STEPS: dict[int, tuple[bool, bool, bool]] = {
+    1: (False, False, False),
+    2: (False, False, True),
+    3: (False, True, True),
+    4: (False, True, False),
+    5: (True, False, False),
+    6: (True, False, True),
+    7: (True, True, True),
+    8: (True, True, False),
+}
+
+
+def swaps_sides(orientation: int) -> bool:
+    """Whether height and width change places between the stored and the oriented image."""
+    return STEPS[orientation][0]
+
+
+def stored_region(region: Region, orientation: int, height: int, width: int) -> Region:
+    """Where ``region`` of the oriented image, of ``height`` x ``width``, lies in the stored one."""
+    swap, rows_reversed, columns_reversed = STEPS[orientation]
+    top, left, h, w = region
+    if rows_reversed:
+        top = height - top - h
+    if columns_reversed:
+        left = width - left - w
+    return Region(left, top, w, h) if swap else Region(top, left, h, w)
+
+
+def oriented(image_HWC: npt.NDArray[Any], orientation: int, flip: bool = False) -> npt.NDArray[Any]:
+    """A view of ``image_HWC`` (stored rows and columns) as it is to be seen, then mirrored if ``flip``."""
+    swap, rows_reversed, columns_reversed = STEPS[orientation]
+    view = np.swapaxes(image_HWC, 0, 1) if swap else image_HWC
+    rows = slice(None, None, -1) if rows_reversed else slice(None)
+    columns = slice(None, None, -1) if columns_reversed != flip else slice(None)
+    return view[rows, columns]

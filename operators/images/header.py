@@ -10,10 +10,19 @@ import io
 import struct
 from contextlib import suppress
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from pipegraph.errors import DecodeError, extra_module
-from pipegraph.operators.images.orientation import swaps_sides
+from pipegraph.operators.images.crop import swaps_sides
+
+Interpolation = Literal["nearest", "linear", "cubic", "area", "antialias"]
+INTERPOLATIONS: tuple[Interpolation, ...] = ("nearest", "linear", "cubic", "area", "antialias")
+
+Buffer = bytes | bytearray | memoryview
+ImageHWC = npt.NDArray[np.uint8]
 
 MAX_PIXELS = 89_478_485
 """Pixels of the largest image that is decoded: Pillow's own warning threshold (256 MiB as RGB)."""

@@ -25,14 +25,11 @@ from pipegraph.contracts import Context
 from pipegraph.device.backend import slots_on
 from pipegraph.device.copy import Arrival, sent
 from pipegraph.errors import MissingExtraError
-from pipegraph.operators.images.crop import Box
-from pipegraph.operators.images.decoder import Interpolation
-from pipegraph.operators.images.header import pillow
+from pipegraph.operators.images.crop import STEPS, Box, stored_region
+from pipegraph.operators.images.header import Interpolation, pillow
 from pipegraph.operators.images.image_batch import ImagePart
-from pipegraph.operators.images.normalize_tables import normalize_into
-from pipegraph.operators.images.nvimgcodec import cpu_decoder, load, parameters
-from pipegraph.operators.images.orientation import STEPS, stored_region
-from pipegraph.operators.normalize import Normalize
+from pipegraph.operators.images.regions import cpu_decoder, nvimgcodec_module, parameters
+from pipegraph.operators.normalize import Normalize, normalize_into
 from pipegraph.operators.to_device import Landings
 
 GROUP_PIXELS = 1 << 23
@@ -96,7 +93,7 @@ class DeviceDecoder:
         normalize: Normalize | None,
     ) -> None:
         self._decoder = _decoder(device)
-        self._nv = load()
+        self._nv = nvimgcodec_module()
         self._parameters = parameters(self._nv)[channels]
         self._landings = Landings(slots_on([device]), context)
         self._landing = self._landings.landing(0)
@@ -254,7 +251,7 @@ def _decoder(device: torch.device) -> Any:
         MissingExtraError: nvImageCodec is not installed, or has no nvJPEG that decodes here.
     """
     what = f"DecodeImage(device={str(device)!r})"
-    nv = load(what)
+    nv = nvimgcodec_module(what)
     if device.type != "cuda":
         return cpu_decoder(nv)
     kinds = (nv.BackendKind.HW_GPU_ONLY, nv.BackendKind.GPU_ONLY, nv.BackendKind.HYBRID_CPU_GPU)

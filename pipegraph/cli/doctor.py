@@ -91,7 +91,7 @@ def _devices() -> list[tuple[str, str]]:
 
 
 def _decoders() -> list[tuple[str, str]]:
-    from pipegraph.operators.images.choice import note_of, open_backend
+    from pipegraph.operators.images.backends import note_of, open_backend
 
     try:
         open_backend("auto")

@@ -108,9 +108,14 @@ class Order(abc.ABC):
         """
         check_seed(seed, epoch)
         length = self.length(layout, world_size, history, rank, seed, epoch)
-        first, last = _steps(start, stop, length)
+        last = length if stop is None else operator.index(stop)
+        if operator.index(start) < 0 or last < 0:
+            raise GraphError(
+                f"start and stop must be >= 0, got {start!r} and {stop!r}. They count steps of the rank."
+            )
+        last = min(last, length)
         deal = Deal(int(seed), int(epoch), world_size, check_history(history))
-        return self._positions(layout, deal, rank, first, last)
+        return self._positions(layout, deal, rank, min(start, last), last)
 
     @final
     def length(
@@ -155,12 +160,17 @@ class Order(abc.ABC):
             GraphError: ``positions`` are no integers, the layout has no samples, or a seed or epoch is negative.
         """
         check_seed(seed, epoch)
-        positions = _integers(positions, f"{self!r}: positions")
+        found = np.asarray(positions)
+        if found.dtype.kind not in "iu" and found.size:
+            raise GraphError(
+                f"{self!r}: positions must be whole numbers (an array, a list or one), got {shown(positions)}"
+            )
+        found = found.astype(np.int64, copy=False)
         if not self._total(layout):
-            if positions.size:
-                raise GraphError(f"{self!r}: position {positions.flat[0]} of a layout without samples")
-            return positions.copy()
-        return self.draw(layout, positions, int(seed), int(epoch))
+            if found.size:
+                raise GraphError(f"{self!r}: position {found.flat[0]} of a layout without samples")
+            return found.copy()
+        return self.draw(layout, found, int(seed), int(epoch))
 
     @abc.abstractmethod
     def config(self) -> JsonDict:
@@ -193,13 +203,6 @@ class Order(abc.ABC):
         return total_samples(layout)
 
 
-def _integers(values: Any, what: str) -> Int64Array:
-    found = np.asarray(values)
-    if found.dtype.kind not in "iu" and found.size:
-        raise GraphError(f"{what} must be whole numbers (an array, a list or one), got {shown(values)}")
-    return found.astype(np.int64, copy=False)
-
-
 def check_seed(seed: int, epoch: int) -> None:
     """Raise unless 0 <= seed < 2**64 and epoch >= 0."""
     if not 0 <= operator.index(seed) < 2**64:
@@ -222,13 +225,3 @@ def check_choice(name: str, value: V, choices: tuple[V, ...]) -> None:
     """Raise unless ``value`` is one of ``choices``."""
     if value not in choices:
         raise GraphError(f"{name} must be one of {', '.join(map(repr, choices))}, got {shown(value)}")
-
-
-def _steps(start: int, stop: int | None, length: int) -> tuple[int, int]:
-    last = length if stop is None else operator.index(stop)
-    if operator.index(start) < 0 or last < 0:
-        raise GraphError(
-            f"start and stop must be >= 0, got {start!r} and {stop!r}. They count steps of the rank."
-        )
-    last = min(last, length)
-    return min(start, last), last

@@ -83,10 +83,11 @@ class BlockOrder(Order):
         return self.size
 
     def _length(self, layout: LayoutLike, deal: Deal, rank: int) -> int:
-        return self._local_count(self._left(layout, deal).total, deal.world_size)
+        left = self._left_of(self._listed(layout, deal), deal.history)
+        return self._local_count(left.total, deal.world_size)
 
     def _positions(self, layout: LayoutLike, deal: Deal, rank: int, start: int, stop: int) -> Int64Array:
-        left = self._left(layout, deal)
+        left = self._left_of(self._listed(layout, deal), deal.history)
         index = np.arange(start, stop, dtype=np.int64) + rank * self._local_count(left.total, deal.world_size)
         positions = self._at_places(layout, deal, left.at(index % left.total) if stop > start else index)
         extra = index >= left.total
@@ -111,9 +112,6 @@ class BlockOrder(Order):
         ranks = deal.history[0][0] if deal.history else deal.world_size
         return self._local_count(self._total(layout), ranks) * ranks
 
-    def _left(self, layout: LayoutLike, deal: Deal) -> Spans:
-        return self._left_of(self._listed(layout, deal), deal.history)
-
     def _left_of(self, listed: int, history: Pairs) -> Spans:
         """What is left of the first list; each step of the history is worked out once."""
 
@@ -123,13 +121,10 @@ class BlockOrder(Order):
                 return Spans(np.zeros_like(whole), whole)
             left = self._left_of(listed, history[:-1])
             ranks, consumed = history[-1]
-            return self._shares(left, ranks).left_after(consumed)
+            bounds = np.arange(ranks + 1, dtype=np.int64) * self._local_count(left.total, ranks)
+            return Shares(left, np.minimum(bounds, left.total)).left_after(consumed)
 
         return _lefts.get((self.allow_duplicates, listed, history), work_out)
-
-    def _shares(self, left: Spans, ranks: int) -> Shares:
-        share = self._local_count(left.total, ranks)
-        return Shares(left, np.minimum(np.arange(ranks + 1, dtype=np.int64) * share, left.total))
 
     def _at_places(self, layout: LayoutLike, deal: Deal, places: Int64Array) -> Int64Array:
         """The positions that the list holds at these places."""

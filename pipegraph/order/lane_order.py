@@ -175,25 +175,19 @@ class LanedEpoch:
     def samples(self, positions: Int64Array) -> Int64Array:
         """The samples at positions 0..N-1."""
         lane = positions % self.lanes
-        place = self._place(lane, positions // self.lanes)
+        start, stop = self.bounds[lane], self.bounds[lane + 1]
+        place = start + (positions // self.lanes + self.rotation[lane]) % (stop - start)
         block = self.table.find(place)
-        number, low, high = self._windows(lane, block)
+        # The windows of blocks of a lane: their numbers, first places, and ends.
+        number = (block - self.first[lane]) // self.window
+        first = self.first[lane] + number * self.window
+        last = np.minimum(first + self.window, len(self.table.ends)) - 1
+        low = np.maximum(self.table.starts(first), start)
+        high = np.minimum(self.table.ends[last], stop)
         place = low + permute(place - low, high - low, derived_keys(self.key, lane, number))
         if self.window > 1:
             block = self.table.find(place)
         return self.table.samples(place, block)
-
-    def _place(self, lane: Int64Array, offset: Int64Array) -> Int64Array:
-        start = self.bounds[lane]
-        return start + (offset + self.rotation[lane]) % (self.bounds[lane + 1] - start)
-
-    def _windows(self, lane: Int64Array, block: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """The windows of blocks of a lane: their numbers, first places, and ends."""
-        number = (block - self.first[lane]) // self.window
-        first = self.first[lane] + number * self.window
-        last = np.minimum(first + self.window, len(self.table.ends)) - 1
-        low = np.maximum(self.table.starts(first), self.bounds[lane])
-        return number, low, np.minimum(self.table.ends[last], self.bounds[lane + 1])
 
 
 _epochs: BoundedMemo[LanedEpoch] = BoundedMemo(64 << 20, lambda epoch: epoch.table.nbytes)

@@ -144,12 +144,6 @@ def left_of(history: Pairs) -> Left:
     return left_of(history[:-1]).after(*history[-1])
 
 
-def runs_of(first: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """The numbers first, first + 1 ... of each run, ``counts`` of them; and for each number the index of its run."""
-    run = np.repeat(np.arange(len(counts)), counts)
-    return run, np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts) + first[run]
-
-
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Spans:
     """Half-open spans of places, read one after the other. None is empty.
@@ -183,7 +177,10 @@ class Spans:
         ends = self.ends
         first = np.searchsorted(ends, start, side="right")
         last = np.searchsorted(ends, stop, side="left")
-        interval, span = runs_of(first, last - first + 1)
+        counts = last - first + 1
+        # The spans first, first + 1 ... of each interval, and for each of them the number of its interval.
+        interval = np.repeat(np.arange(len(counts)), counts)
+        span = np.arange(len(interval)) + (first - np.cumsum(counts) + counts)[interval]
         shift = self.high[span] - ends[span]
         begin = ends[span] - (self.high - self.low)[span]
         return Spans(

@@ -63,10 +63,6 @@ class BoundedMemo(Generic[T]):
                 self._held -= self._size_of(dropped)
         return value
 
-    def __len__(self) -> int:
-        with self._lock:
-            return len(self._values)
-
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -22,7 +22,7 @@ from pipegraph.engine.remote.exceptions import copied
 from pipegraph.errors import LoaderClosedError
 from pipegraph.reader.block_sources import BlockSource
 from pipegraph.reader.block_table import BlockEntry, BlockState, BlockTable
-from pipegraph.reader.schedule import FETCHERS, RankSteps, ReadSchedule, Standing, Uses
+from pipegraph.reader.schedule import FETCHERS, RankSteps, ReadSchedule, Uses
 from pipegraph.storage.formats.shard_format import BlockSamples
 
 
@@ -50,7 +50,7 @@ class BlockReader:
         self._cancelled = self._closed = False
         self._threads: list[concurrency.Thread] = []
         self._steps = ReadSchedule(source.stride)
-        self._standing = Standing()
+        self._waiting, self._since = 0, 0.0  # workers that wait, and since when one of them does
         if source.fetched:
             for number in range(FETCHERS):
                 self._begin_thread(self._fetch, f"fetch-{number}")
@@ -197,7 +197,8 @@ class BlockReader:
                         self._await(entry)
                     if not waits:
                         waits = True
-                        self._standing.begin(self._clock())
+                        self._since = self._since if self._waiting else self._clock()
+                        self._waiting += 1
                     entry.pins += 1  # it must not be evicted before it was read
                     try:
                         self._arrived.wait()
@@ -205,10 +206,10 @@ class BlockReader:
                         entry.pins -= 1
             finally:
                 if waits:
-                    waited = self._standing.end(self._clock())
-                    if waited is not None:
+                    self._waiting -= 1
+                    if not self._waiting:  # of several at once, what the longest one waited
                         self._count("waits for blocks", 1)
-                        self._count("us waited for blocks", round(waited * 1e6))
+                        self._count("us waited for blocks", round((self._clock() - self._since) * 1e6))
 
     def _await(self, entry: BlockEntry) -> None:
         entry.awaited = True
@@ -324,7 +325,7 @@ class BlockReader:
             self._closed = True
             for condition in (self._arrived, self._work, self._planning):
                 condition.notify_all()
-        self._source.interrupt()
+        self._source.close()
         for thread in self._threads:
             thread.join()
         with self._lock:  # a worker may be about to use one
@@ -332,4 +333,3 @@ class BlockReader:
                 if entry.state is not BlockState.FAILED:
                     self._table.drop(entry)
         self._sweep()
-        self._source.close()

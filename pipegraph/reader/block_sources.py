@@ -58,13 +58,13 @@ class BlockSource:
     def open(self, number: int, room: Room) -> tuple[ShardFile | None, Any]:
         """A block's file, if that is still needed, and what is read from it.
 
-        Waits until the block is local; `interrupt` ends the wait.
+        Waits until the block is local; `close` ends the wait.
 
         Args:
             room: called with the bytes that the block holds, as they grow; what it raises ends the load.
 
         Raises:
-            LoaderClosedError: `interrupt` was called.
+            LoaderClosedError: `close` was called.
         """
         part, block, crc32c = self._find(number)
         form = self._form(part)
@@ -118,12 +118,8 @@ class BlockSource:
         """A block's name for people."""
         raise NotImplementedError
 
-    def interrupt(self) -> None:
-        """End every `open` that waits, and those to come."""
-        self._bytes.close()
-
     def close(self) -> None:
-        """Release everything: all files are closed afterwards."""
+        """End every `open` that waits, and those to come. Idempotent."""
         self._bytes.close()
 
 

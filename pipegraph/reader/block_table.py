@@ -96,12 +96,9 @@ class BlockTable:
 
         Alone any block may try.
         """
-        taken = self.used_nbytes() + sum(each.nbytes for each in self.loading)
+        used = sum(e.nbytes for e in self._entries.values() if e.state is BlockState.READY and e.pins)
+        taken = used + sum(each.nbytes for each in self.loading)
         return not self.loading or taken + entry.nbytes <= self._source.budget()
-
-    def used_nbytes(self) -> int:
-        """Of the loaded blocks that are in use."""
-        return sum(e.nbytes for e in self._entries.values() if e.state is BlockState.READY and e.pins)
 
     def begin(self, entry: BlockEntry, schedule: ReadSchedule) -> None:
         """Its loading begins."""
@@ -140,12 +137,10 @@ class BlockTable:
 
         Blocks without a known next use go before all others, the least recently used first.
         """
-        spare = [
-            entry for entry in self._entries.values() if entry.state is BlockState.READY and not entry.pins
-        ]
         budget = self._source.budget()
         if self.nbytes + nbytes <= budget:
             return
+        spare = [e for e in self._entries.values() if e.state is BlockState.READY and not e.pins]
         for entry in sorted(spare, key=lambda e: -_next_use(e, schedule)):
             self.drop(entry)
             if self.nbytes + nbytes <= budget:
@@ -184,7 +179,7 @@ class BlockTable:
             entry.nbytes
             for entry in entries
             if entry.state is not BlockState.FAILED
-            and (entry.pins or entry.state is not BlockState.READY or _needed(entry, schedule))
+            and (entry.pins or entry.state is not BlockState.READY or _next_use(entry, schedule) < math.inf)
         )
         return self._source.budget() - needed
 
@@ -192,15 +187,7 @@ class BlockTable:
 def _next_use(entry: BlockEntry, schedule: ReadSchedule) -> float:
     tick = schedule.next_use(entry.number)
     if tick is None:
-        return max(entry.first, schedule.tick) if _awaits_use(entry, schedule) else math.inf
+        # Whether its first use is still to come: later, or now, by a worker that others have overtaken.
+        late = entry.fresh and entry.first >= 0 and entry.first > schedule.tick - DRAWN_AT_ONCE
+        return max(entry.first, schedule.tick) if late or entry.first > schedule.tick else math.inf
     return tick
-
-
-def _needed(entry: BlockEntry, schedule: ReadSchedule) -> bool:
-    return schedule.next_use(entry.number) is not None or _awaits_use(entry, schedule)
-
-
-def _awaits_use(entry: BlockEntry, schedule: ReadSchedule) -> bool:
-    """Whether its first use is still to come: later, or now, by a worker that others have overtaken."""
-    late = entry.fresh and entry.first >= 0 and entry.first > schedule.tick - DRAWN_AT_ONCE
-    return late or entry.first > schedule.tick

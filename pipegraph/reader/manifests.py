@@ -85,9 +85,10 @@ def list_parts(
     numbers = _numbers_in(manifest.parts, parts)
     gone = _missing_shards(manifest.parts, parts, numbers, names)
     if gone:
+        shown = ", ".join(map(repr, gone[:5])) + (f" and {len(gone) - 5} more" if len(gone) > 5 else "")
         raise DataError(
             f"{len(gone)} of the {len(manifest.parts)} shards that {repr(place) if place else 'the manifest'} lists "
-            f"are missing: {few(gone)}. Copy them again, or run `pipegraph index` if they are not to be read any more"
+            f"are missing: {shown}. Copy them again, or run `pipegraph index` if they are not to be read any more"
         )
     # A shard that was cut keeps its size: that it has another one fails where it is read, for each of its samples.
     sizes = [None if number is None else manifest.parts[number].size for number in numbers]
@@ -111,13 +112,13 @@ def find_manifest(
         DataError: parts are missing, or not in the manifest.
     """
     found = list_parts(named, given, options, stopping)
-    parts, manifest = found.parts, found.manifest
-    if manifest is not None and given is not None:
-        return found._replace(manifest=_chosen(manifest, parts))
-    if manifest is not None:
+    parts = found.parts
+    if found.manifest is not None:
         try:
-            return found._replace(manifest=_chosen(manifest, parts))
+            return found._replace(manifest=_chosen(found.manifest, parts))
         except DataError as error:
+            if given is not None:
+                raise
             _warn_of_unused(f"{found.origin} is not used: {error}")
     remote = next((part for part in parts if not part.is_local), None)
     if remote is not None:
@@ -216,12 +217,6 @@ def _missing_shards(
         if any(each.fullmatch(place) for each in patterns) if is_url(place) else not os.path.exists(place):
             gone.append(part.name)
     return gone
-
-
-def few(names: Sequence[str]) -> str:
-    """Some of many names, for messages."""
-    shown = ", ".join(map(repr, names[:5]))
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
 def _folder(part: Part) -> str:

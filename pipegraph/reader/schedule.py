@@ -96,25 +96,6 @@ class Draw(NamedTuple):
     last: int
 
 
-class Standing:
-    """Time during which at least one worker waits. The caller holds a lock."""
-
-    def __init__(self) -> None:
-        self._waiting = 0
-        self._since = 0.0
-
-    def begin(self, now: float) -> None:
-        """A worker begins to wait."""
-        if not self._waiting:
-            self._since = now
-        self._waiting += 1
-
-    def end(self, now: float) -> float | None:
-        """A worker stops waiting; for the last of several at once, the seconds since the first began."""
-        self._waiting -= 1
-        return None if self._waiting else now - self._since
-
-
 class ReadSchedule:
     """The steps of one run that are known so far, and the blocks they read.
 

@@ -9,12 +9,12 @@ from functools import partial
 from typing import final
 
 from pipegraph import concurrency
-from pipegraph.errors import ChecksumError, StoreError
+from pipegraph.errors import StoreError
 from pipegraph.machine import open_files_limit
 from pipegraph.stopping import Closing
 from pipegraph.storage.formats.shard_format import Block
 
-from .node_cache import DOWNLOADS, NO_ROOM, Cacheable, Download, NodeCache, Write
+from .node_cache import DOWNLOADS, NO_ROOM, Cacheable, Download, NodeCache, Write, mismatch
 from .part_files import FilePool, Reopened, identify, open_part, pooled_part
 from .parts import Part
 from .shard_files import BytesFile, LocalFile, OverlayFile, ShardFile, file_crc32c
@@ -59,7 +59,11 @@ class BlockBytes(Closing):
         """Bytes for blocks: this rank's share of the cache, else of memory."""
         if self.cache is None or self.in_memory:
             return self.memory
-        return max(1, self.cache.limit // local_ranks()[1])
+        try:
+            ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of this node, as torchrun sets it
+        except ValueError:
+            ranks = 1
+        return max(1, self.cache.limit // max(1, ranks))
 
     def part(self, part: Part) -> ShardFile:
         """A part as it lies. Raises as `open_part`."""
@@ -96,7 +100,7 @@ class BlockBytes(Closing):
                 return
         found = file_crc32c(file, what.offset, what.nbytes)
         if found != what.crc32c:
-            raise _mismatch(what, found, "")
+            raise mismatch(what, found, "")
         with self._lock:
             self._verified.add(what)
 
@@ -150,19 +154,4 @@ def _into_memory(what: Cacheable, download: Download) -> BytesFile:
         held = BytesFile(b"".join(pieces[at] for at in sorted(pieces)), safe_url(what.uri))
         if what.crc32c is None or (found := file_crc32c(held, 0, held.size)) == what.crc32c:
             return held
-    raise _mismatch(what, found, f", after {DOWNLOADS} downloads")
-
-
-def _mismatch(what: Cacheable, found: int, more: str) -> ChecksumError:
-    return ChecksumError(
-        f"{safe_url(what.uri)}, bytes {what.offset}..{what.offset + what.nbytes}: crc32c is {found:08x}, should be "
-        f"{what.crc32c or 0:08x}{more}. Either the source or its manifest is wrong: compare them, then index again"
-    )
-
-
-def local_ranks() -> tuple[int, int]:
-    """(local rank, ranks on this node), as torchrun sets them; without it this process counts as alone."""
-    try:
-        return int(os.environ.get("LOCAL_RANK", "0")), max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    except ValueError:
-        return 0, 1
+    raise mismatch(what, found, f", after {DOWNLOADS} downloads")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any, Final
@@ -122,30 +122,22 @@ def build_manifest(
         samples = 0
         if progress:
             progress(IndexProgress(0, len(found), 0))
-        for number, index in _in_parallel(run, found, workers):
-            done[number] = index
-            samples += index.samples
-            if progress:
-                progress(IndexProgress(len(done), len(found), samples))
+        with ThreadPoolExecutor(workers, thread_name_prefix="pipegraph-index") as pool:
+            numbers = {pool.submit(run, part): number for number, part in enumerate(found)}
+            try:
+                for future in as_completed(numbers):
+                    number = numbers.pop(future)
+                    try:
+                        done[number] = future.result()
+                    except Exception as error:
+                        note(error, f"while indexing {found[number].uri!r}")
+                        raise
+                    samples += done[number].samples
+                    if progress:
+                        progress(IndexProgress(len(done), len(found), samples))
+            finally:  # after a failure no further part is begun
+                pool.shutdown(cancel_futures=True)
         manifest = Manifest.of([done[number] for number in range(len(found))])
         if path is not None:
             manifest.save(path, store if remote else None)
         return manifest
-
-
-def _in_parallel(
-    run: Callable[[Part], PartIndex], parts: Sequence[Part], workers: int
-) -> Iterator[tuple[int, PartIndex]]:
-    """Results as they come. After a failure no further part is begun."""
-    with ThreadPoolExecutor(workers, thread_name_prefix="pipegraph-index") as pool:
-        numbers = {pool.submit(run, part): number for number, part in enumerate(parts)}
-        try:
-            for future in as_completed(numbers):
-                number = numbers.pop(future)
-                try:
-                    yield number, future.result()
-                except Exception as error:
-                    note(error, f"while indexing {parts[number].uri!r}")
-                    raise
-        finally:
-            pool.shutdown(cancel_futures=True)

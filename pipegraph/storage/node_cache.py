@@ -35,6 +35,7 @@ from pipegraph.units import format_bytes, parse_bytes
 
 from .locks import LOCK_EX, LOCK_SH, NO_LOCKS, LockWaits, flock, is_at, try_exclusive
 from .manifest import sync_folder
+from .parts import safe_url
 from .shard_files import LocalFile, file_crc32c
 
 # One, and three more after bytes that do not match: at one bad transfer in five, two in
@@ -68,6 +69,14 @@ class Cacheable:
     def name(self) -> str:
         """The entry's file name: hashes, so that nothing of a URI reaches the file system."""
         return self.place + _hash([self.part_nbytes, self.version], 8)
+
+
+def mismatch(what: Cacheable, found: int, more: str) -> ChecksumError:
+    """The error for bytes that have another checksum than they should."""
+    return ChecksumError(
+        f"{safe_url(what.uri)}, bytes {what.offset}..{what.offset + what.nbytes}: crc32c is {found:08x}, should be "
+        f"{what.crc32c or 0:08x}{more}. Either the source or its manifest is wrong: compare them, then index again"
+    )
 
 
 def _hash(facts: list[str | int | None], nbytes: int) -> str:
@@ -271,7 +280,11 @@ class NodeCache(Closing):
                     break
                 self._count(corrupt=1)
                 if not left:
-                    self._to_quarantine(what, there, found)
+                    path = os.path.join(self._quarantine, what.name)
+                    os.rename(there, path)
+                    raise mismatch(
+                        what, found, f", after {DOWNLOADS} downloads. The last bytes lie in {path!r}"
+                    )
             with self._lock:
                 self._verified.add((what.name, os.fstat(fd).st_ino))
             os.fsync(fd)
@@ -293,15 +306,6 @@ class NodeCache(Closing):
         while view:
             written = os.pwrite(fd, view, offset)
             view, offset = view[written:], offset + written
-
-    def _to_quarantine(self, what: Cacheable, there: str, found: int) -> None:
-        path = os.path.join(self._quarantine, what.name)
-        os.rename(there, path)
-        raise ChecksumError(
-            f"{what.uri}, bytes {what.offset}..{what.offset + what.nbytes}: crc32c is {found:08x}, should be "
-            f"{what.crc32c or 0:08x}, after {DOWNLOADS} downloads. The last bytes lie in {path!r}. Either the source "
-            "or its manifest is wrong: compare them, then index again"
-        )
 
     def _is_sound(self, what: Cacheable, file: LocalFile, fd: int) -> bool:
         if file.size != what.nbytes:

@@ -94,7 +94,8 @@ class RemoteFile(ShardFile):
 def identify(part: Part, store: StoreClient | None = None) -> Part:
     """The part with its size and version; a store is asked where it has not said them yet."""
     if not part.is_local:
-        return _needed(part, store).identify(part)
+        assert store is not None
+        return store.identify(part)
     try:
         status = os.stat(part.uri)
     except OSError as error:
@@ -110,7 +111,8 @@ def open_part(part: Part, store: StoreClient | None = None, *, keep_nbytes: int 
         DataError: a part is missing, or its size or version is not the one it should have.
     """
     if not part.is_local:
-        return RemoteFile(part, _needed(part, store), keep_nbytes=keep_nbytes)
+        assert store is not None
+        return RemoteFile(part, store, keep_nbytes=keep_nbytes)
     return open_local(part)
 
 
@@ -126,12 +128,6 @@ def open_local(part: Part) -> LocalFile:
         file.close()
         raise
     return file
-
-
-def _needed(part: Part, store: StoreClient | None) -> StoreClient:
-    if store is None:
-        raise DataError(f"part {safe_url(part.uri)!r}: a remote part needs store=StoreClient(...)")
-    return store
 
 
 def check_status(part: Part, status: os.stat_result) -> None:

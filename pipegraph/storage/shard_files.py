@@ -185,9 +185,6 @@ class _RawView(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._position
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         start = (0, self._position, self._file.size)[whence]
         self._position = max(0, start + offset)

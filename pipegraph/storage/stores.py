@@ -58,13 +58,6 @@ def register_store(scheme: str, open: OpenStore) -> None:
         _stores[scheme] = open
 
 
-def opener_of(root: str) -> OpenStore | None:
-    """What opens the store at this root; None where obstore does."""
-    scheme = root.partition("://")[0]
-    with _lock:
-        return _stores.get(scheme) or (None if scheme.lower() in OBSTORE else FsspecStore)
-
-
 @final
 class FsspecStore:
     """A filesystem of fsspec's: ``hf://``, ``hdfs://``, ``ftp://``, ``github://`` and many others."""
@@ -157,12 +150,9 @@ class StoreClient(Closing):
                 meta = await self._obstore.head_async(store, path)
             return ObjectInfo.of(meta)
 
-        async def head() -> ObjectInfo:
-            info = await self._requests.retried(url, 0, ask)
-            self._versions.join(url, info)
-            return info
-
-        return self._result(head())
+        info = self._result(self._requests.retried(url, 0, ask))
+        self._versions.join(url, info)
+        return info
 
     def expect(self, part: Part) -> None:
         """From now on every answer must be of the part's size and version, as far as known, else it is a DataError."""
@@ -337,7 +327,9 @@ class StoreClient(Closing):
         return store, key
 
     def _make_store(self, root: str, *, for_listing: bool = False) -> Any:
-        opener = opener_of(root)
+        scheme = root.partition("://")[0]
+        with _lock:
+            opener = _stores.get(scheme) or (None if scheme.lower() in OBSTORE else FsspecStore)
         if opener is not None:
             try:
                 return OtherStore(opener(root, dict(self._options)))

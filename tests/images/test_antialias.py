@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.operators.images.choice import installed, open_backend
+from pipegraph.operators.images.backends import installed, open_backend
 from pipegraph.operators.images.crop import CenterCrop, crop_window
 from pipegraph.operators.images.header import probe
 

@@ -20,7 +20,7 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image, ImageOps
 
 from pipegraph.errors import DecodeError, MissingExtraError
-from pipegraph.operators.images.choice import installed, open_backend
+from pipegraph.operators.images.backends import installed, open_backend
 from pipegraph.operators.images.crop import (
     DRAWS,
     CenterCrop,

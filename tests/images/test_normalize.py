@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipegraph.operators.images import normalize_tables as normalize
-from pipegraph.operators.images.normalize_tables import DTYPES, normalize_into
+from pipegraph.operators import normalize
+from pipegraph.operators.normalize import DTYPES, normalize_into
 
 MEAN, STD = (0.485, 0.456, 0.406, 0.5), (0.229, 0.224, 0.225, 0.25)
 

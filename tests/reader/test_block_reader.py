@@ -76,13 +76,10 @@ class Blocks(BlockSource):
     def name(self, number: int) -> str:
         return f"block {number}"
 
-    def interrupt(self) -> None:
+    def close(self) -> None:
         with self.changed:
             self._stopped = True
             self.changed.notify_all()
-
-    def close(self) -> None:
-        pass
 
 
 def deal(blocks: list[int], epoch: int = 0, start: int = 0) -> RankSteps:

@@ -36,10 +36,6 @@ class _Header:
     def row_nbytes(self) -> int:
         return self.dtype.itemsize * math.prod(self.row_shape)
 
-    @property
-    def nbytes(self) -> int:
-        return self.rows * self.row_nbytes
-
 
 @final
 class NpyFormat(Format):
@@ -71,11 +67,6 @@ class NpyFormat(Format):
             return {name: row[name].copy() if row[name].ndim else row[name][()] for name in dtype.names}
 
         return PlacedRows(file, block.offset, range(0, (block.samples + 1) * step, step), decode)
-
-
-def _npy_header(file: ShardFile) -> _Header:
-    with file.open() as stream:
-        return _header(stream, file.size, file.name)
 
 
 def array_in(content: bytes, name: str = "the array") -> npt.NDArray[Any]:
@@ -112,24 +103,26 @@ def _facts(stream: Any, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]
     return shape, fortran, dtype
 
 
-def _header(stream: Any, size: int, name: str) -> _Header:
-    shape, fortran, dtype = _facts(stream, name)
+def _npy_header(file: ShardFile) -> _Header:
+    with file.open() as stream:
+        shape, fortran, dtype = _facts(stream, file.name)
+        start = stream.tell()
+    name = file.name
     if fortran and len(shape) > 1:
         raise ShardError(f"{name}: is in Fortran order; save np.ascontiguousarray(array)")
     if not shape:
         raise ShardError(f"{name}: holds a single number; rows of a first dimension are the samples")
     if min(shape) < 0:
         raise ShardError(f"{name}: says the shape {shape}")
-    header = _Header(stream.tell(), shape[0], tuple(shape[1:]), dtype)
+    header = _Header(start, shape[0], tuple(shape[1:]), dtype)
     if header.row_nbytes == 0:
         raise ShardError(f"{name}: rows of shape {header.row_shape} and type {dtype} hold no bytes")
-    if header.data + header.nbytes > size:
+    nbytes, follow = header.rows * header.row_nbytes, file.size - start
+    if nbytes > follow:
+        raise ShardError(f"{name}: says {shape} of {dtype}, {nbytes} bytes, but {follow} follow")
+    if nbytes < follow:
         raise ShardError(
-            f"{name}: says {shape} of {dtype}, {header.nbytes} bytes, but {size - header.data} follow"
-        )
-    if (rest := size - header.data - header.nbytes) > 0:
-        raise ShardError(
-            f"{name}: {rest} bytes follow its array, {shape} of {dtype}, as if a second one had been saved into the "
-            "same file; save one array per file"
+            f"{name}: {follow - nbytes} bytes follow its array, {shape} of {dtype}, as if a second one had been saved "
+            "into the same file; save one array per file"
         )
     return header

@@ -15,6 +15,8 @@ from pipegraph.errors import ShardError
 
 from .shard_format import BlockSamples, Sample
 
+_TEXT_OR_BYTES = ("string", "large_string", "binary", "large_binary", "fixed_size_binary")
+
 Convert = Callable[[Any], list[Any]]
 """A column to its values. Nulls of floats are NaN, also inside lists; all others are None."""
 
@@ -51,10 +53,11 @@ def _with_none(kind: Any, copied: bool) -> Convert:
     if isinstance(kind, arrow.BaseExtensionType):
         stored = _with_none(kind.storage_type, copied)
         return lambda column: stored(column.storage)
-    if types.is_dictionary(kind) and not _is_text_or_bytes(kind.value_type):
+    if types.is_dictionary(kind) and not str(kind.value_type).startswith(_TEXT_OR_BYTES):
         values = _with_none(kind.value_type, copied)
         return lambda column: values(column.dictionary_decode())
-    if _is_nanoseconds(kind):
+    timed = types.is_timestamp(kind) or types.is_duration(kind) or types.is_time64(kind)
+    if timed and kind.unit == "ns":
         return _times
     if _is_array(kind):
         nullable = types.is_floating(kind.value_type)
@@ -69,17 +72,6 @@ def is_float(kind: Any) -> bool:
     if isinstance(kind, arrow.BaseExtensionType):
         return is_float(kind.storage_type)
     return is_float(kind.value_type) if arrow.types.is_dictionary(kind) else arrow.types.is_floating(kind)
-
-
-def _is_text_or_bytes(kind: Any) -> bool:
-    name = str(kind)
-    return name.startswith(("string", "large_string", "binary", "large_binary", "fixed_size_binary"))
-
-
-def _is_nanoseconds(kind: Any) -> bool:
-    types = importlib.import_module("pyarrow").types
-    timed = types.is_timestamp(kind) or types.is_duration(kind) or types.is_time64(kind)
-    return bool(timed and kind.unit == "ns")
 
 
 def _is_array(kind: Any) -> bool:

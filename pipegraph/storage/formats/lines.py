@@ -10,7 +10,7 @@ from typing import Any, Final, final
 from pipegraph.errors import ShardError
 from pipegraph.storage.shard_files import ShardFile
 
-from .shard_format import BLOCK_NBYTES, Block, Format, PlacedRows, Sample
+from .shard_format import BLOCK_NBYTES, Block, Format, PlacedRows, Sample, blocks_between
 from .unpacking import CHUNK_NBYTES, in_memory, unpacked
 
 # A line is held in memory whole; without this a bomb of one endless line grows
@@ -32,15 +32,7 @@ class JsonLinesFormat(Format):
         return _objects(_pieces(file, 0, file.size), file.name)
 
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
-        start = end = first = count = 0
-        for offset, line in _lines(_pieces(file, 0, file.size), file.name):
-            stop = min(offset + len(line) + 1, file.size)
-            if stop - start > block_nbytes and count > first:
-                yield Block(start, end - start, first, count - first)
-                first, start = count, offset
-            count, end = count + 1, stop
-        if count > first:
-            yield Block(start, end - start, first, count - first)
+        return blocks_between(_line_starts(file), block_nbytes)
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         return _rows(file, block)
@@ -68,6 +60,15 @@ class PackedJsonLinesFormat(Format):
         lines.nbytes += whole.size
         self.take_room(lines.nbytes, file.name)
         return lines
+
+
+def _line_starts(file: ShardFile) -> Iterator[int]:
+    stop = None
+    for offset, line in _lines(_pieces(file, 0, file.size), file.name):
+        yield offset
+        stop = min(offset + len(line) + 1, file.size)
+    if stop is not None:
+        yield stop
 
 
 def _rows(file: ShardFile, block: Block) -> PlacedRows:

@@ -20,7 +20,7 @@ from pipegraph.columns import Decode
 from pipegraph.errors import DataError, ShardError
 from pipegraph.storage.shard_files import ShardFile
 
-from .shard_format import BLOCK_NBYTES, Block, Format, PlacedRows, Sample
+from .shard_format import BLOCK_NBYTES, Block, Format, PlacedRows, Sample, blocks_between, check_columns
 
 Offsets = npt.NDArray[np.int64]
 
@@ -30,7 +30,7 @@ def read_offsets(file: ShardFile) -> Offsets:
     if file.size < 8:
         raise ShardError(f"{file.name}: {file.size} bytes hold no table of samples")
     count = int.from_bytes(file.read_at(0, 4), "little")
-    end = table_nbytes(count)
+    end = 4 + 4 * (count + 1)
     if end > file.size:
         raise ShardError(
             f"{file.name}: says it has {count} samples, whose table takes {end} bytes, but it has {file.size}"
@@ -44,33 +44,6 @@ def read_offsets(file: ShardFile) -> Offsets:
     if offsets[0] < end or (np.diff(offsets) < 0).any():
         raise ShardError(f"{file.name}: the offsets of its samples are not in order")
     return offsets
-
-
-def table_nbytes(count: int) -> int:
-    """The bytes before what follows the table."""
-    return 4 + 4 * (count + 1)
-
-
-def blocks_of(offsets: Offsets, block_nbytes: int) -> Iterator[Block]:
-    """Runs of whole samples of about ``block_nbytes``."""
-    first, count = 0, len(offsets) - 1
-    while first < count:
-        fitting = int(np.searchsorted(offsets, offsets[first] + block_nbytes, "right")) - 1
-        stop = min(max(fitting, first + 1), count)
-        start = int(offsets[first])
-        yield Block(start, int(offsets[stop]) - start, first, stop - first)
-        first = stop
-
-
-def table_rows(file: ShardFile, offsets: Offsets, block: Block, decode: Decode) -> PlacedRows:
-    """The samples of one block."""
-    found = offsets[block.first : block.first + block.samples + 1]
-    if len(found) <= block.samples or (block.offset, block.offset + block.nbytes) != (found[0], found[-1]):
-        raise ShardError(
-            f"{file.name}: the block at byte {block.offset} is not where the shard has these samples; make the "
-            "index anew"
-        )
-    return PlacedRows(file, block.offset, (found - block.offset).tolist(), decode)
 
 
 _MODES: Final = {
@@ -150,22 +123,22 @@ class MdsFormat(Format):
     def index(self, file: ShardFile, block_nbytes: int = BLOCK_NBYTES) -> Iterator[Block]:
         offsets = read_offsets(file)
         read_columns(file, offsets)
-        yield from blocks_of(offsets, block_nbytes)
+        yield from blocks_between(offsets.tolist(), block_nbytes)
 
     def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
         offsets = read_offsets(file)
-        return table_rows(file, offsets, block, self._decoder(read_columns(file, offsets), file.name))
-
-    def _chosen(self, columns: MdsColumns, name: str) -> Sequence[str]:
-        missing = next((each for each in self.columns or () if each not in columns.names), None)
-        if missing is not None:
-            raise DataError(
-                f"{name}: Load asks for the column {missing!r}; there are {', '.join(map(repr, columns.names))}"
+        found = offsets[block.first : block.first + block.samples + 1] - block.offset
+        if len(found) <= block.samples or (found[0], found[-1]) != (0, block.nbytes):
+            raise ShardError(
+                f"{file.name}: the block at byte {block.offset} is not where the shard has these samples; make the "
+                "index anew"
             )
-        return columns.names if self.columns is None else self.columns
+        decode = self._decoder(read_columns(file, offsets), file.name)
+        return PlacedRows(file, block.offset, found.tolist(), decode)
 
     def _decoder(self, columns: MdsColumns, name: str) -> Decode:
-        chosen = frozenset(self._chosen(columns, name))
+        check_columns(self.columns, columns.names, name)
+        chosen = frozenset(columns.names if self.columns is None else self.columns)
         decoders: list[tuple[str, int | None, Decoder | None]] = [
             (column, size, _value_decoder(encoding, column, name) if column in chosen else None)
             for column, encoding, size in zip(columns.names, columns.encodings, columns.sizes, strict=True)
@@ -198,7 +171,7 @@ class MdsFormat(Format):
 
 def read_columns(file: ShardFile, offsets: Offsets) -> MdsColumns:
     """The shard's description of its columns."""
-    start = table_nbytes(len(offsets) - 1)
+    start = 4 + 4 * len(offsets)
     nbytes = int(offsets[0]) - start
     if nbytes > _MAX_HEAD_NBYTES:
         raise ShardError(

@@ -10,7 +10,7 @@ from pipegraph.errors import DataError, PipegraphError, ShardError, extra_module
 from pipegraph.storage.shard_files import ShardFile
 
 from .arrow_rows import ArrowRows, arrow_errors
-from .shard_format import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample
+from .shard_format import BLOCK_NBYTES, MAX_UNPACKED_NBYTES, Block, Format, Sample, check_columns
 
 _BATCH_NBYTES: Final = 1 << 22
 """About what a batch of rows may decode to; what is held is counted batch by batch."""
@@ -101,16 +101,17 @@ class ParquetFormat(Format):
             names = reader.schema_arrow.names
         except arrow_errors() as error:
             raise ShardError(f"{file.name}: not a Parquet file: {error}") from error
-        twice = next((name for name in names if names.count(name) > 1), None)
-        missing = next((name for name in self.columns or () if name not in names), None)
-        if twice is None and missing is None:
-            return reader
-        reader.close()
-        if missing is not None:
-            raise DataError(
-                f"{file.name}: Load asks for the column {missing!r}; there are {', '.join(map(repr, names))}"
-            )
-        raise ShardError(f"{file.name}: has two columns {twice!r}; a sample's fields need names of their own")
+        try:
+            check_columns(self.columns, names, file.name)
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise ShardError(
+                    f"{file.name}: has two columns {twice!r}; a sample's fields need names of their own"
+                )
+        except DataError:
+            reader.close()
+            raise
+        return reader
 
     def _batches(self, reader: Any, file: ShardFile, groups: Sequence[int]) -> Iterator[Any]:
         """The rows of some row groups, in batches of about `_BATCH_NBYTES` when they are decoded."""

@@ -6,12 +6,12 @@ import copy
 import itertools
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar, overload
 
 from pipegraph.columns import Columns, Decode, EncodedRows
-from pipegraph.errors import GraphError, ShardError
+from pipegraph.errors import DataError, GraphError, ShardError
 from pipegraph.storage.shard_files import ShardFile
 
 Sample = dict[str, Any]
@@ -51,6 +51,22 @@ class Block:
             raise ShardError(
                 f"{what} holds {found} {unit}, its index says {self.samples}; make the index anew"
             )
+
+
+def blocks_between(starts: Iterable[int], block_nbytes: int) -> Iterator[Block]:
+    """Runs of whole samples of about ``block_nbytes``, by where each one starts and the last one ends."""
+    first = count = 0
+    start = end = -1
+    for next_start in starts:
+        if count and next_start - start > block_nbytes and count > first + 1:
+            yield Block(start, end - start, first, count - 1 - first)
+            first, start = count - 1, end
+        elif start < 0:
+            start = next_start
+        end = next_start
+        count += 1
+    if count - 1 > first:
+        yield Block(start, end - start, first, count - 1 - first)
 
 
 Room = Callable[[int], None]
@@ -136,6 +152,15 @@ class PlacedRows(BlockSamples[Sample]):
             self._decode(data[a - first : b - first], self.file.name, self._start + a)
             for a, b in itertools.pairwise(places)
         ]
+
+
+def check_columns(wanted: Sequence[str] | None, there: Sequence[str], name: str) -> None:
+    """Raises DataError where a file lacks a column that ``Load`` asks for."""
+    missing = next((each for each in wanted or () if each not in there), None)
+    if missing is not None:
+        raise DataError(
+            f"{name}: Load asks for the column {missing!r}; there are {', '.join(map(repr, there))}"
+        )
 
 
 class Format(ABC):

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, final
 
 from pipegraph.errors import ShardError
 from pipegraph.storage.shard_files import ShardFile
 
-from .shard_format import BLOCK_NBYTES, MAX_FIELD_NBYTES, Block, BlockSamples, Format, Sample
+from .shard_format import BLOCK_NBYTES, MAX_FIELD_NBYTES, Block, BlockSamples, Format, Sample, blocks_between
 from .tarheader import DECODERS, Member, members
 
 # A sample with more fields than this is taken for an attack: a million tiny
@@ -101,22 +101,6 @@ class _Window:
         self._buffer = self._file.read_at(offset, max(nbytes, min(self._ahead, self._stop - offset)))
         self._ahead = min(2 * self._ahead, self._limit)
         return self._buffer[:nbytes]
-
-
-def blocks_between(starts: Iterable[int], block_nbytes: int) -> Iterator[Block]:
-    """Runs of whole samples of about ``block_nbytes``."""
-    first = count = 0
-    start = end = -1
-    for next_start in starts:
-        if count and next_start - start > block_nbytes and count > first + 1:
-            yield Block(start, end - start, first, count - 1 - first)
-            first, start = count - 1, end
-        elif start < 0:
-            start = next_start
-        end = next_start
-        count += 1
-    if count - 1 > first:
-        yield Block(start, end - start, first, count - 1 - first)
 
 
 def split_key(name: str) -> tuple[str, str] | None:

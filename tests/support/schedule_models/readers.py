@@ -55,11 +55,8 @@ class Blocks(BlockSource):
     def name(self, number: int) -> str:
         return f"block {number}"
 
-    def interrupt(self) -> None:
-        self.stopped = True
-
     def close(self) -> None:
-        pass
+        self.stopped = True
 
 
 class BlockReaderModel(Model):

@@ -3,25 +3,117 @@
 A region decoder gives the pixels of one region at a whole scale. All of them stand on libjpeg-turbo with the accurate
 DCT and fancy upsampling, and so give the same bytes; they differ in how much of the image they must decode for that.
 Pillow, whose bytes differ from those of all others, is taken only where OpenCV is not installed.
+
+Pillow shrinks with a filter that is widened by the scale (antialiased); the
+crop is made first, so pixels outside the region have no part in the result. The antialiased linear filter,
+Pillow's ``BILINEAR``, is the same on every backend: torchvision's ``Resize`` is this filter, on Pillow images by Pillow
+itself and on tensors by ``torch.nn.functional.interpolate(antialias=True)``. What differs is the rounding: by one grey
+level of torch's at most, and by two of Pillow's, of whole images, which are cropped after they are resized.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import io
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from pipegraph.errors import GraphError, MissingExtraError, PipegraphWarning
-from pipegraph.operators.images.crop import CropWindow, Region
-from pipegraph.operators.images.decoder import Buffer, ImageBackend, ImageHWC, Interpolation
-from pipegraph.operators.images.header import Header
+import numpy as np
+
+from pipegraph.errors import DecodeError, MissingExtraError, PipegraphWarning
+from pipegraph.operators.images.crop import CropWindow, Region, oriented, stored_region, swaps_sides
+from pipegraph.operators.images.header import Buffer, Header, ImageHWC, Interpolation, opened, pillow, refusal
 from pipegraph.operators.images.native import library
-from pipegraph.operators.images.nvimgcodec import NvimgcodecRegions
-from pipegraph.operators.images.opencv import OpencvRegions, reduction, resize_into
-from pipegraph.operators.images.orientation import stored_region, swaps_sides
-from pipegraph.operators.images.pillow import PillowBackend, antialias_into
-from pipegraph.operators.images.simplejpeg import SimplejpegRegions
+from pipegraph.operators.images.regions import (
+    NvimgcodecRegions,
+    OpencvRegions,
+    SimplejpegRegions,
+    reduction,
+    resize_into,
+)
+
+
+def _fill(image: Any, out: ImageHWC, window: CropWindow, interpolation: Interpolation) -> None:
+    """Scale a Pillow image of the window's region, oriented, to fill ``out``."""
+    scaled = image.resize(out.shape[1::-1], _FILTERS[interpolation], box=window.box)
+    made = np.asarray(scaled).reshape(out.shape)
+    np.copyto(out, made[:, ::-1] if window.flip else made)
+
+
+def antialias_into(pixels: ImageHWC, out: ImageHWC, orientation: int, window: CropWindow) -> None:
+    """Scale the pixels of the window's region (stored rows and columns) to fill ``out``, which is oriented."""
+    seen = np.ascontiguousarray(oriented(pixels, orientation))
+    seen = seen.reshape(seen.shape[:2]) if out.shape[2] == 1 else seen
+    _fill(pillow("interpolation='antialias'").fromarray(seen), out, window, "antialias")
+
+
+# Values of PIL.Image.Resampling.
+_FILTERS = {"nearest": 0, "linear": 2, "cubic": 3, "area": 4, "antialias": 2}
+
+# Values of PIL.Image.Transpose for the EXIF orientations, as PIL.ImageOps.exif_transpose has them.
+_TRANSPOSE = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+
+
+def _refuse_cut_off(image: Any) -> None:
+    """Raises DecodeError for a grey image of which convert() would cut off values: nothing says what its white is."""
+    pixels = np.asarray(image)
+    low, high = pixels.min(), pixels.max()
+    fits = low >= 0 and high <= 255  # False for NaN
+    if not fits or (high <= 1 and (pixels % 1).any()):
+        raise DecodeError(
+            f"a grey {image.format} of 32 bits per pixel, from {low} to {high}, of which 8 bits would not hold what "
+            "it shows: make it one of 8 or 16 bits when you write it, or decode it in a Map of your own"
+        )
+
+
+class PillowBackend:
+    """The reference: decodes the whole image with Pillow, every step in full precision. Other backends give it what is
+    unusual. Thread-safe, as all backends.
+    """
+
+    def __init__(self) -> None:
+        self._images = pillow("decoding images")
+
+    def decode_into(
+        self, data: Buffer, header: Header, window: CropWindow, out: ImageHWC, interpolation: Interpolation
+    ) -> None:
+        """Decode ``window`` of the image, whose header ``probe`` has read, and scale it to fill ``out``.
+
+        Args:
+            out: uint8 (height, width, channels), each row contiguous; 3 channels for RGB, 1 for greyscale. Every byte
+                is written, or an error is raised and the content is undefined.
+            interpolation: shrinking, ``"nearest"`` skips pixels; ``"area"`` averages them; ``"linear"`` and ``"cubic"``
+                are widened by the scale here, and in other backends average whole blocks first where the scale is two
+                or more (three in one direction alone). ``"antialias"`` is Pillow's linear filter at full scale, on all
+                backends.
+
+        Raises:
+            DecodeError: the image is truncated, broken, or of a kind that is not decoded.
+        """
+        Image = self._images
+        top, left, h, w = stored_region(window.region, header.orientation, *header.size)
+        try:
+            image = opened(io.BytesIO(data))
+            # Pillow scales what PPM holds to 16 bits, and calls that as it calls the 32 bits of a TIFF.
+            sixteen = image.mode.startswith("I;16") or (image.mode == "I" and header.format != "TIFF")
+            if image.mode in ("F", "I") and not sixteen:
+                _refuse_cut_off(image)
+            if (h, w) != (image.height, image.width):
+                image = image.crop((left, top, left + w, top + h))
+            # Transparency is dropped, not blended; without this Pillow warns about it.
+            image.info.pop("transparency", None)
+            if sixteen:
+                # convert() would clip at 255 and leave white; the upper byte is what colour images keep.
+                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            image = image.convert("L" if out.shape[2] == 1 else "RGB")
+            if header.orientation != 1:
+                image = image.transpose(Image.Transpose(_TRANSPOSE[header.orientation]))
+        except (DecodeError, MemoryError):
+            raise
+        except Exception as error:
+            raise refusal(data, error) from error
+        _fill(image, out, window, interpolation)
 
 
 class RegionDecoder(Protocol):
@@ -83,10 +175,8 @@ _DECODERS: dict[str, tuple[str, Callable[[], RegionDecoder]]] = {
 }
 
 
-def open_backend(name: str, whole: bool = False) -> ImageBackend:
+def open_backend(name: str, whole: bool = False) -> PillowBackend | RegionBackend:
     """Open a backend by its name; ``"auto"`` is the fastest that is installed, of ``whole`` images or of crops."""
-    if name not in BACKENDS:
-        raise GraphError(f"DecodeImage: backend must be one of {', '.join(BACKENDS)}, got {name!r}")
     if family_of(name) == "pillow":
         return PillowBackend()
     last = OpencvRegions()

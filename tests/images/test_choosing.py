@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from pipegraph import operators as ops
 from pipegraph.errors import GraphError
 from pipegraph.operators import DecodeImage, RandomResizedCrop
-from pipegraph.operators.images import choice
-from pipegraph.operators.images.choice import BACKENDS, installed, note_of, open_backend
+from pipegraph.operators.images import backends
+from pipegraph.operators.images.backends import BACKENDS, installed, note_of, open_backend
 
 
 def with_installed(monkeypatch, *names):
     """As if of the faster decoders only these were installed, and nothing was compiled."""
-    monkeypatch.setattr(choice, "library", lambda: None)
-    monkeypatch.setattr(choice, "_DECODERS", {name: choice._DECODERS[name] for name in names})
+    monkeypatch.setattr(backends, "library", lambda: None)
+    monkeypatch.setattr(backends, "_DECODERS", {name: backends._DECODERS[name] for name in names})
 
 
 def opened(**options):
@@ -34,7 +35,7 @@ def opened(**options):
 )
 def test_auto_is_the_fastest_decoder_that_is_installed_and_a_plan_says_which(monkeypatch, names, said):
     with_installed(monkeypatch, *names)
-    if not all(installed(choice._DECODERS[name][0]) for name in names):
+    if not all(installed(backends._DECODERS[name][0]) for name in names):
         pytest.skip("one of them is not installed")
     assert note_of("auto") == said
     assert said in DecodeImage(32, crop=RandomResizedCrop()).traits.notes()
@@ -47,4 +48,4 @@ def test_auto_is_the_fastest_decoder_that_is_installed_and_a_plan_says_which(mon
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
     with pytest.raises(GraphError, match=f"backend must be one of {', '.join(BACKENDS)}, got 'pil'"):
-        open_backend("pil")
+        ops.DecodeImage(8, backend="pil")
