@@ -22,8 +22,15 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Traits
 from pipegraph.device.accelerator import backend_for, offers, unpinned
 from pipegraph.device.backend import Backend, Event, Slot, devices, normalised, slots_on
-from pipegraph.device.copy import Arrival, copy_tree
-from pipegraph.device.own_moves import held_apart, moved_by_itself, pinned_by_itself, put_back, tensors_within
+from pipegraph.device.copy import (
+    Arrival,
+    copy_tree,
+    held_apart,
+    moved_by_itself,
+    pinned_by_itself,
+    put_back,
+    tensors_within,
+)
 from pipegraph.device.packed_copy import Computed, FieldPlace, Landing, Packed, pack, packable, places_for
 from pipegraph.device.slabs import aligned, on_device, ring_for
 from pipegraph.device.split import (

@@ -92,6 +92,15 @@ def late(source: torch.Tensor) -> bool:
     return source.device.type != "cpu" or source.is_pinned()
 
 
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on a device, differentiably; the same where it lies there.
+
+    Towards a device the copy is asynchronous, on the current stream. Towards the host it is waited for: who reads host
+    memory waits for no stream, and would read what was there before.
+    """
+    return tensor.to(device, non_blocking=device.type != "cpu" and late(tensor))
+
+
 class Event(ABC):
     """A point in a stream's work."""
 

@@ -21,8 +21,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from pipegraph.batches import Whole as Whole
-from pipegraph.device.backend import Event, normalised
-from pipegraph.device.copy import sent
+from pipegraph.device.backend import Event, normalised, sent
 from pipegraph.tree import entries, rebuilt
 
 T = TypeVar("T")

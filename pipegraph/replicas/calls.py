@@ -13,7 +13,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import Module
 
-from pipegraph.device.copy import sent
+from pipegraph.device.backend import sent
 from pipegraph.device.split import map_tree
 from pipegraph.errors import PipegraphWarning, ReplicaError
 from pipegraph.replicas.build import Replicas

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from pipegraph.device.backend import normalised
-from pipegraph.device.copy import sent
+from pipegraph.device.backend import normalised, sent
 
 #: Bytes; DataParallel's choice, large enough that a copy's fixed cost is nothing.
 BUFFER_SIZE = 10 * 1024 * 1024

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from pipegraph.device.backend import Slot, normalised
-from pipegraph.device.copy import sent
+from pipegraph.device.backend import Slot, normalised, sent
 from pipegraph.device.split import (
     Scattered,
     Whole,
