@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pipegraph.device.backend import Backend, Event, Slot, Stream
-from pipegraph.replicas.coalesce import flat_like
+from pipegraph.replicas.replicate import flat_like
 
 # As in DDP: large enough that a transfer's fixed cost is nothing, and a small
 # first one so that reduction starts as soon as backward does.

@@ -29,9 +29,9 @@ from pipegraph import concurrency
 from pipegraph.device.accelerator import bind_thread
 from pipegraph.device.backend import Backend, Slot
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas.coalesce import sum_in_order
 from pipegraph.replicas.reduce_streams import GradientBucket, LiveBucket, ReduceStreams, plan_buckets
 from pipegraph.replicas.replica_threads import start_thread
+from pipegraph.replicas.replicate import sum_in_order
 
 #: What a parameter's gradients are.
 NONE, DENSE, SPARSE = 0, 1, 2
