@@ -145,18 +145,17 @@ class _Aside:
         self.value = value
 
 
-def held_apart(data: Any, move: Callable[[Any], Any]) -> Any:
-    """The tree with what ``move`` makes of each object held apart; the tree itself if ``move`` gives None for all.
-
-    Dicts, lists and tuples are no objects.
+def held_apart(data: Any, device: torch.device | None) -> Any:
+    """The tree with each object that moves itself held apart, moved to a device, or to pinned memory for None; the tree
+    itself if there is none. Dicts, lists and tuples are no objects.
     """
     kind = type(data)
     if kind in _PLAIN or isinstance(data, torch.Tensor | np.ndarray):
         return data
-    if kind not in (dict, list, tuple) and (moved := move(data)) is not None:
+    if kind not in (dict, list, tuple) and (moved := _moved_by_itself(data, device)) is not None:
         return _Aside(moved)
     below = [entry for _, entry in entries(data) or ()]
-    made = [held_apart(entry, move) for entry in below]
+    made = [held_apart(entry, device) for entry in below]
     if all(map(lambda new, old: new is old, made, below)):
         return data
     return rebuilt(data, made)
@@ -167,22 +166,17 @@ def put_back(data: Any) -> Any:
     return map_leaves(lambda leaf: leaf.value if type(leaf) is _Aside else leaf, data)
 
 
-def moved_by_itself(thing: Any, device: torch.device) -> Any:
-    """A copy of an object on a device, by its type's ``register_scatter`` or its own ``to``; None if it has neither."""
-    rule = rule_for(thing)
-    if rule is not None:
+def _moved_by_itself(thing: Any, device: torch.device | None) -> Any:
+    """A copy of an object there, by its type's ``register_scatter``, or its own method; None if it has neither."""
+    if device is not None and (rule := rule_for(thing)) is not None:
         return rule.move(thing, device)
-    if callable(getattr(thing, "to", None)) and not isinstance(thing, type):
-        move = copy.copy(thing).to  # some move themselves, and others may hold this one
-        return move(device, non_blocking=True) if _takes_non_blocking(move) else move(device)
-    return None
-
-
-def pinned_by_itself(thing: Any) -> Any:
-    """A copy of an object in pinned memory, by its own ``pin_memory``; None if it has none."""
-    if callable(getattr(thing, "pin_memory", None)) and not isinstance(thing, type):
-        return copy.copy(thing).pin_memory()
-    return None
+    method = "pin_memory" if device is None else "to"
+    if not callable(getattr(thing, method, None)) or isinstance(thing, type):
+        return None
+    move = getattr(copy.copy(thing), method)  # some move themselves, and others may hold this one
+    if device is None:
+        return move()
+    return move(device, non_blocking=True) if _takes_non_blocking(move) else move(device)
 
 
 def tensors_within(thing: Any, device: torch.device) -> list[torch.Tensor]:
