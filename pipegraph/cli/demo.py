@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.cli.progress_bars import ProgressLine
+from pipegraph.cli.commands import ProgressLine
 from pipegraph.device.accelerator import every_device
 from pipegraph.errors import DataError, PipegraphError, extra_module
 from pipegraph.machine import cores
