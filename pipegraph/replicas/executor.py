@@ -260,7 +260,6 @@ class ReplicaExecutor(Closing):
             made = backward()
             if reducer is not None and syncing:
                 reducer.complete()
-                reducer.give()
         except Exception:
             if reducer is not None:
                 reducer.abort()

@@ -86,7 +86,8 @@ Observer = Callable[[int, Callable[[], None]], None]
 class LiveBucket:
     """A bucket's memory and events: buffers and views by replica, views and arrivals by parameter.
 
-    `pending`, `left` and `marked` belong to one step and are guarded by the reducer's lock. `seen`: by replica the
+    `left` (by replica the gradients that are still to come) and `marked` belong to one step and are guarded by the
+    reducer's lock. `seen`: by replica the
     streams that have written since the last launch. `arrivals`: by replica an event for each such stream, recorded
     once the replica has written all it will write, in this step.
     """
@@ -100,7 +101,6 @@ class LiveBucket:
     arrivals: list[list[Event]]
     seen: list[set[Stream]]
     left: list[int] = field(default_factory=list)
-    pending: int = 0
     marked: set[tuple[int, int]] = field(default_factory=set)
 
     def contributors(self) -> list[int]:
