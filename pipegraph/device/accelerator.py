@@ -17,7 +17,7 @@ import torch
 import torch.cuda.nccl
 
 from pipegraph import concurrency
-from pipegraph.device.backend import Backend, CpuBackend, Event, Slot, Stream, devices, late, normalised
+from pipegraph.device.backend import Backend, Event, Slot, Stream, devices, late, normalised
 from pipegraph.errors import DeviceError
 
 UNSUPPORTED = (RuntimeError, AttributeError, TypeError)
@@ -313,7 +313,7 @@ def backend_for(device: torch.device | str | int) -> Backend:
     """
     plain = normalised(device)
     if plain.type == "cpu":
-        return CpuBackend()
+        return Backend(plain)
     if plain.type == "cuda":
         return CudaBackend(plain)
     return AcceleratorBackend(plain)

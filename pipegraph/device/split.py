@@ -122,24 +122,6 @@ def rows_of(tree: Any, dim: int = 0, name: str = "inputs") -> int | None:
     return None if first is None else first[1]
 
 
-def part_rows(part: Any, dim: int = 0) -> int | None:
-    """Rows of a part that was cut elsewhere: of its tensors, else of its columns, or None where they differ."""
-    rows = rows_of(part, dim, "batch")
-    if rows is not None:
-        return rows
-    lengths = {len(column) for column in _columns(part)}
-    return lengths.pop() if len(lengths) == 1 else None
-
-
-def _columns(tree: Any) -> Iterator[Any]:
-    """Lists and arrays with an entry per row, in a tree without tensors."""
-    if (isinstance(tree, np.ndarray) and tree.ndim > 0) or type(tree) is list:
-        yield tree
-    else:
-        for _, entry in children(tree) or ():
-            yield from _columns(entry)
-
-
 def chunk_sizes_for(rows: int, parts: int) -> list[int]:
     """Rows of each part as ``torch.chunk`` deals them: ceil-sized, and fewer parts when rows run out.
 
@@ -255,10 +237,10 @@ class Scattered(Sequence[Any]):
         devices: where each part lies.
         ready: per part the event after which it may be read, or None where
             it may be read at once. Who reads part i makes its stream wait first: ``scattered.wait(i)``.
-        rows: of each part; None where they are to be found in it.
+        rows: of each part; None where its tensors tell.
     """
 
-    __slots__ = ("_devices", "_parts", "_ready", "rows")
+    __slots__ = ("_parts", "devices", "ready", "rows")
 
     def __init__(
         self,
@@ -267,24 +249,14 @@ class Scattered(Sequence[Any]):
         ready: Iterable[Event | None] | None = None,
         rows: Sequence[int] | None = None,
     ) -> None:
-        self.rows = None if rows is None else tuple(rows)
         self._parts = tuple(parts)
-        self._devices = tuple(normalised(device) for device in devices)
-        self._ready = (None,) * len(self._parts) if ready is None else tuple(ready)
-
-    @property
-    def devices(self) -> tuple[torch.device, ...]:
-        """The device of each part."""
-        return self._devices
-
-    @property
-    def ready(self) -> tuple[Event | None, ...]:
-        """The event after which each part may be read, None where no wait is needed."""
-        return self._ready
+        self.devices = tuple(normalised(device) for device in devices)
+        self.ready = (None,) * len(self._parts) if ready is None else tuple(ready)
+        self.rows = None if rows is None else tuple(rows)
 
     def wait(self, part: int) -> Any:
         """Make the calling thread's current stream wait for a part, and return the part."""
-        event = self._ready[part]
+        event = self.ready[part]
         if event is not None:
             event.wait()
         return self._parts[part]
@@ -295,8 +267,8 @@ class Scattered(Sequence[Any]):
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             rows = None if self.rows is None else self.rows[index]
-            return Scattered(self._parts[index], self._devices[index], self._ready[index], rows)
+            return Scattered(self._parts[index], self.devices[index], self.ready[index], rows)
         return self._parts[index]
 
     def __repr__(self) -> str:
-        return f"<Scattered: {len(self)} parts on {', '.join(map(str, self._devices))}>"
+        return f"<Scattered: {len(self)} parts on {', '.join(map(str, self.devices))}>"
