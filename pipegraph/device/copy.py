@@ -17,7 +17,7 @@ import torch
 from pipegraph.device.backend import Backend, Event, Stream, late
 from pipegraph.device.split import rule_for
 from pipegraph.errors import DeviceError
-from pipegraph.tree import ATOMS, attributes_of, entries, leaves, map_leaves, rebuilt
+from pipegraph.tree import ATOMS, attributes_of, leaves, map_leaves, named, rebuilt
 
 
 class Arrival(Event):
@@ -154,7 +154,7 @@ def held_apart(data: Any, device: torch.device | None) -> Any:
         return data
     if kind not in (dict, list, tuple) and (moved := _moved_by_itself(data, device)) is not None:
         return _Aside(moved)
-    below = [entry for _, entry in entries(data) or ()]
+    below = list((named(data) or {}).values())
     made = [held_apart(entry, device) for entry in below]
     if all(map(lambda new, old: new is old, made, below)):
         return data

@@ -11,7 +11,7 @@ and a small last batch gives fewer parts for positional and keyword arguments al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from pipegraph.batches import Whole as Whole
 from pipegraph.device.backend import Event, normalised, sent
-from pipegraph.tree import entries, rebuilt
+from pipegraph.tree import is_dataclass_value, is_namedtuple, named, rebuilt
 
 T = TypeVar("T")
 
@@ -65,11 +65,9 @@ def rule_for(obj: object) -> CutRule | None:
     return None
 
 
-def children(obj: Any) -> list[tuple[str, Any]] | None:
-    """As :func:`pipegraph.tree.entries`; tensors, :class:`Whole` and registered types are leaves."""
-    if isinstance(obj, torch.Tensor | Whole) or rule_for(obj) is not None:
-        return None
-    return entries(obj)
+def children(obj: Any) -> Mapping[Any, Any] | None:
+    """As :func:`pipegraph.tree.named`; tensors, :class:`Whole` and registered types are leaves."""
+    return None if isinstance(obj, torch.Tensor | Whole) or rule_for(obj) is not None else named(obj)
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -77,7 +75,7 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     below = children(tree)
     if below is None:
         return function(tree)
-    return rebuilt(tree, [map_tree(function, entry) for _, entry in below])
+    return rebuilt(tree, [map_tree(function, entry) for entry in below.values()])
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -87,8 +85,9 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if below is None:
         yield path, tree
         return
-    for step, entry in below:
-        yield from leaves(entry, path + step)
+    for name, entry in below.items():
+        by_name = is_namedtuple(tree) or is_dataclass_value(tree)
+        yield from leaves(entry, path + (f".{name}" if by_name else f"[{name!r}]"))
 
 
 def _leaf_rows(leaf: Any, dim: int) -> int | None:
@@ -164,7 +163,7 @@ def cut(tree: Any, sizes: Sequence[int], dim: int = 0, *, lists: bool = False) -
         return whole
     if lists and type(tree) is list and len(tree) == rows and not _holds_tensors(tree):
         return [tree[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
-    cut_entries = [cut(entry, sizes, dim, lists=lists) for _, entry in below]
+    cut_entries = [cut(entry, sizes, dim, lists=lists) for entry in below.values()]
     return [rebuilt(tree, [parts[i] for parts in cut_entries]) for i in range(len(sizes))]
 
 

@@ -137,11 +137,6 @@ class StepResult:
     grad_norm: torch.Tensor | None = None
 
 
-def as_it_is(module: Callable[..., Any], part: Any) -> Any:
-    """The default ``forward``."""
-    return module(part)
-
-
 class Calls:
     """What is called of each replica, and how: at the same time, or in turn and seeded.
 
@@ -195,7 +190,7 @@ class Calls:
     def backward(
         self,
         feed: ReplicaFeed,
-        forward: Forward,
+        forward: Forward | None,
         loss: Loss,
         reduction: Reduction,
         scaler: GradScaler | None,
@@ -205,7 +200,7 @@ class Calls:
 
         def call(replica: int) -> Any:
             part = self._fetched(feed, replica)
-            made = forward(self._each[replica], part)
+            made = self._each[replica](part) if forward is None else forward(self._each[replica], part)
             return made, loss(made, part)
 
         made, serial = self._forward(call, feed)

@@ -27,7 +27,6 @@ from pipegraph.replicas.calls import (
     Loss,
     Reduction,
     StepResult as StepResult,
-    as_it_is,
     own_keys,
     plain_keys,
     unwrapped,
@@ -236,7 +235,13 @@ class ReplicaExecutor(Closing):
             feed = batch_feed(batch, self._runner.slots, self._dim)
             syncing = not self._accumulating.locked()
             backward = partial(
-                self._calls.backward, feed, forward or as_it_is, loss, reduction, scaler, outputs
+                self._calls.backward,
+                feed,
+                forward,
+                loss,
+                reduction,
+                scaler,
+                outputs,
             )
             total, kept = self._gradients(syncing, len(feed.fetch), backward)
             del feed, backward

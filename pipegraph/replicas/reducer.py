@@ -99,9 +99,7 @@ class Reducer:
             seen = dict.fromkeys([*self._arrived, *self._home])
             order = [index for index in seen if self._hooked[index] and index not in self._apart]
             plans = plan_buckets(self._parameters[0], order, len(self._parameters))
-            self._buckets = [
-                self.streams.make(number, plan, self._parameters) for number, plan in enumerate(plans)
-            ]
+            self._buckets = [self.streams.make(plan, self._parameters) for plan in plans]
             self._home = {index: live for live in self._buckets for index in live.plan.offsets}
             self._laid_out = True
 
