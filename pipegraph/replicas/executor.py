@@ -234,15 +234,7 @@ class ReplicaExecutor(Closing):
             optimizers.align()
             feed = batch_feed(batch, self._runner.slots, self._dim)
             syncing = not self._accumulating.locked()
-            backward = partial(
-                self._calls.backward,
-                feed,
-                forward,
-                loss,
-                reduction,
-                scaler,
-                outputs,
-            )
+            backward = partial(self._calls.backward, feed, forward, loss, reduction, scaler, outputs)
             total, kept = self._gradients(syncing, len(feed.fetch), backward)
             del feed, backward
             if not syncing:
