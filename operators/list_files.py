@@ -9,10 +9,10 @@ from typing import Any, final
 
 from pipegraph.errors import GraphError, shown
 from pipegraph.integers import flag
-from pipegraph.once import Once
 from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
 from pipegraph.order import Order, StridedOrder
 from pipegraph.paths import path_of
+from pipegraph.stopping import Once
 from pipegraph.storage.folders import Classes, FileList, list_files
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from pipegraph.contracts import Context, Drawn, History, Traits
 from pipegraph.errors import GraphError, StateError
-from pipegraph.once import Once
 from pipegraph.operators.ordered import OrderedSource, digest_of, order_of
 from pipegraph.operators.shared_reader import ShardFeed, ShardSample, ShardSamples
 from pipegraph.order import LaneOrder, Order, PartOrder
@@ -20,7 +19,7 @@ from pipegraph.order.layout import Int64Array
 from pipegraph.paths import path_of, paths_of
 from pipegraph.reader.manifests import find_manifest, list_parts
 from pipegraph.reader.schedule import RankSteps
-from pipegraph.stopping import Stopping
+from pipegraph.stopping import Once, Stopping
 from pipegraph.storage import Manifest, Part
 
 DEALT_AT_ONCE = 64

@@ -22,8 +22,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Traits
 from pipegraph.device.accelerator import backend_for, offers, unpinned
 from pipegraph.device.backend import Backend, Event, Slot, devices, normalised, slots_on
-from pipegraph.device.copy import Arrival, copy_tree
-from pipegraph.device.own_moves import held_apart, moved_by_itself, pinned_by_itself, put_back, tensors_within
+from pipegraph.device.copy import Arrival, copy_tree, held_apart, put_back, tensors_within
 from pipegraph.device.packed_copy import Computed, FieldPlace, Landing, Packed, pack, packable, places_for
 from pipegraph.device.slabs import aligned, on_device, ring_for
 from pipegraph.device.split import (
@@ -72,7 +71,7 @@ class Pin(Operator):
 
     def process(self, chunk: Chunk) -> Chunk:
         chunk.keys = chunk.own_keys
-        data = held_apart(chunk.data, pinned_by_itself)
+        data = held_apart(chunk.data, None)
         objects = data is not chunk.data
         tensors = tensors_of(data, packable)
         if tensors:
@@ -120,7 +119,7 @@ class Landings:
         given = data
         consumer = landing.backend.current_stream()
         with landing.backend.use(consumer):
-            data = held_apart(given, lambda thing: moved_by_itself(thing, here))
+            data = held_apart(given, here)
         objects = data is not given
         if objects:  # what they allocate is the consumer's memory, and so are their copies on its stream
             landing.stream.wait_event(consumer.record_event())

@@ -14,7 +14,6 @@ checked: a part with another number of rows than the batch has samples is an err
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 
 from pipegraph.errors import DataError
-from pipegraph.tree import is_dataclass_value, is_namedtuple, rebuilt
+from pipegraph.tree import is_dataclass_value, is_namedtuple, named, rebuilt
 
 T = TypeVar("T")
 
@@ -87,7 +86,7 @@ def _note(batch: Any, values: Sequence[Any], transposed: bool, top: bool) -> Not
                 return below
         return kept if top and kept.fits(batch) else None
     found = {}
-    for name, part in _named(batch).items():
+    for name, part in (named(batch) or {}).items():
         note = _note(part, _at(values, name), transposed, False)
         if note is not None:
             found[name] = note
@@ -99,22 +98,9 @@ def _at(values: Sequence[Any], name: Any) -> list[Any]:
     try:
         if isinstance(values[0], Mapping | list | tuple) and not is_namedtuple(values[0]):
             return [value[name] for value in values]
-        return [_named(value)[name] for value in values]
+        return [(named(value) or {})[name] for value in values]
     except (LookupError, TypeError):
         return []
-
-
-def _named(data: Any) -> Mapping[Any, Any]:
-    """What is in a container that is looked into, by name or place."""
-    if isinstance(data, Mapping):
-        return data
-    if is_namedtuple(data):
-        return dict(zip(data._fields, data, strict=True))
-    if isinstance(data, list | tuple):
-        return dict(enumerate(data))
-    if is_dataclass_value(data):
-        return {field.name: getattr(data, field.name) for field in dataclasses.fields(data)}
-    return {}
 
 
 # -- when it is taken apart --------------------------------------------------------------------------
@@ -156,7 +142,7 @@ def resolved(
             name: resolved(
                 part, known.get(name), count, opaque, f"{field}.{name}" if field else str(name), False
             )
-            for name, part in _named(batch).items()
+            for name, part in (named(batch) or {}).items()
         }
     if rows and count is not None and len(batch) != count:
         where = f"field {field!r}" if field else "the batch"
@@ -182,7 +168,7 @@ def map_rows(
         return function(batch)
     if parts is False:
         return whole(batch)
-    found = _named(batch)
+    found = named(batch) or {}
     return rebuilt(batch, [map_rows(function, found[name], below, whole) for name, below in parts.items()])
 
 

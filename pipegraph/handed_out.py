@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import Any
 from zlib import crc32
 
@@ -39,14 +40,7 @@ class Results:
 
     def each(self, items: Iterator[Any]) -> Iterator[Any]:
         """The items, the first of them checked."""
-        while self.left > 0:
-            try:
-                item = next(items)
-            except StopIteration:
-                return
-            yield self.check(item)
-            del item
-        yield from items
+        return chain(map(self.check, islice(items, self.left)), items)
 
     def check(self, result: Any, item: Any = None) -> Any:
         """Returns the result; what it has of ``item``, from which it was made, does not count.

@@ -94,16 +94,16 @@ def _rebuilt_tuple(like: tuple[Any, ...], entries: Sequence[Any]) -> Any:
     return made
 
 
-def entries(data: Any) -> list[tuple[str, Any]] | None:
-    """The entries of a container with how each is written, such as ``.field`` or ``['key']``; None for a leaf."""
+def named(data: Any) -> Mapping[Any, Any] | None:
+    """What a container holds, by key, place or field; None for a leaf."""
+    if isinstance(data, Mapping):
+        return data
     if is_namedtuple(data):
-        return [(f".{name}", getattr(data, name)) for name in data._fields]
-    if isinstance(data, tuple | list):
-        return [(f"[{index}]", entry) for index, entry in enumerate(data)]
-    if isinstance(data, MutableMapping):
-        return [(f"[{key!r}]", entry) for key, entry in data.items()]
+        return dict(zip(data._fields, data, strict=True))
+    if isinstance(data, list | tuple):
+        return dict(enumerate(data))
     if is_dataclass_value(data):
-        return [(f".{field.name}", getattr(data, field.name)) for field in dataclasses.fields(data)]
+        return {field.name: getattr(data, field.name) for field in dataclasses.fields(data)}
     return None
 
 

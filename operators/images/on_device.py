@@ -22,8 +22,8 @@ from torch.utils.dlpack import from_dlpack
 
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
-from pipegraph.device.backend import slots_on
-from pipegraph.device.copy import Arrival, sent
+from pipegraph.device.backend import sent, slots_on
+from pipegraph.device.copy import Arrival
 from pipegraph.errors import MissingExtraError
 from pipegraph.operators.images.crop import STEPS, Box, stored_region
 from pipegraph.operators.images.header import Interpolation, pillow

@@ -91,7 +91,7 @@ def demo(
 @app.command(epilog="Example:  pipegraph plan train.py:graph")
 def plan(graph: Target, output: Output = None) -> None:
     """Check a graph and print what would run: operators, workers, queues, rewrites, decoders. Runs no stage."""
-    from pipegraph.cli.graph_commands import load_graph
+    from pipegraph.cli.commands import load_graph
 
     print(load_graph(graph).plan(output))
 
@@ -117,7 +117,7 @@ def profile(
     ] = None,
 ) -> None:
     """Run a graph without training and print the throughput of every stage and the bottleneck."""
-    from pipegraph.cli.graph_commands import load_graph, run_profile
+    from pipegraph.cli.commands import load_graph, run_profile
 
     run_profile(load_graph(graph), seconds, output, json, step_ms / 1000, report, trace)
 
@@ -130,7 +130,7 @@ def tune(
     step_ms: StepMs = 0.0,
 ) -> None:
     """Find workers and queue lengths, and print them as code to paste behind the graph."""
-    from pipegraph.cli.graph_commands import load_graph, run_tune
+    from pipegraph.cli.commands import load_graph, run_tune
 
     run_tune(load_graph(graph), seconds, output, step_ms / 1000)
 
@@ -155,7 +155,7 @@ def index(
     ] = None,
 ) -> None:
     """Index shards once, so that any order over them can start at any sample."""
-    from pipegraph.cli.shard_commands import run_index
+    from pipegraph.cli.commands import run_index
 
     run_index(parts, out, checksums, block_size)
 
@@ -182,7 +182,7 @@ def pack(
     seed: Annotated[int, typer.Option(help="Of the shuffle.")] = 0,
 ) -> None:
     """Write a dataset as shards. A stopped run resumes; the shards are the same however often it was stopped."""
-    from pipegraph.cli.shard_commands import run_pack
+    from pipegraph.cli.commands import run_pack
 
     run_pack(source, target, format, size, shuffle, seed)
 

@@ -25,11 +25,10 @@ from torch.nn import functional as F
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from pipegraph.cli.progress_bars import ProgressLine
+from pipegraph.cli.commands import ProgressLine
 from pipegraph.device.accelerator import every_device
 from pipegraph.errors import DataError, PipegraphError, extra_module
 from pipegraph.machine import cores
-from pipegraph.order import LaneOrder
 
 SIZE = 128
 PER_CLASS = 24
@@ -137,8 +136,8 @@ STOP_WITHIN = 300
 
 IMAGE_SIZE = 64
 WIDTHS = (3, 16, 32, 64, 96)
-SHARD_CLASSES = 1000
-"""Classes of labelled shards, which do not say their number: labels are taken modulo this."""
+OUTPUTS = 1000
+"""Of the network, whatever the data: shards do not say how many classes they have. Labels are taken modulo this."""
 
 
 def run_demo(path: str | None, epochs: int | None, images: int = IMAGES) -> None:
@@ -161,12 +160,11 @@ def run_demo(path: str | None, epochs: int | None, images: int = IMAGES) -> None
 
 @dataclass(frozen=True)
 class DataSet:
-    """Images to train on; ``source`` says which comes next, and ``classes`` is 0 without labels."""
+    """Images to train on; ``source`` says which comes next."""
 
     what: str
     source: Any
     samples: int
-    classes: int
 
     def graph(self, batch: int, devices: list[torch.device]) -> pg.Graph:
         """shard-select (or list-files) -> load -> batch -> decode -> pin -> copy -> scatter."""
@@ -190,17 +188,12 @@ def find_data(path: str) -> DataSet:
         listed = ops.ListFiles(path, shuffle=True)
         classes = len(listed.classes)
         what = f"folder of {classes} class folders" if classes else "flat folder of images"
-        return DataSet(what, listed, len(listed.files()), classes)
+        return DataSet(what, listed, len(listed.files()))
     if os.path.isfile(path) and not path.endswith(".tar"):
         raise DataError(f"DATA={path!r} is neither a folder nor tar shards")
     shards = ops.ShardSelect(path)
     manifest = shards.manifest()
-    first = pg.Graph("first sample")
-    first.add(ops.ShardSelect(path, order=LaneOrder(shuffle=False))).then(ops.Load())
-    with first.loader() as loader:
-        labelled = "label" in next(iter(loader))
-    what = f"{len(manifest.parts)} tar shards {'with' if labelled else 'without'} labels"
-    return DataSet(what, shards, len(manifest), SHARD_CLASSES if labelled else 0)
+    return DataSet(f"{len(manifest.parts)} tar shards", shards, len(manifest))
 
 
 class DemoJob:
@@ -222,8 +215,7 @@ class DemoJob:
         say = self.progress.say
         places = ", ".join(map(str, self.devices))
         say(f"{self.data.what}: {self.data.samples:,} images, batches of {self.batch}, on {places}")
-        if not self.data.classes:
-            say("no classes here, so the network learns which colour is the strongest in an image")
+        say("learning the images' labels, or where they have none which colour is the strongest in each")
         say(str(self.data.graph(self.batch, self.devices).plan()))
         if self.epochs * self.steps > 1:
             self._train(stop=True)
@@ -234,7 +226,7 @@ class DemoJob:
     def _train(self, stop: bool) -> pg.Profile:
         """Train from the checkpoint, if there is one, to the stop in the middle or to the end."""
         torch.manual_seed(SEED)
-        model = Classifier(self.data.classes).to(self.devices[0])
+        model = Classifier().to(self.devices[0])
         optimizer = partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.01)
         with (
             self.data.graph(self.batch, self.devices).loader(epochs=self.epochs) as loader,
@@ -246,7 +238,7 @@ class DemoJob:
                 name = f"epoch {epoch + 1}/{self.epochs}"
                 self.progress.start(name, self.steps, done=done % self.steps)
                 for chunk in loader.chunks():
-                    losses.append(float(executor.step(chunk.data, loss=model.loss).loss))
+                    losses.append(float(executor.step(chunk.data, loss=loss_of).loss))
                     self.seen[epoch].append(chunk.positions)
                     done += 1
                     self.progress.advance((done - 1) % self.steps + 1, len(chunk), f"loss {losses[-1]:.3f}")
@@ -286,25 +278,23 @@ class DemoJob:
             self.progress.say(f"{broken:,} files that are no images were left out, the profile names them")
 
 
-class Classifier(nn.Module):
-    """Names the class of an image; with 0 ``classes``, the strongest of its colours."""
+class Classifier(nn.Sequential):
+    """Names the class of an image, or where it has no label the strongest of its colours."""
 
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.labelled = classes > 0
+    def __init__(self) -> None:
         layers: list[nn.Module] = []
         for before, after in pairwise(WIDTHS):
             layers += [nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
-        self.layers = nn.Sequential(
-            *layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(WIDTHS[-1], classes or 3)
-        )
+        super().__init__(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(WIDTHS[-1], OUTPUTS))
 
     def forward(self, part: dict[str, Any]) -> torch.Tensor:
-        """(N, classes) from the part's ``"image"``, uint8 (N, H, W, 3)."""
-        named: torch.Tensor = self.layers(part["image"].permute(0, 3, 1, 2).float().div(127.5).sub(1))
+        """(N, OUTPUTS) from the part's ``"image"``, uint8 (N, H, W, 3)."""
+        images = part["image"].permute(0, 3, 1, 2).float().div(127.5).sub(1)
+        named: torch.Tensor = super().forward(images)  # type: ignore[no-untyped-call]
         return named
 
-    def loss(self, outputs: torch.Tensor, part: dict[str, Any]) -> torch.Tensor:
-        """Mean cross entropy."""
-        wanted = part["label"] if self.labelled else part["image"].float().mean((1, 2)).argmax(1)
-        return F.cross_entropy(outputs, wanted.remainder(outputs.shape[1]))
+
+def loss_of(outputs: torch.Tensor, part: dict[str, Any]) -> torch.Tensor:
+    """Mean cross entropy."""
+    wanted = part["label"] if "label" in part else part["image"].float().mean((1, 2)).argmax(1)
+    return F.cross_entropy(outputs, wanted.remainder(OUTPUTS))

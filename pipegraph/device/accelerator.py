@@ -1,29 +1,23 @@
 """Any accelerator that torch knows, through ``torch.accelerator``, ``torch.Stream`` and ``torch.Event``.
 
 What it offers is asked once per kind of device. Where torch can use no streams or no events of it, work goes to the
-device's own queue and a mark waits for the whole device: slower, and right.
+device's own queue and a mark waits for the whole device: slower, and right. What CUDA alone has (NCCL, events that
+block) stands here too.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.cuda.nccl
 
-from pipegraph.device.backend import (
-    Backend,
-    CpuBackend,
-    Event,
-    Slot,
-    Stream,
-    devices,
-    late,
-    normalised,
-)
+from pipegraph import concurrency
+from pipegraph.device.backend import Backend, Event, Slot, Stream, devices, late, normalised
 from pipegraph.errors import DeviceError
 
 UNSUPPORTED = (RuntimeError, AttributeError, TypeError)
@@ -261,6 +255,40 @@ class AcceleratorBackend(Backend):
         torch.accelerator.synchronize(self.device)
 
 
+_NCCL = concurrency.Lock()
+"""Held while work is given to NCCL: torch keeps one set of communicators for all threads, and does not guard it."""
+
+
+class CudaBackend(AcceleratorBackend):
+    """A GPU (ROCm's too). A thread that waits for its events leaves its core to others, and NCCL sums over several."""
+
+    sums_together = hasattr(torch._C, "_nccl_all_reduce")
+
+    def __init__(self, device: torch.device | str | int) -> None:
+        super().__init__(device)
+        self._seen: dict[int, torch.Stream] = {}
+
+    def raw_stream(self) -> torch.Stream:
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+
+    def raw_current(self) -> torch.Stream:
+        # torch.cuda.current_stream makes an object each time, which is most of its cost.
+        known = torch._C._cuda_getCurrentStream(self.index)
+        if (stream := self._seen.get(known[0])) is None:
+            stream = self._seen[known[0]] = torch.cuda.current_stream(self.device)
+        return stream
+
+    def raw_event(self) -> torch.Event:
+        return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+
+    def sum_together(self, buffers: Sequence[torch.Tensor], streams: Sequence[Stream]) -> None:
+        # NCCL knows no complex numbers; their sum is that of their two parts.
+        given = [torch.view_as_real(each) if each.is_complex() else each for each in buffers]
+        raw: Any = [raw_of(stream) for stream in streams]
+        with _NCCL:
+            torch.cuda.nccl.all_reduce(given, streams=raw)  # type: ignore[no-untyped-call]
+
+
 def every_device() -> list[torch.device]:
     """All devices of the accelerator, or the CPU where there is none."""
     return devices() or [torch.device("cpu")]
@@ -285,9 +313,7 @@ def backend_for(device: torch.device | str | int) -> Backend:
     """
     plain = normalised(device)
     if plain.type == "cpu":
-        return CpuBackend()
+        return Backend(plain)
     if plain.type == "cuda":
-        from pipegraph.device.cuda import CudaBackend
-
         return CudaBackend(plain)
     return AcceleratorBackend(plain)

@@ -92,6 +92,15 @@ def late(source: torch.Tensor) -> bool:
     return source.device.type != "cpu" or source.is_pinned()
 
 
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on a device, differentiably; the same where it lies there.
+
+    Towards a device the copy is asynchronous, on the current stream. Towards the host it is waited for: who reads host
+    memory waits for no stream, and would read what was there before.
+    """
+    return tensor.to(device, non_blocking=device.type != "cpu" and late(tensor))
+
+
 class Event(ABC):
     """A point in a stream's work."""
 
@@ -165,10 +174,11 @@ class DeviceQueue(Stream):
         self._backend.finish()
 
 
-class Backend(Closing, ABC):
-    """Streams, events and memory of one device, here of one that has neither streams nor events. Its maker closes it.
+class Backend(Closing):
+    """Streams, events and memory of one device. Its maker closes it. All methods are thread-safe.
 
-    All methods are thread-safe.
+    Here those of the CPU, which has neither streams nor events: who gives it work does the work, so all built on slots
+    runs without an accelerator.
     """
 
     sums_together = False
@@ -221,17 +231,17 @@ class Backend(Closing, ABC):
     def read_on(self, buffer: torch.Tensor, stream: Stream) -> None:
         """Say that `stream` reads `buffer`, in device memory: freed, it is not given away before that work is done."""
 
-    @abstractmethod
     def random_state(self) -> torch.Tensor:
         """The state of the device's default random number generator, which all its slots share."""
+        return torch.get_rng_state()
 
-    @abstractmethod
     def set_random_state(self, state: torch.Tensor) -> None:
         """Set that generator's state."""
+        torch.set_rng_state(state)
 
-    @abstractmethod
     def seed(self, value: int) -> None:
         """Seed that generator, and no other device's."""
+        torch.default_generator.manual_seed(value)
 
     def finish(self) -> None:
         """Wait for all work of the device."""
@@ -258,22 +268,6 @@ class Backend(Closing, ABC):
         self._streams = []
 
 
-class CpuBackend(Backend):
-    """The CPU as a device: who gives it work does the work, so all built on slots runs without an accelerator."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-
-    def random_state(self) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    def set_random_state(self, state: torch.Tensor) -> None:
-        torch.set_rng_state(state)
-
-    def seed(self, value: int) -> None:
-        torch.default_generator.manual_seed(value)
-
-
 def here() -> torch.device | None:
     """The accelerator of this machine, without an index; None where there is none."""
     return torch.accelerator.current_accelerator(check_available=True)
@@ -282,11 +276,9 @@ def here() -> torch.device | None:
 def devices() -> list[torch.device]:
     """All accelerators of this machine that this process may use."""
     found = here()
-    return (
-        []
-        if found is None
-        else [torch.device(found.type, n) for n in range(torch.accelerator.device_count())]
-    )
+    if found is None:
+        return []
+    return [torch.device(found.type, number) for number in range(torch.accelerator.device_count())]
 
 
 def current_device() -> torch.device | None:

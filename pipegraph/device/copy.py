@@ -1,24 +1,23 @@
-"""Copying a whole batch to a device on a stage's own stream."""
+"""Copying a whole batch to a device on a stage's own stream; and objects that move their tensors themselves, by
+``to(device)`` and ``pin_memory()``, as torch has it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import inspect
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 
 from pipegraph.device.backend import Backend, Event, Stream, late
+from pipegraph.device.split import rule_for
 from pipegraph.errors import DeviceError
-from pipegraph.tree import map_leaves
-
-
-def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The tensor on a device, differentiably; the same where it lies there.
-
-    Towards a device the copy is asynchronous, on the current stream. Towards the host it is waited for: who reads host
-    memory waits for no stream, and would read what was there before.
-    """
-    return tensor.to(device, non_blocking=device.type != "cpu" and late(tensor))
+from pipegraph.tree import ATOMS, attributes_of, leaves, map_leaves, named, rebuilt
 
 
 class Arrival(Event):
@@ -102,20 +101,20 @@ def copy_tree(tree: Any, backend: Backend, stream: Stream) -> tuple[Any, Arrival
             return leaf
         plain = leaf.layout is torch.jagged or (leaf.layout is torch.strided and not leaf.is_nested)
         if plain or backend.device.type == "cpu":
-            copy = torch.empty_like(leaf, device=backend.device, requires_grad=False)
-            pairs.append((copy, leaf))
-            made.extend(components(copy))
-            return copy
+            there = torch.empty_like(leaf, device=backend.device, requires_grad=False)
+            pairs.append((there, leaf))
+            made.extend(components(there))
+            return there
         try:  # few devices fill a sparse tensor that is there: torch makes it there of its parts
             with backend.use(stream):
-                copy = leaf.detach().to(backend.device, non_blocking=all(map(late, components(leaf))))
-            made.extend(components(copy))
+                there = leaf.detach().to(backend.device, non_blocking=all(map(late, components(leaf))))
+            made.extend(components(there))
         except RuntimeError as error:
             what = "nested" if leaf.is_nested else leaf.layout
             raise DeviceError(
                 f"torch has no {what} tensors on {backend.device}: copy its dense parts, and make it of them there"
             ) from error
-        return copy
+        return there
 
     consumer = backend.current_stream()
     with backend.use(consumer):
@@ -123,9 +122,83 @@ def copy_tree(tree: Any, backend: Backend, stream: Stream) -> tuple[Any, Arrival
         # The new memory may be a block that earlier work of the consumer still uses.
         stream.wait_event(consumer.record_event())
     with torch.no_grad(), backend.use(stream):
-        for copy, leaf in pairs:
-            backend.copy(copy, leaf)
+        for there, leaf in pairs:
+            backend.copy(there, leaf)
     parts = [part for part in made if part.device == backend.device]
     arrival = Arrival(stream.record_event(), backend, [], parts)
     arrival.read_on(stream)
     return copied, arrival
+
+
+# -- objects that move themselves ------------------------------------------------------------------
+
+_PLAIN = ATOMS | {str, bytes}
+_SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, np.ndarray)
+_LOOKED_AT = 1000
+"""Values of an object that are searched for tensors."""
+
+
+class _Aside:
+    """In the place of a moved object while the tensors beside it are moved: no other step finds its tensors."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def held_apart(data: Any, device: torch.device | None) -> Any:
+    """The tree with each object that moves itself held apart, moved to a device, or to pinned memory for None; the tree
+    itself if there is none. Dicts, lists and tuples are no objects.
+    """
+    kind = type(data)
+    if kind in _PLAIN or isinstance(data, torch.Tensor | np.ndarray):
+        return data
+    if kind not in (dict, list, tuple) and (moved := _moved_by_itself(data, device)) is not None:
+        return _Aside(moved)
+    below = list((named(data) or {}).values())
+    made = [held_apart(entry, device) for entry in below]
+    if all(map(lambda new, old: new is old, made, below)):
+        return data
+    return rebuilt(data, made)
+
+
+def put_back(data: Any) -> Any:
+    """The inverse of :func:`held_apart`, with the moved objects."""
+    return map_leaves(lambda leaf: leaf.value if type(leaf) is _Aside else leaf, data)
+
+
+def _moved_by_itself(thing: Any, device: torch.device | None) -> Any:
+    """A copy of an object there, by its type's ``register_scatter``, or its own method; None if it has neither."""
+    if device is not None and (rule := rule_for(thing)) is not None:
+        return rule.move(thing, device)
+    method = "pin_memory" if device is None else "to"
+    if not callable(getattr(thing, method, None)) or isinstance(thing, type):
+        return None
+    move = getattr(copy.copy(thing), method)  # some move themselves, and others may hold this one
+    if device is None:
+        return move()
+    return move(device, non_blocking=True) if _takes_non_blocking(move) else move(device)
+
+
+def tensors_within(thing: Any, device: torch.device) -> list[torch.Tensor]:
+    """The tensors on a device in a tree, and in the objects in it."""
+    return [part for tensor in _tensors(thing) for part in components(tensor) if part.device == device]
+
+
+def _takes_non_blocking(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # of native code
+        return False
+    return "non_blocking" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def _tensors(thing: Any) -> Iterator[torch.Tensor]:
+    left, seen = [thing], set[int]()
+    while left and len(seen) < _LOOKED_AT:
+        for leaf in islice(leaves(left.pop()), _LOOKED_AT):
+            if isinstance(leaf, torch.Tensor):
+                yield leaf
+            elif type(leaf) not in _PLAIN and not isinstance(leaf, _SHARED) and id(leaf) not in seen:
+                seen.add(id(leaf))
+                left += attributes_of(leaf).values()
+                left += leaf if isinstance(leaf, set | frozenset | deque) else ()

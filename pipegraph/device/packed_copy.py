@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from pipegraph.device.backend import Backend, Event, Stream
-from pipegraph.device.copy import Arrival
-from pipegraph.device.own_moves import tensors_within
+from pipegraph.device.copy import Arrival, tensors_within
 from pipegraph.device.slabs import Lease, SlabRing, aligned
 
 SMALL_SHARE = 16

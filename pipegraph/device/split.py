@@ -11,7 +11,7 @@ and a small last batch gives fewer parts for positional and keyword arguments al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -21,9 +21,8 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from pipegraph.batches import Whole as Whole
-from pipegraph.device.backend import Event, normalised
-from pipegraph.device.copy import sent
-from pipegraph.tree import entries, rebuilt
+from pipegraph.device.backend import Event, normalised, sent
+from pipegraph.tree import is_dataclass_value, is_namedtuple, named, rebuilt
 
 T = TypeVar("T")
 
@@ -66,11 +65,9 @@ def rule_for(obj: object) -> CutRule | None:
     return None
 
 
-def children(obj: Any) -> list[tuple[str, Any]] | None:
-    """As :func:`pipegraph.tree.entries`; tensors, :class:`Whole` and registered types are leaves."""
-    if isinstance(obj, torch.Tensor | Whole) or rule_for(obj) is not None:
-        return None
-    return entries(obj)
+def children(obj: Any) -> Mapping[Any, Any] | None:
+    """As :func:`pipegraph.tree.named`; tensors, :class:`Whole` and registered types are leaves."""
+    return None if isinstance(obj, torch.Tensor | Whole) or rule_for(obj) is not None else named(obj)
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -78,7 +75,7 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     below = children(tree)
     if below is None:
         return function(tree)
-    return rebuilt(tree, [map_tree(function, entry) for _, entry in below])
+    return rebuilt(tree, [map_tree(function, entry) for entry in below.values()])
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -88,8 +85,9 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if below is None:
         yield path, tree
         return
-    for step, entry in below:
-        yield from leaves(entry, path + step)
+    for name, entry in below.items():
+        by_name = is_namedtuple(tree) or is_dataclass_value(tree)
+        yield from leaves(entry, path + (f".{name}" if by_name else f"[{name!r}]"))
 
 
 def _leaf_rows(leaf: Any, dim: int) -> int | None:
@@ -121,24 +119,6 @@ def rows_of(tree: Any, dim: int = 0, name: str = "inputs") -> int | None:
                 "pg.replicas.Whole(...)"
             )
     return None if first is None else first[1]
-
-
-def part_rows(part: Any, dim: int = 0) -> int | None:
-    """Rows of a part that was cut elsewhere: of its tensors, else of its columns, or None where they differ."""
-    rows = rows_of(part, dim, "batch")
-    if rows is not None:
-        return rows
-    lengths = {len(column) for column in _columns(part)}
-    return lengths.pop() if len(lengths) == 1 else None
-
-
-def _columns(tree: Any) -> Iterator[Any]:
-    """Lists and arrays with an entry per row, in a tree without tensors."""
-    if (isinstance(tree, np.ndarray) and tree.ndim > 0) or type(tree) is list:
-        yield tree
-    else:
-        for _, entry in children(tree) or ():
-            yield from _columns(entry)
 
 
 def chunk_sizes_for(rows: int, parts: int) -> list[int]:
@@ -183,7 +163,7 @@ def cut(tree: Any, sizes: Sequence[int], dim: int = 0, *, lists: bool = False) -
         return whole
     if lists and type(tree) is list and len(tree) == rows and not _holds_tensors(tree):
         return [tree[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
-    cut_entries = [cut(entry, sizes, dim, lists=lists) for _, entry in below]
+    cut_entries = [cut(entry, sizes, dim, lists=lists) for entry in below.values()]
     return [rebuilt(tree, [parts[i] for parts in cut_entries]) for i in range(len(sizes))]
 
 
@@ -256,10 +236,10 @@ class Scattered(Sequence[Any]):
         devices: where each part lies.
         ready: per part the event after which it may be read, or None where
             it may be read at once. Who reads part i makes its stream wait first: ``scattered.wait(i)``.
-        rows: of each part; None where they are to be found in it.
+        rows: of each part; None where its tensors tell.
     """
 
-    __slots__ = ("_devices", "_parts", "_ready", "rows")
+    __slots__ = ("_parts", "devices", "ready", "rows")
 
     def __init__(
         self,
@@ -268,24 +248,14 @@ class Scattered(Sequence[Any]):
         ready: Iterable[Event | None] | None = None,
         rows: Sequence[int] | None = None,
     ) -> None:
-        self.rows = None if rows is None else tuple(rows)
         self._parts = tuple(parts)
-        self._devices = tuple(normalised(device) for device in devices)
-        self._ready = (None,) * len(self._parts) if ready is None else tuple(ready)
-
-    @property
-    def devices(self) -> tuple[torch.device, ...]:
-        """The device of each part."""
-        return self._devices
-
-    @property
-    def ready(self) -> tuple[Event | None, ...]:
-        """The event after which each part may be read, None where no wait is needed."""
-        return self._ready
+        self.devices = tuple(normalised(device) for device in devices)
+        self.ready = (None,) * len(self._parts) if ready is None else tuple(ready)
+        self.rows = None if rows is None else tuple(rows)
 
     def wait(self, part: int) -> Any:
         """Make the calling thread's current stream wait for a part, and return the part."""
-        event = self._ready[part]
+        event = self.ready[part]
         if event is not None:
             event.wait()
         return self._parts[part]
@@ -296,8 +266,8 @@ class Scattered(Sequence[Any]):
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             rows = None if self.rows is None else self.rows[index]
-            return Scattered(self._parts[index], self._devices[index], self._ready[index], rows)
+            return Scattered(self._parts[index], self.devices[index], self.ready[index], rows)
         return self._parts[index]
 
     def __repr__(self) -> str:
-        return f"<Scattered: {len(self)} parts on {', '.join(map(str, self._devices))}>"
+        return f"<Scattered: {len(self)} parts on {', '.join(map(str, self.devices))}>"

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pipegraph.measurements import Measured
     from pipegraph.planning.plan import Plan
     from pipegraph.profile import Profile
-    from pipegraph.profile.headspace import Headspace
+    from pipegraph.profile.record import Headspace
     from pipegraph.profile.search import Tuning
     from pipegraph.profile.tuner import Tuner
 
@@ -383,7 +383,7 @@ class Loader(Closing):
         Raises:
             MissingExtraError: prometheus_client is not installed.
         """
-        from pipegraph.profile.openmetrics import render_metrics
+        from pipegraph.profile.exports import render_metrics
 
         return render_metrics(self.profile())
 
@@ -414,7 +414,7 @@ class Loader(Closing):
             GraphError: a number is less than 1.
             DataError: the graph delivered too few batches.
         """
-        from pipegraph.profile.headspace import measure_headspace
+        from pipegraph.profile.record import measure_headspace
 
         options = replace(self._options, epochs=None, equal_steps=False, autotune=False, log_every=None)
         return measure_headspace(Loader(self._graph, self._output, options), step, batches, steps)

@@ -76,7 +76,6 @@ class Work:
         feeds: stages that read from it.
         inline: it runs in the threads that wait for it.
         threads: its time on a core is time in the trainer's process; ``locked`` with the GIL.
-        computes: each of its workers needs a core.
         process: its workers are processes of this machine.
         item_bytes: of what one worker, or one place in a queue, holds; ``pinned`` if in pinned memory.
     """
@@ -93,7 +92,6 @@ class Work:
     inline: bool = False
     threads: bool = True
     locked: bool = False
-    computes: bool = False
     process: bool = False
     item_bytes: int = 0
     pinned: bool = False
@@ -161,19 +159,20 @@ class Pipeline:
                 for driver in drivers:
                     workers = 1 if driver == CONSUMER else sizes.get(driver, self.works[driver].size).workers
                     loads[driver] += work.seconds / workers / len(drivers)
-        core_s = sum(work.core_s for work in self.works.values())
-        held_s = sum(work.core_s for work in self.works.values() if work.locked)
-        if before.full:
-            loads[CORES] = before.period_s * core_s / (sum(w.core_s for w in before.works.values()) or 1.0)
-        elif self.limits.cores:
-            loads[CORES] = core_s / self.limits.cores
-        if before.locked:
-            loads[LOCK] = (
-                before.period_s * held_s / (sum(w.core_s for w in before.works.values() if w.locked) or 1.0)
-            )
-        elif held_s:
-            loads[LOCK] = held_s
+        for name, locked, full, there in (
+            (CORES, False, before.full, self.limits.cores),
+            (LOCK, True, before.locked, 1.0),
+        ):
+            used = self._core_s(locked)
+            if full:
+                loads[name] = before.period_s * used / (before._core_s(locked) or 1.0)
+            elif used:
+                loads[name] = used / (there or inf)
         return loads
+
+    def _core_s(self, locked: bool) -> float:
+        """Seconds on a core per delivered chunk, of all stages or of those that hold the GIL."""
+        return sum(work.core_s for work in self.works.values() if work.locked or not locked)
 
     def bound(self, sizes: Sizes, before: Pipeline | None = None) -> tuple[float, str]:
         """The least seconds per chunk, and what allows no fewer."""
@@ -350,39 +349,36 @@ def _work(
         inline=inline,
         threads=stage.backend.in_trainer,
         locked=holds_lock(profile, name, stage),
-        computes=on_core > COMPUTES * max(NO_CORE, 1 - coreless),
         process=stage.backend.measurable,
         item_bytes=stage.nbytes // stage.items if stage.items else 0,
         pinned=stage.pinned,
     )
+    most, why, helps = _may_have(profile, stage, work, on_core > COMPUTES * max(NO_CORE, 1 - coreless))
+    return replace(work, most=most, why=why, helps=helps)
+
+
+def _may_have(profile: Profile, stage: StageProfile, work: Work, computes: bool) -> tuple[int, str, str]:
+    """The workers that a stage may have, why not more, and what helps instead; ``computes``: each needs a core."""
+    workers, cores = stage.workers, ceil(profile.cores)
     if stage.fixed is not None:
-        return replace(work, most=stage.workers, why=stage.fixed, helps=stage.remedy)
-    if work.alone_s > work.seconds / stage.workers:
-        why, helps = (
-            "its sampler draws one index after the other",
-            "a sampler whose indices are drawn before the pass",
-        )
-        return replace(work, most=stage.workers, why=why, helps=helps)
+        return workers, stage.fixed, stage.remedy
+    if work.alone_s > work.seconds / workers:
+        helps = "a sampler whose indices are drawn before the pass"
+        return workers, "its sampler draws one index after the other", helps
     if work.locked:
-        return replace(work, most=stage.workers, why="it holds the GIL", helps='backend="process"')
+        return workers, "it holds the GIL", 'backend="process"'
     if stage.shared:
-        return replace(
-            work,
-            most=stage.workers,
-            why="its workers wait for each other: its first calls were faster than those that came together, as with a "
-            "lock, a pool of connections or a rate limit",
+        why = (
+            "its workers wait for each other: its first calls were faster than those that came together, as with a "
+            "lock, a pool of connections or a rate limit"
         )
-    if work.computes and profile.cores:
-        return replace(
-            work,
-            most=max(stage.workers, ceil(profile.cores)),
-            why=f"it computes, and there are {profile.cores:g} cores",
-        )
-    if work.process and profile.cores:
-        most = max(stage.workers, 2 * ceil(profile.cores))
-        return replace(work, most=most, why="two processes per core are the most that it is given")
-    most = max(stage.workers, MOST_WAITING)
-    return replace(work, most=most, why=f"{most} workers are the most that it is given")
+        return workers, why, ""
+    if computes and cores:
+        return max(workers, cores), f"it computes, and there are {profile.cores:g} cores", ""
+    if work.process and cores:
+        return max(workers, 2 * cores), "two processes per core are the most that it is given", ""
+    most = max(workers, MOST_WAITING)
+    return most, f"{most} workers are the most that it is given", ""
 
 
 def holds_lock(profile: Profile, name: str, stage: StageProfile) -> bool:

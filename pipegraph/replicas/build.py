@@ -13,8 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from pipegraph.device.backend import Slot
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas.coalesce import broadcast_coalesced
-from pipegraph.replicas.replicate import refuse_mixed_script
+from pipegraph.replicas.replicate import broadcast_coalesced, refuse_mixed_script
 
 APART = frozenset({"_parameters", "_modules"})
 """Not attributes of a module: these may not be exchanged."""

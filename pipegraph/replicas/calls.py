@@ -13,7 +13,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import Module
 
-from pipegraph.device.copy import sent
+from pipegraph.device.backend import sent
 from pipegraph.device.split import map_tree
 from pipegraph.errors import PipegraphWarning, ReplicaError
 from pipegraph.replicas.build import Replicas
@@ -63,24 +63,16 @@ def shares(
             # One part that is the whole batch is left as it is, to the last bit.
             scaled = dict(values)
         else:
-            parts = _parts_of_rows({replica: rows[replica] for replica in values})
-            scaled = {replica: value * parts[replica] for replica, value in values.items()}
+            counts = {replica: rows[replica] or 0 for replica in values}
+            whole = sum(counts.values())
+            if not whole or None in rows.values():
+                raise ReplicaError(
+                    f"cannot say how many rows the parts of the batch have ({list(rows.values())}), so means over rows "
+                    "cannot be put together: return a pair (total, weight) from loss, or use reduction='sum'"
+                )
+            scaled = {replica: value * (counts[replica] / whole) for replica, value in values.items()}
     total = torch.stack([sent(share.detach(), device) for share in scaled.values()]).sum()
     return scaled, total
-
-
-def _parts_of_rows(counts: Mapping[int, int | None]) -> dict[int, float]:
-    """Each part's share of all rows."""
-    whole = sum(count or 0 for count in counts.values())
-    parts = {}
-    for replica, count in counts.items():
-        if count is None or whole == 0:
-            raise ReplicaError(
-                f"cannot say how many rows part {replica} of the batch has, so means over rows cannot be put "
-                "together: return a pair (total, weight) from loss, or use reduction='sum'"
-            )
-        parts[replica] = count / whole
-    return parts
 
 
 def _pair(value: Any) -> tuple[torch.Tensor, torch.Tensor | float] | None:
@@ -137,11 +129,6 @@ class StepResult:
     grad_norm: torch.Tensor | None = None
 
 
-def as_it_is(module: Callable[..., Any], part: Any) -> Any:
-    """The default ``forward``."""
-    return module(part)
-
-
 class Calls:
     """What is called of each replica, and how: at the same time, or in turn and seeded.
 
@@ -195,7 +182,7 @@ class Calls:
     def backward(
         self,
         feed: ReplicaFeed,
-        forward: Forward,
+        forward: Forward | None,
         loss: Loss,
         reduction: Reduction,
         scaler: GradScaler | None,
@@ -205,7 +192,7 @@ class Calls:
 
         def call(replica: int) -> Any:
             part = self._fetched(feed, replica)
-            made = forward(self._each[replica], part)
+            made = self._each[replica](part) if forward is None else forward(self._each[replica], part)
             return made, loss(made, part)
 
         made, serial = self._forward(call, feed)

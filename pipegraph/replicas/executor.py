@@ -27,7 +27,6 @@ from pipegraph.replicas.calls import (
     Loss,
     Reduction,
     StepResult as StepResult,
-    as_it_is,
     own_keys,
     plain_keys,
     unwrapped,
@@ -235,9 +234,7 @@ class ReplicaExecutor(Closing):
             optimizers.align()
             feed = batch_feed(batch, self._runner.slots, self._dim)
             syncing = not self._accumulating.locked()
-            backward = partial(
-                self._calls.backward, feed, forward or as_it_is, loss, reduction, scaler, outputs
-            )
+            backward = partial(self._calls.backward, feed, forward, loss, reduction, scaler, outputs)
             total, kept = self._gradients(syncing, len(feed.fetch), backward)
             del feed, backward
             if not syncing:
@@ -260,7 +257,6 @@ class ReplicaExecutor(Closing):
             made = backward()
             if reducer is not None and syncing:
                 reducer.complete()
-                reducer.give()
         except Exception:
             if reducer is not None:
                 reducer.abort()

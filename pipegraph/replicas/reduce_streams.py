@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pipegraph.device.backend import Backend, Event, Slot, Stream
-from pipegraph.replicas.coalesce import flat_like
+from pipegraph.replicas.replicate import flat_like
 
 # As in DDP: large enough that a transfer's fixed cost is nothing, and a small
 # first one so that reduction starts as soon as backward does.
@@ -77,21 +77,16 @@ def _laid_out(
     return GradientBucket(dtype, offsets, end, owner)
 
 
-#: Sees every sum and copy of a bucket: called as ``observer(bucket, work)`` by the stream that does the work, and has
-#: to call it.
-Observer = Callable[[int, Callable[[], None]], None]
-
-
 @dataclass
 class LiveBucket:
     """A bucket's memory and events: buffers and views by replica, views and arrivals by parameter.
 
-    `pending`, `left` and `marked` belong to one step and are guarded by the reducer's lock. `seen`: by replica the
+    `left` (by replica the gradients that are still to come) and `marked` belong to one step and are guarded by the
+    reducer's lock. `seen`: by replica the
     streams that have written since the last launch. `arrivals`: by replica an event for each such stream, recorded
     once the replica has written all it will write, in this step.
     """
 
-    number: int
     plan: GradientBucket
     buffers: list[torch.Tensor]
     views: list[dict[int, torch.Tensor]]
@@ -100,7 +95,6 @@ class LiveBucket:
     arrivals: list[list[Event]]
     seen: list[set[Stream]]
     left: list[int] = field(default_factory=list)
-    pending: int = 0
     marked: set[tuple[int, int]] = field(default_factory=set)
 
     def contributors(self) -> list[int]:
@@ -126,11 +120,8 @@ class ReduceStreams:
         self._scratch: dict[tuple[int, torch.dtype, str], torch.Tensor] = {}
         distinct = len(slots) == len(backends) > 1
         self._fused = distinct and all(backend.sums_together for backend in self._backends)
-        self.observer: Observer | None = None
 
-    def make(
-        self, number: int, plan: GradientBucket, parameters: Sequence[Sequence[torch.Tensor]]
-    ) -> LiveBucket:
+    def make(self, plan: GradientBucket, parameters: Sequence[Sequence[torch.Tensor]]) -> LiveBucket:
         """Memory and events for a planned bucket, with views shaped and strided like `parameters`."""
         buffers = [torch.zeros(plan.numel, dtype=plan.dtype, device=slot.device) for slot in self._slots]
         views = [
@@ -145,7 +136,7 @@ class ReduceStreams:
         arrivals: list[list[Event]] = [[] for _ in buffers]
         seen: list[set[Stream]] = [set() for _ in buffers]
         summed = self._backends[plan.owner].event()
-        return LiveBucket(number, plan, buffers, views, summed, events, arrivals, seen)
+        return LiveBucket(plan, buffers, views, summed, events, arrivals, seen)
 
     def put(self, live: LiveBucket, replica: int, index: int, grad: torch.Tensor | None) -> None:
         """A gradient (None: zeros) into its bucket, on the current stream; called by hooks."""
@@ -179,15 +170,13 @@ class ReduceStreams:
         self._await_users(given)
         if self._fused:
             self._launch_fused(live, given)
-        else:
-            lead.run(self._observed(live, lambda: self._sum(live, given)))
-        lead.record_event(live.summed)
-        if self._fused:
             return
+        lead.run(lambda: self._sum(live, given))
+        lead.record_event(live.summed)
         for replica, stream in enumerate(self._side):
             if replica != owner:
                 self._await_summed(live, stream)
-                stream.run(self._observed(live, self._copy_to(live, replica)))
+                stream.run(self._copy_to(live, replica))
                 stream.record_event(live.filled[replica])
 
     def drain(self, buckets: Sequence[LiveBucket]) -> None:
@@ -198,10 +187,6 @@ class ReduceStreams:
         for live in buckets:
             for seen in live.seen:
                 seen.clear()
-
-    def _observed(self, live: LiveBucket, work: Callable[[], None]) -> Callable[[], None]:
-        observer = self.observer
-        return work if observer is None else lambda: observer(live.number, work)
 
     def _launch_fused(self, live: LiveBucket, contributors: Sequence[int]) -> None:
         """By the vendor (NCCL): sums into all buffers at once."""

@@ -43,11 +43,11 @@ class _Order:
     result: Any = None
     failure: BaseException | None = None
 
-    def run(self, prepare: Job) -> None:
-        """Do the job, behind ``prepare``, whose failure is the order's: nobody would hear of it elsewhere."""
+    def run(self, device: torch.device) -> None:
+        """Do the job in a thread for this device, whose failure is the order's: nobody would hear of it elsewhere."""
         assert self.job is not None
         try:
-            prepare()
+            bind_thread(device)
             self.result = self.job()
         except BaseException as error:
             self.failure = error
@@ -56,11 +56,8 @@ class _Order:
 
 
 def _serve(orders: concurrency.SimpleQueue[_Order | None], device: torch.device) -> None:
-    prepare: Job = partial(bind_thread, device)
     while (order := orders.get()) is not None:
-        order.run(prepare)
-        if order.failure is None:
-            prepare = int
+        order.run(device)
         del order  # an idle thread holds no tensors
 
 
@@ -84,13 +81,13 @@ class ReplicaThreads:
     def __init__(self, names: Sequence[str], intra_op: int, devices: Sequence[torch.device]) -> None:
         self._names = tuple(names)
         lines: dict[object, concurrency.SimpleQueue[_Order | None]] = {}
-        self._threads: list[concurrency.Thread] = []
+        self.members: list[concurrency.Thread] = []
         self._orders: list[concurrency.SimpleQueue[_Order | None]] = []
         for index, (device, line) in enumerate(zip(devices, lines_of(devices), strict=True)):
             if line not in lines:
                 lines[line] = concurrency.SimpleQueue()
                 served = partial(_serve, lines[line], device)
-                self._threads.append(start_thread(served, f"pipegraph-replica-{index}", intra_op))
+                self.members.append(start_thread(served, f"pipegraph-replica-{index}", intra_op))
             self._orders.append(lines[line])
         self._lines = list(lines.values())
 
@@ -116,10 +113,6 @@ class ReplicaThreads:
                 raise failure
         return {member: order.result for member, order in orders.items()}
 
-    @property
-    def members(self) -> tuple[concurrency.Thread, ...]:
-        return tuple(self._threads)
-
     def end(self) -> None:
         """End the threads once their jobs have ended; waits for nothing."""
         for line in self._lines:
@@ -128,7 +121,7 @@ class ReplicaThreads:
     def close(self) -> None:
         """End the threads, and wait for them."""
         self.end()
-        for thread in self._threads:
+        for thread in self.members:
             thread.join()
 
 

@@ -14,7 +14,7 @@ from torch.nn import Module
 
 from pipegraph.device.accelerator import backend_for
 from pipegraph.device.backend import Backend, Slot, Stream, normalised
-from pipegraph.device.own_moves import tensors_within
+from pipegraph.device.copy import tensors_within
 from pipegraph.device.slabs import on_device
 from pipegraph.device.split import leaves
 from pipegraph.errors import PipegraphWarning

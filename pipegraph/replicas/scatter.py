@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from pipegraph.device.backend import Slot, normalised
-from pipegraph.device.copy import sent
+from pipegraph.device.backend import Slot, normalised, sent
 from pipegraph.device.split import (
     Scattered,
     Whole,
@@ -20,7 +19,6 @@ from pipegraph.device.split import (
     cut,
     leaves,
     moved,
-    part_rows,
     refuse_packed,
     rows_of,
 )
@@ -200,7 +198,7 @@ def _scattered_feed(batch: Scattered, slots: Sequence[Slot], dim: int) -> Replic
             f"the batch is scattered over {list(map(str, batch.devices))}, the executor's devices are "
             f"{list(map(str, places))}"
         )
-    rows = list(batch.rows or [part_rows(part, dim) for part in batch])
+    rows = list(batch.rows or [rows_of(part, dim, "batch") for part in batch])
     fetch = [partial(batch.wait, replica) for replica in range(len(batch))]
     return ReplicaFeed(fetch, rows, batch)
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from pipegraph.cli import main
-from pipegraph.cli.progress_bars import ProgressLine
+from pipegraph.cli.commands import ProgressLine
 
 PIPELINE = """
 import pipegraph as pg

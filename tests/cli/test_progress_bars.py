@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from pipegraph.cli.progress_bars import ProgressLine
+from pipegraph.cli.commands import ProgressLine
 
 
 def shown(terminal, quiet=False):

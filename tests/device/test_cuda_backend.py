@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from pipegraph.device import cuda
+from pipegraph.device import accelerator
 from pipegraph.device.accelerator import backend_for
 from pipegraph.device.backend import Slot, slots_on
 from pipegraph.device.copy import copy_tree
@@ -28,10 +28,10 @@ def test_a_missing_gpu_is_a_clear_error() -> None:
 def test_one_thread_at_a_time_gives_work_to_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     held = []
     monkeypatch.setattr(
-        torch.cuda.nccl, "all_reduce", lambda *given, **options: held.append(cuda._ONE_AT_A_TIME.locked())
+        torch.cuda.nccl, "all_reduce", lambda *given, **options: held.append(accelerator._NCCL.locked())
     )
-    cuda.CudaBackend.sum_together(object.__new__(cuda.CudaBackend), [torch.ones(2)], [])
-    assert held == [True] and not cuda._ONE_AT_A_TIME.locked()
+    accelerator.CudaBackend.sum_together(object.__new__(accelerator.CudaBackend), [torch.ones(2)], [])
+    assert held == [True] and not accelerator._NCCL.locked()
 
 
 @needs_cuda

@@ -11,13 +11,13 @@ import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context
-from pipegraph.device.backend import CpuBackend
+from pipegraph.device.backend import Backend
 from pipegraph.device.packed_copy import places_for
 
 ROWS = 8
 
 
-class Counted(CpuBackend):
+class Counted(Backend):
     """Notes every copy, by its bytes."""
 
     sizes: list[int] = []
@@ -30,7 +30,7 @@ class Counted(CpuBackend):
 @pytest.fixture
 def counted(monkeypatch):
     Counted.sizes = []
-    monkeypatch.setattr("pipegraph.operators.to_device.backend_for", lambda device: Counted())
+    monkeypatch.setattr("pipegraph.operators.to_device.backend_for", Counted)
     return Counted
 
 

@@ -64,7 +64,7 @@ def test_a_profile_gives_numbers_to_loggers_and_a_recording_ends_its_thread():
 
 def test_headspace_is_the_step_without_the_loader(monkeypatch):
     clock = iter([0.0, 0.06, 1.0, 1.006])  # as six steps with the loader begin and end, and six without
-    monkeypatch.setattr("pipegraph.profile.headspace.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("pipegraph.profile.record.perf_counter", lambda: next(clock))
     graph = pg.Graph("slow")
     graph.add(ops.FromIterable(range(12)), name="source")
     seen = []

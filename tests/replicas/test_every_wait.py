@@ -66,7 +66,7 @@ def lanes() -> None:
     backends = {slot.device: backend_for(slot.device) for slot in slots}
     sums = ReduceStreams(slots, backends)
     grads = [torch.ones(8, device=slot.device) for slot in slots]
-    live = sums.make(0, plan_buckets([torch.empty(8)], [0], 3)[0], [[grad] for grad in grads])
+    live = sums.make(plan_buckets([torch.empty(8)], [0], 3)[0], [[grad] for grad in grads])
     for place in PLACES:
         wait_for(place)
     for _ in range(3):

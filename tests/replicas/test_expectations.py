@@ -47,7 +47,7 @@ def test_gradients_live_in_their_buckets_while_backward_runs(make_executor: Make
     complete, shared = reducer.complete, []
 
     def looked() -> None:
-        for live in reducer._layout.buckets:
+        for live in reducer._buckets:
             for replica, views in enumerate(live.views):
                 for index, view in views.items():
                     grad = executor._replicas.parameters[replica][index].grad

@@ -72,11 +72,11 @@ def test_buckets_are_launched_in_order_and_rebuilt_once(make_executor: MakeExecu
     executor = make_executor(model(), 3, optimizer=sgd)
     reducer = executor._reducer
     assert reducer is not None
-    launched: list[int] = []
+    launched: list[Any] = []
     launch = reducer.streams.launch
 
     def watched(live: Any, contributors: Any) -> None:
-        launched.append(live.number)
+        launched.append(live.plan)
         launch(live, contributors)
 
     reducer.streams.launch = watched  # type: ignore[method-assign]
@@ -84,7 +84,7 @@ def test_buckets_are_launched_in_order_and_rebuilt_once(make_executor: MakeExecu
     for step in range(4):
         launched.clear()
         executor.step(data(step), square)
-        assert launched == list(range(len(reducer.layout)))
+        assert launched == list(reducer.layout)
         layouts.append(reducer.layout)
     assert len(layouts[0]) > 2
     assert layouts[1] == layouts[2] == layouts[3]
@@ -103,15 +103,17 @@ def test_buckets_are_reduced_while_backward_runs(make_executor: MakeExecutor) ->
     summed = threading.Event()
     seen: list[bool] = []
 
-    def observer(bucket: int, work: Callable[[], None]) -> None:
-        work()
-        if bucket == 0:
+    add = reducer.streams._sum
+
+    def noted(live: Any, contributors: Any) -> None:
+        add(live, contributors)
+        if live.plan == reducer.layout[0]:
             summed.set()
 
     def hold(*_: Any) -> None:
         seen.append(summed.wait(60))  # not a hook of ours: a long backward of the first layers
 
-    reducer.streams.observer = observer
+    reducer.streams._sum = noted  # type: ignore[method-assign]
     for module in executor._replicas.modules:
         module[0].register_full_backward_hook(hold)  # type: ignore[index]
     x = data(1).requires_grad_()
@@ -128,11 +130,13 @@ def test_our_hooks_do_not_wait_for_held_side_streams(make_executor: MakeExecutor
     executor.step(data(0), square)
     gate = threading.Event()
 
-    def observer(bucket: int, work: Callable[[], None]) -> None:
-        assert gate.wait(60)
-        work()
+    add = reducer.streams._sum
 
-    reducer.streams.observer = observer
+    def held(live: Any, contributors: Any) -> None:
+        assert gate.wait(60)
+        add(live, contributors)
+
+    reducer.streams._sum = held  # type: ignore[method-assign]
     complete = reducer.complete
 
     def opened() -> None:
@@ -154,7 +158,6 @@ def test_a_reducer_alone_sums_in_the_replicas_order() -> None:
         for given, value in zip(parameters, values, strict=True):
             sum((p * value).sum() for p in given).backward()  # type: ignore[union-attr]
         reducer.complete()
-        reducer.give()
         for given in parameters:
             for parameter in given:
                 assert parameter.grad is not None

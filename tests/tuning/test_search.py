@@ -33,7 +33,6 @@ def computing(seconds, cores=16.0, **more):
         seconds,
         seconds,
         seconds,
-        computes=True,
         most=cores,
         why=f"it computes, and there are {cores:g} cores",
         **more,

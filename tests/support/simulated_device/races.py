@@ -25,7 +25,7 @@ DEPTH = 4
 """Frames of the caller that are shown."""
 FOLDERS = ("/pipegraph/", "/operators/", "/tests/", "/benchmarks/", "/docs/")
 """Of the repository: frames of installed packages say nothing of a wait."""
-PASSED_ON = ("tests/support/simulated_device", "pipegraph/device/accelerator.py", "pipegraph/device/cuda.py")
+PASSED_ON = ("tests/support/simulated_device", "pipegraph/device/accelerator.py")
 """What only passes work on to the device is not where it comes from."""
 
 StreamKey = tuple[int, int]
