@@ -24,8 +24,7 @@ from pipegraph.engine.stage.restore import (
     was_delivered,
 )
 from pipegraph.engine.stage.stage_run import StageRun
-from pipegraph.engine.stage_pump import StagePump
-from pipegraph.engine.stage_worker import Worker
+from pipegraph.engine.stage_worker import StagePump, Worker
 from pipegraph.errors import MemoryLimitError, PipegraphError
 from pipegraph.planning.plan import SAMPLES_PER_QUEUE, StagePlan
 from pipegraph.stopping import Stopping

@@ -14,7 +14,7 @@ from pipegraph.durations import BATCH
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.crew import Crew
 from pipegraph.engine.run import Run
-from pipegraph.engine.stage.row_intake import rows_of
+from pipegraph.engine.stage.hand_over import rows_of
 from pipegraph.errors import LoaderClosedError, as_raised
 from pipegraph.loader.pass_totals import Interval, PassTotals
 from pipegraph.loader.place import RowsInDelivery
