@@ -12,7 +12,7 @@ from pipegraph.engine.stage.kept import decode, encode_state
 from pipegraph.tree import buffers
 
 MAX_SNAPSHOTS = 256
-"""Maximum number of snapshots; beyond it, every second one of the older half is dropped."""
+"""Maximum number of snapshots; beyond it, every second one is dropped."""
 
 SHARE = 8
 """Snapshots may take 1/8 of the memory limit; one that is needed and the newest are always kept."""
@@ -34,7 +34,7 @@ class Snapshots:
         first: ``(step, snapshot)`` that the run itself resumes from, or None.
     """
 
-    def __init__(self, stage: str, limit: int = 0, charge: Callable[[int], None] | None = None) -> None:
+    def __init__(self, stage: str, limit: int, charge: Callable[[int], None]) -> None:
         self._stage = stage
         self._limit = limit
         self._charge = charge
@@ -73,16 +73,12 @@ class Snapshots:
             # Keep one more than needed: another thread may be taking a state of the previous chunk.
             gone = max(0, sum(1 for each in taken if each[:2] <= needed) - 2)
             taken = taken[gone:]
-        if len(taken) > MAX_SNAPSHOTS:
-            half = MAX_SNAPSHOTS // 2
-            taken = _thinned(taken[:half]) + taken[half:]
-        if self._charge is not None:
-            while len(taken) > 2 and _bytes(taken) > self._limit // SHARE:
-                thinner = (*_thinned(taken[:-1]), taken[-1])
-                if len(thinner) == len(taken):
-                    break
-                taken = thinner
-            self._charge(_bytes(taken) - _bytes(before))
+        while len(taken) > MAX_SNAPSHOTS or (len(taken) > 2 and _bytes(taken) > self._limit // SHARE):
+            thinner = (*_thinned(taken[:-1]), taken[-1])
+            if len(thinner) == len(taken):
+                break
+            taken = thinner
+        self._charge(_bytes(taken) - _bytes(before))
         self._taken = taken
 
     @property
