@@ -29,10 +29,9 @@ from typing import Any, NamedTuple
 from pipegraph import concurrency
 from pipegraph.chunk import Chunk, EndOfEpoch, Item, Token
 from pipegraph.engine.activity import Activity, Cancelled, Leaving, Waiter
-from pipegraph.engine.contents import Contents
+from pipegraph.engine.contents import Contents, Putter, Putters, Stamp
 from pipegraph.engine.memory import Buffers
-from pipegraph.engine.putters import Putter, Putters, Stamp
-from pipegraph.engine.stage_pump import StagePump
+from pipegraph.engine.stage_worker import StagePump
 from pipegraph.engine.unwanted import Unwanted
 
 

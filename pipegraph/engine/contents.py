@@ -1,5 +1,7 @@
 """The contents of a channel: items in order, within its bounds. Pure; guarded by the channel's lock.
 
+And the line of the threads whose items had no room (``Putters``).
+
 Invariant: ``held`` and ``nbytes`` count the samples and bytes in ``ready`` (less the first ``offset`` samples of its
 first bundle, which were taken) and in ``reorder``, where items wait for a lower sequence number. A failure counts as
 none: an inline stage sends one and then the end of its epoch before its only reader, which drives it, can make room.
@@ -9,9 +11,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import attrgetter
+from time import perf_counter_ns
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Failure, Item, Token
+from pipegraph.engine.activity import Waiter
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.reorder import ReorderBuffer
 
@@ -171,3 +176,44 @@ class Contents:
             self.heavy_capacity = capacity
         self.capacity = capacity
         self.highest = max(self.highest, capacity)
+
+
+Stamp = Callable[[Item], None]
+_seq = attrgetter("seq")
+
+
+class Putter(Waiter):
+    """A thread that waits to put an item.
+
+    Attributes:
+        item: the item that needs room; None if the thread waits only for its turn.
+        entered: the result of its ``put``; None until it may continue, and if it was cancelled.
+    """
+
+    __slots__ = ("entered", "item", "last", "seq", "stamp")
+
+    def __init__(self, seq: int, item: Item | None, last: bool, stamp: Stamp | None) -> None:
+        super().__init__(perf_counter_ns())
+        self.seq = seq
+        self.item = item
+        self.last = last
+        self.stamp = stamp
+        self.entered: bool | None = None
+
+
+class Putters(deque[Putter]):
+    """In the order in which they came; they enter in the order of their numbers."""
+
+    def first(self, may_enter: Callable[[int, Item | None], bool]) -> Putter | None:
+        """The first that may enter now."""
+        for waiter in sorted(self, key=_seq) if len(self) > 1 else self:
+            if may_enter(waiter.seq, waiter.item):
+                return waiter
+            if waiter.item is not None:
+                return None  # nothing overtakes it
+        return None
+
+    def blocked(self, is_next: Callable[[int], bool]) -> Item | None:
+        """The item that must come next, if it waits for room."""
+        first = min(self, key=_seq, default=None)
+        return first.item if first is not None and is_next(first.seq) else None

@@ -35,7 +35,6 @@ from pipegraph.contracts import history_of
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.loader_context import LoaderContext, WorkerTime
 from pipegraph.engine.meter import Meter
-from pipegraph.engine.operators import Operators
 from pipegraph.engine.run import Run
 from pipegraph.engine.stage.restore import Resume
 from pipegraph.engine.stage_worker import Worker
@@ -58,7 +57,6 @@ class Crew(LoaderContext):
         self.threads = Threads(plan.graph_name)
         self.run: Run | None = None
         self.half_started = False  # while workers start, and if that has failed or was interrupted
-        self.operators = Operators(self, self._fail)
         self._tuned = {stage.name: stage for stage in plan.running if stage.tuned}
         # An RLock's ``__exit__`` is C: no interrupt can skip its release.
         self._turn = concurrency.RLock()
@@ -161,7 +159,7 @@ class Crew(LoaderContext):
             if worker.ready:
                 worker.operator.cancel()
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """End the current run with this error, and every later one, or the start. Called by any thread."""
         with self.threads.lock:
             self._error = error if self._error is None else self._error
@@ -181,7 +179,7 @@ class Crew(LoaderContext):
             name: [
                 Worker(index, operator, Meter(name, self.tracer)) for index, operator in enumerate(operators)
             ]
-            for name, operators in self.operators.make_all().items()
+            for name, operators in self.make_operators().items()
         }
         first: list[tuple[StagePlan, Worker]] = []
         late: list[tuple[StagePlan, Worker]] = []
@@ -189,7 +187,7 @@ class Crew(LoaderContext):
             for worker in workers[stage.name]:
                 worker.late = stage.backend.joins_late and worker.index > 0
                 if stage.backend.in_consumer:
-                    self.operators.open(stage, worker)
+                    self.open_operator(stage, worker)
                     worker.ready = True
                 else:
                     (late if worker.late else first).append((stage, worker))
@@ -229,7 +227,7 @@ class Crew(LoaderContext):
             with self.threads.lock:
                 self._refused[stage.name] = error
         else:
-            self._fail(error)
+            self.fail(error)
 
     def remove(self, stage: StagePlan, worker: Worker) -> None:
         """The worker is gone; under the lock."""
@@ -350,7 +348,7 @@ class Crew(LoaderContext):
         ]
         if self.run is not None:
             self.run.end_inline()
-        errors = self.operators.close()
+        errors = self.close_operators()
         self.workers, self.readers = {}, {}
         self.run = None
         for message in warned:  # last: if warnings are errors, all else is done

@@ -1,19 +1,27 @@
-"""The context that all runs of a loader share: plan, seed, rank, workers, counters and operators' contexts."""
+"""What all runs of a loader share: plan, seed, rank, counters, workers, and their operators, with the hosts of those in
+other processes."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency
+from pipegraph.backends import BACKENDS, StageBackend
 from pipegraph.contracts import Context, Source
 from pipegraph.engine.meter import Meter
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.engine.tracing import Tracer
-from pipegraph.planning.plan import Plan
+from pipegraph.errors import Naming, described
+from pipegraph.planning.plan import Plan, StagePlan
 from pipegraph.stopping import Stopping
+
+if TYPE_CHECKING:
+    from pipegraph.engine.remote.pool import Pool
 
 
 @dataclass(eq=False, repr=False)
@@ -35,7 +43,8 @@ class WorkerTime:
 
 
 class LoaderContext:
-    """See the module docstring.
+    """See the module docstring. An operator is opened and closed by its worker's thread; those of inline stages and the
+    readers of sources by the one that starts the loader.
 
     Attributes:
         workers: by stage, from the request for their thread until their operator is closed.
@@ -62,6 +71,9 @@ class LoaderContext:
         self.grown: dict[str, int] = {}
         self.capacities: dict[str, int] = {}
         self.counters: dict[str, dict[str, int]] = {}
+        self._pools: dict[StageBackend, Pool[Any]] = {}
+        self._opened: list[tuple[str, object]] = []  # not by workers' threads
+        self._close_errors: list[str] = []
         self._counting = concurrency.RLock()
         self._sharing = concurrency.RLock()
         self._shared: dict[tuple[str, str], object] = {}
@@ -114,3 +126,64 @@ class LoaderContext:
         pinned_for = (each.pinned_for() for each in readers)
         device = next((found for found in pinned_for if found is not None), self._device)
         return Context(*place, self.stopping, count, share, read, memory, self.memory_limit, device)
+
+    # -- operators -----------------------------------------------------------------------------
+
+    def fail(self, error: BaseException) -> None:
+        """End the current run with this error, and every later one, or the start. Called by any thread."""
+        raise NotImplementedError
+
+    def make_operators(self) -> dict[str, list[object]]:
+        """Those of the first workers of each stage; opens the sources' readers."""
+        plan, readers = self.plan, self.readers
+        for backend in BACKENDS.values():
+            if backend.pool and any(stage.backend == backend for stage in plan.running):
+                self._pools[backend] = backend.load_pool()(plan, self.fail)
+        made = {
+            stage.name: [self.make_operator(stage, index) for index in range(stage.workers)]
+            for stage in plan.running
+        }
+        for stage in plan.running:
+            if stage.source is not None and stage.source.random_access:
+                readers[stage.name] = copy.copy(stage.source)
+        if any(stage.caches for stage in plan.running):
+            from pipegraph.engine.stage.cache_wiring import wire_cache
+
+            wire_cache(plan, made, readers)
+        for name, reader in readers.items():
+            with Naming(name, "open", ": the source could not be opened"):
+                reader.open(self.context(name, 0))
+            self._opened.append((name, reader))
+        return made
+
+    def make_operator(self, stage: StagePlan, index: int) -> Any:
+        """The operator of one worker: a copy, or a proxy for one in another process."""
+        if not stage.remote:
+            return copy.copy(stage.operator)
+        return self._pools[stage.backend].operator(stage, self.context(stage.name, index))
+
+    def open_operator(self, stage: StagePlan, worker: Worker) -> None:
+        """Open a worker's operator."""
+        name = stage.name
+        with Naming(name, "open", f": worker {worker.index} could not be started"):
+            worker.operator.open(self.context(name, worker.index))
+        if stage.backend.in_consumer:
+            self._opened.append((name, worker.operator))
+
+    def close_operator(self, stage: str, operator: Any) -> None:
+        """Close a worker's operator or a reader; an error becomes a warning at the end."""
+        try:
+            operator.close()
+        except BaseException as error:
+            self._close_errors.append(f"stage {stage!r}: close() raised {described(error)}")
+
+    def close_operators(self) -> list[str]:
+        """Close what no worker's thread does; returns what went wrong in all closes."""
+        while self._opened:
+            self.close_operator(*self._opened[-1])
+            self._opened.pop()  # last: what was interrupted is closed by the next call
+        while self._pools:
+            next(iter(self._pools.values())).close()
+            self._pools.pop(next(iter(self._pools)))
+        errors, self._close_errors = self._close_errors, []
+        return errors

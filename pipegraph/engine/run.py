@@ -16,16 +16,9 @@ from pipegraph.engine.memory import Account
 from pipegraph.engine.stage.bundle_size import Pace
 from pipegraph.engine.stage.cursors import earlier
 from pipegraph.engine.stage.horizon import Horizon
-from pipegraph.engine.stage.restore import (
-    Resume,
-    expands_below,
-    restart_points,
-    unique_paths,
-    was_delivered,
-)
+from pipegraph.engine.stage.restore import Resume, expands_below, restart_points, unique_paths, was_delivered
 from pipegraph.engine.stage.stage_run import StageRun
-from pipegraph.engine.stage_pump import StagePump
-from pipegraph.engine.stage_worker import Worker
+from pipegraph.engine.stage_worker import StagePump, Worker
 from pipegraph.errors import MemoryLimitError, PipegraphError
 from pipegraph.planning.plan import SAMPLES_PER_QUEUE, StagePlan
 from pipegraph.stopping import Stopping

@@ -30,8 +30,8 @@ def live(crew: Crew, stage: StagePlan, worker: Worker) -> None:
         if ended(crew, worker):
             return
         if worker.operator is None:
-            worker.operator = crew.operators.make(stage, worker.index)
-        crew.operators.open(stage, worker)
+            worker.operator = crew.make_operator(stage, worker.index)
+        crew.open_operator(stage, worker)
         opened = True
         join(crew, stage, worker)
         serve(crew, stage, worker)
@@ -42,7 +42,7 @@ def live(crew: Crew, stage: StagePlan, worker: Worker) -> None:
     finally:
         worker.meter.thread_ends()
         if opened:
-            crew.operators.close_one(stage.name, worker.operator)
+            crew.close_operator(stage.name, worker.operator)
         with crew.threads.lock:
             crew.remove(stage, worker)
 

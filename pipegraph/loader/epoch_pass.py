@@ -14,10 +14,9 @@ from pipegraph.durations import BATCH
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.crew import Crew
 from pipegraph.engine.run import Run
-from pipegraph.engine.stage.row_intake import rows_of
+from pipegraph.engine.stage.hand_over import rows_of
 from pipegraph.errors import LoaderClosedError, as_raised
 from pipegraph.loader.pass_totals import Interval, PassTotals
-from pipegraph.loader.place import RowsInDelivery
 
 if TYPE_CHECKING:
     from pipegraph.loader.equal_steps import Agreement
@@ -69,7 +68,6 @@ class Pass:
         self._first = self._until = self._place.steps
         self._rest: list[Chunk] = []  # remaining chunks of a bundle, in reverse order
         self._quick: deque[Any] = deque()  # its rows before the last, if only their number matters
-        self._rows: RowsInDelivery | None = None  # counts these
         self._plain = not whole and not self._counted
         if loader._group is not None:
             from pipegraph.loader.equal_steps import Agreement, minimum_over
@@ -132,8 +130,7 @@ class Pass:
                             # All rows but the last, which releases the bundle's buffers.
                             self._rest = [item.one(row) for row in range(item.count - 1, quick - 1, -1)]
                             self._rest[0].buffers = item.buffers
-                            self._rows = self._place.take(item.data[:quick], item.afters())
-                            self._quick = self._rows.remaining
+                            self._quick = self._place.take(item.data[:quick], item.afters())
                             try:
                                 return self._quick.popleft()
                             except IndexError:  # other threads have had all of them
@@ -170,9 +167,6 @@ class Pass:
         """End the pass: it delivers nothing more, not even rows that it has taken."""
         self.why_over = self.why_over or why
         self._quick = deque()
-        rows, self._rows = self._rows, None
-        if rows is not None:
-            rows.close()
 
     def _refuse(self) -> None:
         if self.why_over is FINISHED:

@@ -40,7 +40,7 @@ from pipegraph.loader.pass_totals import PassTotals
 from pipegraph.loader.place import VERSION, Place
 from pipegraph.loader.position import Progress, warn_of_unsaved
 from pipegraph.machine import available_memory
-from pipegraph.planning.tunable import tune_all, why_not_tuned
+from pipegraph.planning.planner import tune_all, why_not_tuned
 from pipegraph.stopping import Closing
 
 if TYPE_CHECKING:

@@ -51,15 +51,11 @@ def resolve(rank: int | None, world_size: int | None, mesh: Any = None) -> tuple
     if (rank is None) != (world_size is None):
         raise GraphError(f"rank and world_size go together, got rank={rank}, world_size={world_size}")
     if rank is None or world_size is None:
-        rank, world_size = _from_mesh(mesh) if mesh is not None else _found()
+        rank, world_size = _found() if mesh is None else (int(mesh.get_local_rank()), int(mesh.size()))
     rank, world_size = integer(rank, "rank", 0), integer(world_size, "world_size")
     if rank >= world_size:
         raise GraphError(f"rank must be in 0..world_size-1, got rank={rank}, world_size={world_size}")
     return rank, world_size
-
-
-def _from_mesh(mesh: Any) -> tuple[int, int]:
-    return int(mesh.get_local_rank()), int(mesh.size())
 
 
 def _found() -> tuple[int, int]:

@@ -148,38 +148,26 @@ class RowsInDelivery:
     """The rows of one bundle: those that are still in ``remaining`` were not delivered.
 
     Attributes:
-        remaining: ``popleft`` is atomic in any thread, without the GIL too. None once closed.
+        remaining: ``popleft`` is atomic in any thread, without the GIL too. A pass that is over takes no more.
         count: how many rows there are.
     """
 
-    __slots__ = ("_afters", "_before", "_delivered", "count", "remaining")
+    __slots__ = ("_afters", "_before", "count", "remaining")
 
     def __init__(self, rows: list[Any], before: Reached, afters: Sequence[Cursor]) -> None:
-        self.remaining: Any = deque(rows)
+        self.remaining = deque(rows)
         self.count = len(rows)
         self._before = before
         self._afters = afters
-        self._delivered = 0
-
-    @property
-    def delivered(self) -> int:
-        """How many of the rows were delivered."""
-        remaining = self.remaining
-        return self._delivered if remaining is None else self.count - len(remaining)
 
     @property
     def reached(self) -> Reached:
         """The position after the last delivered row."""
-        delivered = self.delivered
+        delivered = self.count - len(self.remaining)
         if not delivered:
             return self._before
         _, steps, samples = self._before
         return self._afters[delivered - 1], steps + delivered, samples + delivered
-
-    def close(self) -> None:
-        """Drop the remaining rows; they are not delivered."""
-        self._delivered = self.delivered
-        self.remaining = None
 
 
 class Place:
@@ -259,10 +247,10 @@ class Place:
         self._reached = cursor, steps + 1, before + samples
         self.rows = None
 
-    def take(self, rows: list[Any], afters: Sequence[Cursor]) -> RowsInDelivery:
-        """Deliver these rows next, from ``remaining``, which also counts them."""
+    def take(self, rows: list[Any], afters: Sequence[Cursor]) -> deque[Any]:
+        """Deliver these rows next, from the queue that is returned and counts them."""
         self.rows = taken = RowsInDelivery(rows, self.reached, afters)
-        return taken
+        return taken.remaining
 
     @staticmethod
     def restored_to(found: Restored, own: tuple[int, int]) -> Place:

@@ -70,11 +70,7 @@ class SameData:
 
 
 def same_data(
-    plan: Plan,
-    rank: int,
-    world_size: int,
-    asked: tuple[int | None, int | None, Any],
-    waits: bool,
+    plan: Plan, rank: int, world_size: int, asked: tuple[int | None, int | None, Any], waits: bool
 ) -> SameData | None:
     """The comparison of a loader, where there is anybody to compare with.
 

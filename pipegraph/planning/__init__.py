@@ -1,4 +1,4 @@
 """From a graph to what will run: checks, sizes, rewrites, bundles. Pure.
 
-``planner`` decides, with ``rewrites`` and ``bundle_chains``; ``plan`` is what comes out, and prints itself.
+``planner`` decides, with ``checks`` and ``rewrites``; ``plan`` is what comes out, and prints itself.
 """

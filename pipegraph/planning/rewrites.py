@@ -1,18 +1,63 @@
 """Rewrites that make a graph faster and never change what it delivers. Pure.
 
-Each takes the draft of a plan, and replaces some of its stages.
+Each takes the draft of a plan, and replaces some of its stages. The last chooses the edges on which rows travel in
+bundles, and their maximum size.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from pipegraph.backends import THREAD, Ray
 from pipegraph.contracts import Operator
 from pipegraph.errors import GraphError
-from pipegraph.planning.draft import Draft
 from pipegraph.planning.plan import StagePlan
 from pipegraph.stage_spec import Edge
+
+
+class Draft(dict[str, StagePlan]):
+    """The stages by name, in topological order, and the edge whose chunks the loader delivers."""
+
+    def __init__(self, output: Edge) -> None:
+        super().__init__()
+        self.output = output
+
+    def change(self, name: str, *notes: str, **changes: Any) -> StagePlan:
+        """Replace some of a stage's fields; ``notes`` are added to its own."""
+        stage = self[name]
+        self[name] = replace(stage, **{"notes": (*stage.notes, *notes), **changes})
+        return self[name]
+
+    def running(self) -> list[StagePlan]:
+        """The stages that run so far."""
+        return [stage for stage in self.values() if stage.runs]
+
+    def above(self, stage: StagePlan) -> StagePlan:
+        """The stage that feeds its first input."""
+        return self[stage.upstream[0].stage]
+
+    def readers(self, name: str) -> list[StagePlan]:
+        """The running stages that read from a stage."""
+        return [stage for stage in self.running() if any(edge.stage == name for edge in stage.upstream)]
+
+    def sole_reader(self, stage: StagePlan) -> StagePlan | None:
+        """The one stage that reads from this one; None if others do, or the loader."""
+        readers = [] if self.shortcut(self.output).stage == stage.name else self.readers(stage.name)
+        return readers[0] if len(readers) == 1 else None
+
+    def shortcut(self, edge: Edge) -> Edge:
+        """The edge that carries the chunks once stages that were left out are passed over."""
+        while not self[edge.stage].runs:
+            edge = self[edge.stage].upstream[0]
+        return edge
+
+    def leave_out(self, name: str, why: str, within: str | None = None) -> None:
+        """The stage does not run; the stages below it read from the stage above it."""
+        self.change(name, left_out=why, within=within)
+        for other in self.readers(name):
+            self.change(other.name, upstream=tuple(map(self.shortcut, other.upstream)))
+
 
 MAX_INLINE = 64
 """Inline stages in a row: each is driven from inside the next, by four calls of Python's 1,000."""
@@ -195,3 +240,60 @@ def _copies_alone(name: str, draft: Draft) -> bool:
         _reads_pinned(each) or (each.traits.moves == "pinned" and _copies_alone(each.name, draft))
         for each in readers
     )
+
+
+ROWS_PER_WORKER = 1024
+"""Default capacity of a queue of rows below a source, if they are light (``contents.LIGHT_BYTES``)."""
+
+
+def bundle_rows(draft: Draft) -> None:
+    """Set for each stage the maximum number of rows that it hands over together."""
+    for stage in draft.running():
+        if _hands_over_rows(stage, draft):
+            draft.change(stage.name, bundle_rows=max(1, stage.capacity // stage.workers))
+    for stage in draft.running():
+        for edge in stage.upstream:
+            _lengthen(stage, _chain_above(edge, draft), draft)
+
+
+def _hands_over_rows(stage: StagePlan, draft: Draft) -> bool:
+    """Whether a stage makes rows for a single consumer, in a thread or process of its own.
+
+    An inline stage makes one row per request, and one above a cache those that are not in it. With several consumers,
+    one may wait for a row while another, whose queue is full, keeps the bundle from being sent.
+    """
+    if stage.cached_in is not None or stage.backend.in_consumer or stage.level not in ("sample", "part"):
+        return False
+    edges = [draft.shortcut(draft.output), *(edge for each in draft.running() for edge in each.upstream)]
+    return [edge.stage for edge in edges].count(stage.name) == 1 and stage.kind.hands_over_rows(stage)
+
+
+def _lengthen(below: StagePlan, chain: list[StagePlan], draft: Draft) -> None:
+    """Lengthen the queues between a source and a stage; above a ``Batch``, bundles end where a batch ends."""
+    capacities = {
+        stage.name: stage.spec.capacity or max(stage.capacity, ROWS_PER_WORKER * stage.workers)
+        for stage in chain
+    }
+    # Each worker's bundle has room in the queue: no worker waits for another's to be taken.
+    rows = min((capacities[stage.name] // stage.workers for stage in chain), default=0)
+    size = below.group_size() if all(stage.one_to_one for stage in chain if stage.source is None) else None
+    if size is not None:
+        rows -= rows % size if rows >= size else 0
+    for stage in chain if rows > 1 else ():
+        bundle = stage.bundle if size is None else below.name
+        draft.change(stage.name, capacity=capacities[stage.name], bundle=bundle, bundle_rows=rows)
+
+
+def _chain_above(edge: Edge, draft: Draft) -> list[StagePlan]:
+    """The stages from a source to an edge; none if one of them does not hand over rows together."""
+    chain: list[StagePlan] = []
+    while True:
+        stage = draft[edge.stage]
+        if stage.bundle_rows == 1:
+            return []
+        chain.append(stage)
+        if stage.source is not None:
+            return chain
+        if len(stage.upstream) != 1:
+            return []
+        edge = stage.upstream[0]

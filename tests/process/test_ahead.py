@@ -11,7 +11,7 @@ import pytest
 import pipegraph as pg
 from pipegraph import operators as ops
 from pipegraph.engine.remote.host import Host
-from pipegraph.engine.stage import ahead
+from pipegraph.engine.stage import parallel
 from tests.process.process_pipelines import pipeline
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -44,7 +44,7 @@ def seen(monkeypatch):
     monkeypatch.setattr(Host, "ahead", sending)
     monkeypatch.setattr(Host, "answer", answering)
     monkeypatch.setattr(Host, "_take_answer", taking)
-    monkeypatch.setattr(ahead, "QUICK_NS", 1 << 62)  # however long items take here
+    monkeypatch.setattr(parallel, "QUICK_NS", 1 << 62)  # however long items take here
     return counts
 
 
@@ -87,7 +87,7 @@ def test_the_next_item_is_there_before_it_is_called_for(make, seen, monkeypatch)
     found = outcome(make())
     assert seen["right"]
     assert seen["right"] >= 0.9 * seen["sent"]
-    monkeypatch.setattr(ahead, "QUICK_NS", -1)
+    monkeypatch.setattr(parallel, "QUICK_NS", -1)
     sent = seen["sent"]
     assert outcome(make()) == found
     assert seen["sent"] == sent

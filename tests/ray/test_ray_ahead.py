@@ -15,7 +15,7 @@ from pipegraph.engine.actors.actor_host import ActorHost
 from pipegraph.engine.actors.parcel import Parcel, Received
 from pipegraph.engine.remote.contract import Call, Overdue
 from pipegraph.engine.remote.host import Host
-from pipegraph.engine.stage import ahead
+from pipegraph.engine.stage import parallel
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def seen(monkeypatch):
 
     monkeypatch.setattr(Host, "ahead", sending)
     monkeypatch.setattr(Host, "answer", answering)
-    monkeypatch.setattr(ahead, "QUICK_NS", 1 << 62)
+    monkeypatch.setattr(parallel, "QUICK_NS", 1 << 62)
     return counts
 
 
@@ -78,7 +78,7 @@ def test_the_next_item_is_there_before_it_is_called_for(make, seen, monkeypatch)
     found = outcome(make())
     assert seen["right"]
     assert seen["right"] >= 0.9 * seen["sent"]
-    monkeypatch.setattr(ahead, "QUICK_NS", -1)
+    monkeypatch.setattr(parallel, "QUICK_NS", -1)
     sent = seen["sent"]
     assert outcome(make()) == found
     assert seen["sent"] == sent

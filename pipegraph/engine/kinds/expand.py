@@ -19,8 +19,7 @@ from pipegraph.engine.stage.bundle_size import BUNDLE_NS
 from pipegraph.engine.stage.cursors import compare
 from pipegraph.engine.stage.failure_notes import not_a_chunk
 from pipegraph.engine.stage.failure_policy import Outcome
-from pipegraph.engine.stage.hand_over import hand_over
-from pipegraph.engine.stage.row_intake import rows_of
+from pipegraph.engine.stage.hand_over import hand_over, rows_of
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import HALFWAY, Loop, Worker
 from pipegraph.planning.kind import Reached, Restart, StageKind

@@ -14,8 +14,7 @@ from pipegraph.contracts import FanIn, Operator, Source
 from pipegraph.engine.stage.cursors import detached, freeze
 from pipegraph.engine.stage.parallel import ByChunk
 from pipegraph.engine.stage.restore import ways_in
-from pipegraph.engine.stage.row_intake import RowIntake
-from pipegraph.engine.stage.serial import Serial, serial
+from pipegraph.engine.stage.serial import RowIntake, Serial, serial
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Loop, Worker
 from pipegraph.errors import GraphError, shown

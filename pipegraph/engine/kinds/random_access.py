@@ -22,8 +22,7 @@ from pipegraph.engine.channel import Channel
 from pipegraph.engine.kinds.source import SourceKind, failure_of, snapshot_of
 from pipegraph.engine.stage.parallel import ByBundle, parallel
 from pipegraph.engine.stage.stage_run import StageRun
-from pipegraph.engine.stage_pump import StagePump
-from pipegraph.engine.stage_worker import MORE, Loop, Worker
+from pipegraph.engine.stage_worker import MORE, Loop, StagePump, Worker
 from pipegraph.global_generators import Draws
 from pipegraph.planning.plan import Plan, StagePlan
 

@@ -15,9 +15,8 @@ from pipegraph.chunk import Chunk, Failure
 from pipegraph.contracts import RowOperator
 from pipegraph.engine.kinds.map import MapKind
 from pipegraph.engine.stage.failure_policy import Do, Outcome, outcome_of
-from pipegraph.engine.stage.hand_over import hand_over
+from pipegraph.engine.stage.hand_over import hand_over, rows_of
 from pipegraph.engine.stage.parallel import ByChunk, do_one
-from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Loop, Worker
 from pipegraph.global_generators import Draws

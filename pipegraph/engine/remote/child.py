@@ -61,12 +61,7 @@ def called(worker: ProcessWorker | None, name: str, args: Sequence[object]) -> o
         return Carried(error)
 
 
-def serve(
-    port: Any,
-    page: Page,
-    worker: ProcessWorker,
-    counts: OperatorCounts,
-) -> None:
+def serve(port: Any, page: Page, worker: ProcessWorker, counts: OperatorCounts) -> None:
     """Serve the trainer's calls of ``worker``'s methods, until ``close``."""
     name = ""
     while name != "close":
@@ -84,11 +79,7 @@ def serve(
         del result
 
 
-def answer(
-    port: Any,
-    result: object,
-    counts: Mapping[str, int],
-) -> None:
+def answer(port: Any, result: object, counts: Mapping[str, int]) -> None:
     """Answer a message, or say why the result cannot be sent."""
     try:
         port.send((result, counts))

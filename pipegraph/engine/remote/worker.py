@@ -126,13 +126,7 @@ class ProcessWorker:
         pack: packs rows as the next ``Batch`` needs them; None if there is none.
     """
 
-    def __init__(
-        self,
-        page: Page,
-        operator: Any,
-        context: Context,
-        pack: Pack | None = None,
-    ) -> None:
+    def __init__(self, page: Page, operator: Any, context: Context, pack: Pack | None = None) -> None:
         self._page = page
         self._operator = operator
         self._draws = Draws(context.seed, context.stage)

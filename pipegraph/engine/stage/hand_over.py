@@ -13,9 +13,8 @@ import torch
 
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Failure
-from pipegraph.engine.memory import Buffers
+from pipegraph.engine.memory import Account, Buffers
 from pipegraph.engine.stage.bundle_size import LIGHT_ROW_BYTES
-from pipegraph.engine.stage.row_intake import rows_of
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.tree import ATOMS, buffers, buffers_of_each
@@ -23,6 +22,17 @@ from pipegraph.tree import ATOMS, buffers, buffers_of_each
 _nbytes = attrgetter("nbytes")
 _bundle_ids = itertools.count(-1, -1)  # below all addresses
 _PLAIN = ATOMS | {str}
+
+
+def rows_of(bundle: Bundle, account: Account) -> list[Chunk]:
+    """The samples of a bundle as chunks, each accounted with its own buffers."""
+    ones = [bundle.one(index) for index in range(bundle.count)]
+    if bundle.buffers:
+        for one in ones:
+            one.buffers = buffers(one.data)
+            one.nbytes = sum([nbytes for _, nbytes in one.buffers])
+        account.exchange(bundle.buffers, [one.buffers for one in ones])
+    return ones
 
 
 def hand_over(

@@ -10,13 +10,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, count
 
+from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Item, Lineage
-from pipegraph.engine.memory import Buffers
+from pipegraph.engine.channel import Channel
+from pipegraph.engine.memory import Account, Buffers
 from pipegraph.engine.stage.failure_policy import outcome_of
-from pipegraph.engine.stage.hand_over import hand_over
-from pipegraph.engine.stage.row_intake import RowIntake
+from pipegraph.engine.stage.hand_over import hand_over, rows_of
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Loop, Worker
+
+
+class RowIntake:
+    """Takes single rows from a channel, for one worker."""
+
+    def __init__(self, channel: Channel, account: Account) -> None:
+        self._channel = channel
+        self._account = account
+        self._rows: list[Chunk] = []  # the rest of a bundle, in reverse order
+
+    def get(self) -> Item:
+        """The next chunk or token; blocks while there is none."""
+        if self._rows:
+            return self._rows.pop()
+        item: Item = self._channel.get()
+        if item.__class__ is not Bundle:
+            return item
+        self._rows = rows_of(item, self._account)[::-1]
+        return self._rows.pop()
+
+    def drop(self) -> None:
+        """Drop the rest of the bundle taken last."""
+        for one in self._rows:
+            self._account.release(one.buffers)
+        self._rows.clear()
 
 
 class Held:

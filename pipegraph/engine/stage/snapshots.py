@@ -1,16 +1,18 @@
-"""Snapshots of a source's iterator, so that a restart need not read the epoch from its start."""
+"""What is kept of a source while it is read, for states: snapshots of its iterator, so that a restart need not read the
+epoch from its start, and the positions of its steps where it cannot tell them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
+from pipegraph import concurrency
 from pipegraph.engine.stage.kept import decode, encode_state
 from pipegraph.tree import buffers
 
 MAX_SNAPSHOTS = 256
-"""Maximum number of snapshots; beyond it, every second one of the older half is dropped."""
+"""Maximum number of snapshots; beyond it, every second one is dropped."""
 
 SHARE = 8
 """Snapshots may take 1/8 of the memory limit; one that is needed and the newest are always kept."""
@@ -32,7 +34,7 @@ class Snapshots:
         first: ``(step, snapshot)`` that the run itself resumes from, or None.
     """
 
-    def __init__(self, stage: str, limit: int = 0, charge: Callable[[int], None] | None = None) -> None:
+    def __init__(self, stage: str, limit: int, charge: Callable[[int], None]) -> None:
         self._stage = stage
         self._limit = limit
         self._charge = charge
@@ -71,16 +73,12 @@ class Snapshots:
             # Keep one more than needed: another thread may be taking a state of the previous chunk.
             gone = max(0, sum(1 for each in taken if each[:2] <= needed) - 2)
             taken = taken[gone:]
-        if len(taken) > MAX_SNAPSHOTS:
-            half = MAX_SNAPSHOTS // 2
-            taken = _thinned(taken[:half]) + taken[half:]
-        if self._charge is not None:
-            while len(taken) > 2 and _bytes(taken) > self._limit // SHARE:
-                thinner = (*_thinned(taken[:-1]), taken[-1])
-                if len(thinner) == len(taken):
-                    break
-                taken = thinner
-            self._charge(_bytes(taken) - _bytes(before))
+        while len(taken) > MAX_SNAPSHOTS or (len(taken) > 2 and _bytes(taken) > self._limit // SHARE):
+            thinner = (*_thinned(taken[:-1]), taken[-1])
+            if len(thinner) == len(taken):
+                break
+            taken = thinner
+        self._charge(_bytes(taken) - _bytes(before))
         self._taken = taken
 
     @property
@@ -109,3 +107,24 @@ def _bytes(taken: Entries) -> int:
 def snapshot_bytes(snapshot: object) -> int:
     """Bytes of the arrays, texts and long containers in a snapshot."""
     return sum(nbytes for _, nbytes in buffers(snapshot))
+
+
+class ReadPositions:
+    """Kept until a state forgets the samples. Written by the source's worker, taken by the consumer's thread."""
+
+    def __init__(self) -> None:
+        self._lock = concurrency.Lock()
+        self._epochs: dict[int, dict[int, int]] = {}  # by epoch and step
+
+    def note(self, epoch: int, steps: range, positions: Sequence[int], begun: float) -> None:
+        """Keep the positions of these steps; those of epochs before ``begun``, whose passes are over, are dropped."""
+        with self._lock:
+            for over in [each for each in self._epochs if each < begun]:
+                del self._epochs[over]
+            self._epochs.setdefault(epoch, {}).update(zip(steps, positions, strict=True))
+
+    def take(self, epoch: int, steps: range) -> list[int]:
+        """The positions of those of these steps that are kept; they are kept no longer."""
+        with self._lock:
+            kept = self._epochs.get(epoch, {})
+            return [kept.pop(step) for step in steps if step in kept]

@@ -15,9 +15,8 @@ from pipegraph.engine.channel import Channel
 from pipegraph.engine.stage.budgets import Ordinals
 from pipegraph.engine.stage.bundle_size import Pace
 from pipegraph.engine.stage.failure_policy import Failures
-from pipegraph.engine.stage.read_positions import ReadPositions
 from pipegraph.engine.stage.sender import AsFinished, ByTicket, Sender
-from pipegraph.engine.stage.snapshots import Snapshots
+from pipegraph.engine.stage.snapshots import ReadPositions, Snapshots
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.planning.kind import Restart
 from pipegraph.planning.plan import StagePlan

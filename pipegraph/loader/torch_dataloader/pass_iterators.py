@@ -46,11 +46,7 @@ def shares_of(loader: Any) -> int:
 
 
 def pipeline(
-    loader: Any,
-    feed: IndexFeed,
-    base_seed: int,
-    progress: BatchProgress,
-    pin: Callable[[Any], Any] | None,
+    loader: Any, feed: IndexFeed, base_seed: int, progress: BatchProgress, pin: Callable[[Any], Any] | None
 ) -> Graph:
     """The graph of a pass, whose errors come in their batch's place."""
     count, shares = loader.num_workers, shares_of(loader)
@@ -58,11 +54,7 @@ def pipeline(
     processes = loader.workers == "process"
     ahead = loader.prefetch_factor or 1
     fetching = Fetching(
-        loader.dataset,
-        loader.collate_fn,
-        loader._auto_collation,
-        loader.batch_size,
-        loader.drop_last,
+        loader.dataset, loader.collate_fn, loader._auto_collation, loader.batch_size, loader.drop_last
     )
     worker = DatasetWorker(0, count, base_seed, loader.worker_init_fn) if processes else None
     resume = progress.copies.copy()
