@@ -74,13 +74,12 @@ class _EventLoop:
         thread.join()
         loop.close()
 
-    def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def call(self, function: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         with self._lock:
             assert self._loop is not None
             if self._cancelled:
-                coroutine.close()
                 raise Cancelled
-            call = asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._loop)
+            call = asyncio.run_coroutine_threadsafe(_outcome(function), self._loop)
             self._calls.add(call)
         try:
             result, error = call.result()
@@ -110,10 +109,11 @@ class _EventLoop:
         self._cancelled = False
 
 
-async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+async def _outcome(function: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, BaseException | None]:
     """The result, or what would end the event loop, and with it every other call, if a task raised it."""
     try:
-        return await coroutine, None
+        # Made here: of a task that is cancelled before its first step, Python would warn that nobody awaited it.
+        return await function(), None
     except (KeyboardInterrupt, SystemExit) as error:
         return None, error
 
@@ -189,13 +189,14 @@ class _Function(Operator):
             self._draws.one(chunk.epoch, chunk.lineages[0])
         else:  # several are in work at once, each in a task of its own
             Draws(self._context.seed, self._context.stage).one(chunk.epoch, chunk.lineages[0])
+        given: dict[str, Any] = {}
         if self.random:
-            rng = self._generator(self._context.seed, chunk.epoch, chunk.lineages[0], self._context.stage)
-            result = self.function(chunk.data, rng=rng)
-        else:
-            result = self.function(chunk.data)
+            given["rng"] = self._generator(
+                self._context.seed, chunk.epoch, chunk.lineages[0], self._context.stage
+            )
         if self._async is not None:
-            return self._async.call(result)
+            return self._async.call(functools.partial(self.function, chunk.data, **given))
+        result = self.function(chunk.data, **given)
         if result.__class__ is CoroutineType:
             raise not_awaited(result)
         return result

@@ -1,6 +1,7 @@
 """What the engine's operators deliver."""
 
 import asyncio
+import gc
 import itertools
 import threading
 
@@ -85,6 +86,18 @@ def test_async_functions_are_cancelled_by_a_break_and_go_on_in_the_next_pass():
         for _ in range(3):
             assert list(itertools.islice(loader, 3)) == [0, 1, 2]
             assert waiting.acquire(timeout=60)
+
+
+def test_async_functions_that_a_break_keeps_from_starting_leave_no_warning():
+    async def at_once(x):
+        return x
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(range(100))).then(at_once, workers=8)
+    with graph.loader(epochs=100) as loader:
+        for _ in range(100):
+            assert next(iter(loader)) == 0
+    gc.collect()  # Python warns when it frees a coroutine that nobody has awaited
 
 
 # -- batches ---------------------------------------------------------------------------------------

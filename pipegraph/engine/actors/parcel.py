@@ -32,7 +32,7 @@ class Parcel:
         pickler = _Pickler(file, take, back)
         pickler.dump(value)
         self._refs = pickler.refs
-        self._stream = file.getbuffer()
+        self._stream = memoryview(file.getvalue())
         self.nbytes = self._stream.nbytes + sum([buffer.nbytes for buffer in self._buffers])
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -50,7 +50,7 @@ class Sealed:
                 PipegraphWarning,
                 stacklevel=2,
             )
-        parts = [file.getbuffer(), *buffers]
+        parts = [memoryview(file.getvalue()), *buffers]
         self.spans: list[tuple[int, int]] = []
         end = 0
         for part in parts:

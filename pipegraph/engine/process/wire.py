@@ -162,7 +162,7 @@ class Port:
                 "pipegraph: a value cannot be sent to another process: backend='thread' keeps the stage in this one",
             )
             raise
-        stream = file.getbuffer()
+        stream = memoryview(file.getvalue())
         inline = stream.nbytes <= IN_SOCKET
         parts = buffers if inline else [stream, *buffers]
         leases: list[tuple[int, int, int]] = []
