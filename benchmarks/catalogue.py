@@ -102,8 +102,15 @@ SET = (
         "start_up_processes",
         "import, and start to the first batch of worker processes",
         "start_up",
-        ("--processes",),
+        ("--of", "processes"),
         apart=(Apart("a second loader", "pipegraph, DataLoader, second loader", "second loader"),),
+    ),
+    Entry(
+        "start_up_threads",
+        "import, and start to the first batch of a small graph in threads",
+        "start_up",
+        ("--of", "threads"),
+        goals=(Goal(1, measure="both_s", ours="pipegraph, threads"),),
     ),
     Entry(
         "image_decode",
@@ -147,5 +154,6 @@ SET = (
         images=True,
         goals=(Goal(2, ("DataLoader, processes",), "rss_mb", DECODE),),
     ),
+    Entry("ordinary", "ordinary jobs, as a newcomer writes them", "ordinary", images=True, goals=(AHEAD,)),
     Entry("planted", "what a profile says of planted bottlenecks, and how far its advice leads", "planted"),
 )

@@ -18,7 +18,7 @@ from typing import Any
 
 import catalogue
 import harness
-from report import peers, races
+from tables import peers, races
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [

@@ -7,7 +7,6 @@ python benchmarks/run_all.py --skip memory_peak
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import time
@@ -15,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import catalogue
+import harness
 import records
-from images import add_images_option
 
 FOLDER = Path(__file__).parent
 
@@ -48,13 +47,8 @@ def chosen(only: str, skip: str, photographs: bool) -> list[catalogue.Entry]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="alternated rounds of each (default 5)")
-    parser.add_argument("--only", default="", help="comma-separated names of what to run")
+    parser = harness.arguments(__doc__, images=True)
     parser.add_argument("--skip", default="", help="comma-separated names of what to leave out")
-    add_images_option(parser)
     options = parser.parse_args()
     entries = chosen(options.only, options.skip, bool(options.images))
     failed = []

@@ -12,14 +12,14 @@ rows in memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import harness
 import numpy as np
 import peers
-from harness import Contestant
+from harness import Contestant, loaded
 from images import WORKERS, one_thread_each
 from peers import PREFETCH
 
@@ -71,37 +71,20 @@ class EndlessRows:
         return PASSES * (ROWS // BATCH) * BATCH
 
 
-@contextmanager
-def hand_written(rows: Rows) -> Iterator[Any]:
+def hand_written(rows: Rows) -> Any:
     """One thread, no queue: index and yield."""
-    yield (rows[indices] for indices in EndlessBatches())
+    return nullcontext(rows[indices] for indices in EndlessBatches())
 
 
-@contextmanager
-def pipegraph_batches(rows: Rows) -> Iterator[Any]:
-    """A sampler of index lists, read in two worker threads."""
+def pipegraph(rows: Rows, batches: bool) -> Any:
+    """A sampler of index lists, read in two worker threads; or of indices, then a batch."""
     import pipegraph as pg
     from pipegraph import operators as ops
 
-    graph = pg.Graph("rows")
-    sampler: Any = EndlessBatches()
-    graph.add(ops.FromSequence(rows, sampler=sampler), workers=WORKERS, capacity=PREFETCH)
-    with graph.loader() as loader:
-        yield loader
-
-
-@contextmanager
-def pipegraph_rows(rows: Rows) -> Iterator[Any]:
-    """A sampler of indices, then a batch."""
-    import pipegraph as pg
-    from pipegraph import operators as ops
-
-    graph = pg.Graph("rows")
-    sampler: Any = EndlessRows()
-    source = graph.add(ops.FromSequence(rows, sampler=sampler), workers=WORKERS, capacity=BATCH)
-    source.then(ops.Batch(BATCH), capacity=PREFETCH)
-    with graph.loader() as loader:
-        yield loader
+    sampler: Any = EndlessBatches() if batches else EndlessRows()
+    capacity = PREFETCH if batches else BATCH
+    source = pg.Graph("rows").add(ops.FromSequence(rows, sampler=sampler), workers=WORKERS, capacity=capacity)
+    return loaded(source if batches else source.then(ops.Batch(BATCH), capacity=PREFETCH))
 
 
 def asked(batches: bool) -> dict[str, Any]:
@@ -116,13 +99,12 @@ def dataloader(rows: Rows, batches: bool) -> Any:
     return peers.dataloader(rows, **asked(batches))
 
 
-@contextmanager
-def dataloader_inline(rows: Rows, batches: bool) -> Iterator[Any]:
+def dataloader_inline(rows: Rows, batches: bool) -> Any:
     """No worker: the same in the consumer's own process."""
     from torch.utils.data import DataLoader
 
     data: Any = rows
-    yield iter(DataLoader(data, **asked(batches)))
+    return nullcontext(iter(DataLoader(data, **asked(batches))))
 
 
 def torchdata_nodes(rows: Rows, batches: bool) -> Any:
@@ -155,8 +137,8 @@ def contestants(rows: Rows) -> list[Contestant]:
 
     return [
         entry(IDEAL, hand_written, 3000),
-        entry(OURS, pipegraph_batches, 2000),
-        entry("pipegraph, rows", pipegraph_rows, 200),
+        entry(OURS, partial(pipegraph, batches=True), 2000),
+        entry("pipegraph, rows", partial(pipegraph, batches=False), 200),
         entry("DataLoader, batches", partial(dataloader, batches=True), 1000),
         entry("DataLoader, batches, no worker", partial(dataloader_inline, batches=True), 2000),
         entry("DataLoader, rows", partial(dataloader, batches=False), 200),
@@ -180,16 +162,12 @@ def check(contestant: Contestant) -> str:
 
 
 def main() -> None:
-    parser = harness.arguments(__doc__ or "")
-    options = parser.parse_args()
+    options = harness.arguments(__doc__).parse_args()
     one_thread_each()
     configuration = {
-        "rows": ROWS, "columns": COLUMNS, "batch": BATCH, "workers": WORKERS, "prefetch_batches": PREFETCH,
-        "rounds": options.rounds,
+        "rows": ROWS, "columns": COLUMNS, "batch": BATCH, "workers": WORKERS, "prefetch_batches": PREFETCH
     }  # fmt: skip
-    harness.compare(
-        "small_rows", CLAIM, configuration, contestants(Rows()), check, [IDEAL, OURS], "rows", options
-    )
+    harness.compare("small_rows", CLAIM, configuration, contestants(Rows()), check, [IDEAL, OURS], options)
 
 
 if __name__ == "__main__":
