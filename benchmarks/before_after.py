@@ -26,8 +26,7 @@ import tokens
 from harness import Child, Measures
 from images import one_thread_each, photographs
 
-NAMES = ("hop:1", "hop:4", "hop:16", "rows", "batches", "tokens", "windows", "processes", "recipe", "start")
-NAMES += ("start-processes",)
+NAMES = "hop:1 hop:4 hop:16 rows batches tokens windows processes recipe start start-processes".split()
 TRANSFORM = python_transform.Transform(160)
 """Of a row in ``processes``: some 0.1 ms of plain Python, the same in both trees."""
 

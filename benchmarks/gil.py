@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -122,23 +123,17 @@ def step_functions(paths: list[str], decoders: tuple[str, ...]) -> Iterator[tupl
     yield "draw", draw
     yield "crop", window
     rows = NativeRows((SIZE, SIZE, 3), True, tables_of(recipe.MEAN, recipe.STD, torch.float32), crop, 0.5)
-    yield (
-        "all of it for 32 images in one call, compiled",
-        lambda i: (
-            i % 32
-            or rows.decode(
-                paths[i : i + 32], True, [digest(0, 0, (n,), "decode") for n in range(i, i + 32)], many
-            )
-        ),
-    )
+
+    def compiled(i: int) -> None:
+        if i % 32 == 0:
+            digests = [digest(0, 0, (n,), "decode") for n in range(i, i + 32)]
+            rows.decode(paths[i : i + 32], True, digests, many)
+
+    yield "all of it for 32 images in one call, compiled", compiled
     for name in decoders:
-        backend = open_backend(name)
-        yield (
-            f"decode and resize, {name}",
-            lambda i, backend=backend: backend.decode_into(
-                encoded[i], headers[i], windows[i], pixels, "linear"
-            ),
-        )
+        into = open_backend(name).decode_into
+        decode = partial(lambda into, i: into(encoded[i], headers[i], windows[i], pixels, "linear"), into)
+        yield f"decode and resize, {name}", decode
     yield "normalise", lambda i: fill(pixels, planes)
 
 
@@ -205,8 +200,7 @@ def pipeline(paths: list[str], lock: Lock, name: str, seconds: float) -> dict[st
 
 def compiled(folder: str) -> Path:
     source, library = Path(folder, "counter.c"), Path(folder, "counter.so")
-    runtime = ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime")
-    del runtime  # it is there: this is CPython
+    ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime")  # it is there: this is CPython
     source.write_text(COUNTER.replace("RUNTIME_NBYTES", "400000"))
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     return library
@@ -239,13 +233,10 @@ def main() -> None:
                 for key, values in harness.ask([*command, name], environment=counter).items():
                     runs.setdefault(key, []).append(values)
     columns = ("pieces", "held_us", "cpu_us", "wall_us")
-    results = {
-        key: {
-            column: harness.spread(values).to_dict()
-            for column, values in zip(columns, zip(*rounds, strict=True), strict=False)
-        }
-        for key, rounds in runs.items()
-    }
+    results: dict[str, Any] = {}
+    for key, rounds in runs.items():
+        measures = zip(columns, zip(*rounds, strict=True), strict=False)
+        results[key] = {column: harness.spread(values) for column, values in measures}
     print(comparison(results))
     harness.keep("gil", CLAIM, configuration, results, options)
 

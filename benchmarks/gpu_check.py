@@ -30,7 +30,6 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -51,16 +50,6 @@ ON_DEVICES = re.compile(
     r"|(def test_|fixture[^\n]*\n *def )\w+\([^)]*\b(accelerator|place: torch\.device|races|simulated)\b"
 )
 """What makes a test one of those marked: the mark, or a fixture of tests/support/accelerators.py."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One command: its exit status, seconds, and the end of what it printed."""
-
-    name: str
-    status: int
-    seconds: float
-    tail: str
 
 
 def device() -> dict[str, Any]:
@@ -116,8 +105,8 @@ def commands(files: list[str], options: argparse.Namespace, gpu: dict[str, Any])
     return {name: command for name, command in found.items() if options.only in name}
 
 
-def run(name: str, arguments: list[str], options: argparse.Namespace) -> Outcome:
-    """One command in a process of its own, in the checkout; its whole output goes to ``<name>.log``."""
+def run(name: str, arguments: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """One command in a process of its own, in the checkout; its output goes to ``<name>.log``, its end is returned."""
     log = options.results / f"{re.sub('[ :]+', '-', name)}.log"
     paths = [str(ROOT), *map(str, filter(None, [options.packages, os.environ.get("PYTHONPATH")]))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
@@ -133,7 +122,7 @@ def run(name: str, arguments: list[str], options: argparse.Namespace) -> Outcome
             file.write(f"\nstopped after {options.limit:.0f} s\n")
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
     print(tail, flush=True)
-    return Outcome(name, status, round(time.perf_counter() - start, 1), tail)
+    return {"name": name, "status": status, "seconds": round(time.perf_counter() - start, 1), "tail": tail}
 
 
 def counts(report: Path) -> dict[str, int]:
@@ -177,8 +166,8 @@ def main() -> None:
     outcomes = [run(name, command, options) for name, command in commands(files, options, gpu).items()]
     found = counts(options.results / "tests.xml")
     # With no GPU every test is skipped or deselected, which is no success of the tests: the row says how many ran.
-    idle = gpu and any(each.name == "tests" for each in outcomes) and not found.get("ran")
-    passed = bool(outcomes) and not idle and all(each.status == 0 for each in outcomes)
+    idle = gpu and any(each["name"] == "tests" for each in outcomes) and not found.get("ran")
+    passed = bool(outcomes) and not idle and all(each["status"] == 0 for each in outcomes)
     os.environ["PIPEGRAPH_RESULTS"] = str(options.results)
     import records
 
@@ -187,7 +176,7 @@ def main() -> None:
     row = {
         "passed": passed,
         "tests": {**found, "left_out": left_out},
-        "commands": list(map(asdict, outcomes)),
+        "commands": outcomes,
     }
     print("recorded in", records.record("gpu_check", claim, configuration, row))
     print(json.dumps({"passed": passed, "device": gpu.get("name", "none"), "tests": row["tests"]}))

@@ -50,21 +50,13 @@ def run(wall_s: float, cpu_s: float, units: float) -> Measures:
 
 @dataclass(frozen=True)
 class Contestant:
-    """One way to do the job.
-
-    Attributes:
-        name: how the tables call it.
-        stream: opens a fresh stream of items; leaving the context ends its threads and processes.
-        warm: items drawn before the clock starts.
-        timed: items drawn while it runs (a slow contestant takes fewer).
-        weight: units of work in one item (for example images in a batch).
-    """
+    """One way to do the job, as a stream of items; leaving its context ends its threads and processes."""
 
     name: str
     stream: Callable[[], AbstractContextManager[Iterable[Any]]]
-    warm: int
-    timed: int
-    weight: float = 1.0
+    warm: int  # items drawn before the clock starts
+    timed: int  # items drawn while it runs (a slow contestant takes fewer)
+    weight: float = 1.0  # units of work in one item (for example images in a batch)
 
     def measure(self) -> Measures:
         """Open, warm up, time and close.
@@ -171,23 +163,11 @@ def ask(
     return found
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Median, least and greatest of repeated measurements."""
-
-    median: float
-    low: float
-    high: float
-
-    def to_dict(self) -> dict[str, float]:
-        """For the record: three numbers, rounded to four digits."""
-        return {key: float(f"{value:.4g}") for key, value in vars(self).items()}
-
-
-def spread(values: Iterable[float]) -> Spread:
-    """Median and range of at least one value."""
+def spread(values: Iterable[float]) -> dict[str, float]:
+    """Median, least and greatest of at least one value, rounded to four digits."""
     ordered = sorted(values)
-    return Spread(statistics.median(ordered), ordered[0], ordered[-1])
+    found = {"median": statistics.median(ordered), "low": ordered[0], "high": ordered[-1]}
+    return {key: float(f"{value:.4g}") for key, value in found.items()}
 
 
 class Clock:
@@ -233,13 +213,13 @@ class Race:
         """How many times as good, round by round: more of the rate, or less of anything else."""
         pairs = zip(self.runs[name], self.runs[over], strict=True)
         sign = 1 if measure == "rate" else -1
-        return spread((a[measure] / b[measure]) ** sign for a, b in pairs).to_dict()
+        return spread((a[measure] / b[measure]) ** sign for a, b in pairs)
 
     def summary(self, yardsticks: Sequence[str]) -> dict[str, Any]:
         """Measures of every contestant and its ratios to each yardstick, ready for the record."""
         rows: dict[str, Any] = {}
         for name, runs in self.runs.items():
-            rows[name] = {key: spread(one[key] for one in runs).to_dict() for key in runs[0]}
+            rows[name] = {key: spread(one[key] for one in runs) for key in runs[0]}
             if "rate" in runs[0]:
                 others = [other for other in yardsticks if other in self.runs]
                 rows[name]["over"] = {other: self.ratios(name, other, "rate") for other in others}
@@ -315,16 +295,10 @@ def contest(
     yardsticks: Sequence[str],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Check every contestant's output once, race those that pass, print the table.
+    """Check every contestant's output once, race those that pass, print the table; the results for the record.
 
-    Args:
-        contestants: in the order of the first round.
-        check: of a contestant's output; what it returns is printed and recorded, what it raises excludes it.
-        yardsticks: names that all others are compared with; the first is the ideal.
-        options: those of ``arguments``.
-
-    Returns:
-        The results, ready for the record.
+    What ``check`` returns is printed and recorded, what it raises excludes the contestant. All others are compared with
+    the yardsticks; the first is the ideal.
     """
     checks: dict[str, str] = {}
     entered = []

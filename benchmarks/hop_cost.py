@@ -83,6 +83,18 @@ class BareChannel:
 
 
 @contextmanager
+def running(source: Any, stage: Any, queues: list[Any]) -> Iterator[None]:
+    """A thread for the source, and one for each stage between two queues; they are waited for at the end."""
+    threads = [threading.Thread(target=source, daemon=True)]
+    threads += [threading.Thread(target=stage, args=pair, daemon=True) for pair in pairwise(queues)]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join()
+
+
+@contextmanager
 def bare(depth: int) -> Iterator[Iterator[int]]:
     """Hand-written: a thread per stage, bounded deques between, no statistics, no error handling."""
     channels = [BareChannel() for _ in range(depth + 1)]
@@ -101,17 +113,10 @@ def bare(depth: int) -> Iterator[Iterator[int]]:
         while items := channels[-1].take_all():
             yield from items
 
-    threads = [threading.Thread(target=source, daemon=True)]
-    threads += [threading.Thread(target=stage, args=pair, daemon=True) for pair in pairwise(channels)]
-    for thread in threads:
-        thread.start()
-    try:
+    with running(source, stage, channels):
         yield drain()
-    finally:
         for channel in channels:
             channel.close()
-        for thread in threads:
-            thread.join()
 
 
 @contextmanager
@@ -132,18 +137,11 @@ def plain_queues(depth: int) -> Iterator[Iterator[int]]:
             downstream.put(identity(item))
         downstream.put(-1)
 
-    threads = [threading.Thread(target=source, daemon=True)]
-    threads += [threading.Thread(target=stage, args=pair, daemon=True) for pair in pairwise(queues)]
-    for thread in threads:
-        thread.start()
     drain = iter(queues[-1].get, -1)
-    try:
+    with running(source, stage, queues):
         yield drain
-    finally:
         stop.set()
         deque(drain, maxlen=0)
-        for thread in threads:
-            thread.join()
 
 
 def pipegraph(depth: int, workers: int = 1) -> Any:

@@ -167,14 +167,9 @@ def used(device: str, rows: int, batches: int = 200) -> dict[str, Any]:
 
 
 def stalls(trace: dict[str, Any], gap_us: float = 50.0) -> dict[str, float]:
-    """What the busiest stream of a profiler's trace waited for between its first and its last kernel.
+    """What the busiest stream of a profiler's trace waited for between its first and its last kernel, in microseconds.
 
-    Args:
-        trace: of ``torch.profiler``, as ``export_chrome_trace`` writes it (times in microseconds).
-        gap_us: shorter gaps are the launches' own.
-
-    Returns:
-        ``span_us``, ``busy_us``, ``waits_us`` (the sum of the longer gaps), ``waits`` (their number), ``longest_us``.
+    Gaps shorter than ``gap_us`` are the launches' own. ``waits_us`` is the sum of the longer ones.
     """
     kernels: dict[Any, list[tuple[float, float]]] = {}
     for event in trace["traceEvents"]:

@@ -20,7 +20,7 @@ import harness
 import numpy as np
 import peers
 from harness import Contestant, Repeat, loaded
-from ideal import HandWritten
+from ideal import hand_written
 from images import BATCH, SIZE, WORKERS, decode, files, load, one_thread_each, photographs
 from peers import PREFETCH, Samples, start_worker
 
@@ -84,12 +84,7 @@ def dali_steps(fn: Any, types: Any, encoded: Any) -> Any:
 def contestants(
     paths: Sequence[str], workers: int = WORKERS, ahead: int = PREFETCH, ready: int = PREFETCH
 ) -> list[Contestant]:
-    """All ways to do the job.
-
-    Args:
-        ahead: batches in work and made, where that is what one sets.
-        ready: batches made and waiting, elsewhere.
-    """
+    """All ways to do the job; ``ahead``: batches in work and made, where one sets that; ``ready``: made and waiting."""
     endless = Repeat(paths)
 
     def in_place() -> Any:
@@ -136,7 +131,7 @@ def contestants(
         return peers.webdataset(paths, decode_sample, default_collate, BATCH, ahead, workers)
 
     streams: dict[str, Any] = {
-        IDEAL: lambda: HandWritten(paths, lambda: fill, (SIZE, SIZE, 3), np.uint8, workers, ready),
+        IDEAL: lambda: hand_written(paths, lambda: fill, (SIZE, SIZE, 3), np.uint8, workers, ready),
         OURS: in_place,
         "pipegraph: map, batch": lambda: functions(load, None),
         "pipegraph: batch, map": lambda: functions(None, load_batch),

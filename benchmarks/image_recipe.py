@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -27,7 +27,7 @@ import numpy as np
 import peers
 import recipe
 from harness import Contestant, Repeat, loaded
-from ideal import HandWritten
+from ideal import hand_written
 from images import BATCH, SIZE, WORKERS, files, one_thread_each, photographs
 from peers import PREFETCH, Samples, start_worker
 
@@ -44,11 +44,6 @@ NOT_LARGE = (
     "pipegraph, auto, in processes", "pipegraph, OpenCV", "pipegraph, nvImageCodec",
     "DataLoader, Pillow", "torchdata.nodes, processes",
 )  # fmt: skip
-
-
-def hand_written(paths: Sequence[str], make_fill: Callable[[], Any]) -> HandWritten:
-    """Two threads that do just the work."""
-    return HandWritten(paths, make_fill, (3, SIZE, SIZE), np.float32)
 
 
 def pipegraph(paths: Sequence[str], backend: str, place: str = "thread") -> Any:
@@ -123,8 +118,8 @@ def contestants(paths: Sequence[str], large: bool = False) -> list[Contestant]:
         return partial(peers.dataloader, Samples(paths, function), **options)
 
     streams: dict[str, Any] = {
-        IDEAL: partial(hand_written, paths, recipe.make_opencv_fill),
-        REGION: partial(hand_written, paths, recipe.make_region_fill),
+        IDEAL: partial(hand_written, paths, recipe.make_opencv_fill, (3, SIZE, SIZE), np.float32),
+        REGION: partial(hand_written, paths, recipe.make_region_fill, (3, SIZE, SIZE), np.float32),
         OURS: partial(pipegraph, paths, "auto"),
         "pipegraph, auto, in processes": partial(pipegraph, paths, "auto", "process"),
         "pipegraph, OpenCV": partial(pipegraph, paths, "opencv"),

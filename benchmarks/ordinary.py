@@ -25,7 +25,7 @@ import numpy as np
 import recipe
 from harness import Way
 from images import WORKERS, one_thread_each, photographs, write_shards
-from peers import start_worker
+from peers import Samples, start_worker
 
 CLAIM = "ordinary jobs: ahead of what a user would pick instead, in rate and in CPU"
 OURS = "pipegraph"
@@ -297,28 +297,15 @@ def tar_job(folder: Path, images: str | None) -> tuple[int, Ways]:
         return sum(len(batch) for batch in loader)
 
     def dataloader() -> Any:
-        data = list(map(str, paths))
-        options = {"batch_size": 64, "shuffle": True, "num_workers": WORKERS, "worker_init_fn": start_worker}
-        return sum(len(batch) for batch in torchs(Decoded(data), **options))
+        data, order = Samples(paths, recipe.opencv_crop_path), np.random.permutation(PHOTOGRAPHS).tolist()
+        options = {"batch_size": 64, "num_workers": WORKERS, "worker_init_fn": start_worker}
+        return sum(len(batch) for batch in torchs(data, sampler=order, **options))
 
     return PHOTOGRAPHS, {
         OURS: ours,
         "WebDataset, 2 processes": webdataset,
         "DataLoader over files": dataloader,
     }
-
-
-class Decoded:
-    """The photographs as files of their own, for a DataLoader."""
-
-    def __init__(self, paths: list[str]) -> None:
-        self.paths = paths
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Any:
-        return recipe.opencv_crop_path(self.paths[index])
 
 
 # -- single rows, and short epochs -----------------------------------------------------------------------------

@@ -43,19 +43,12 @@ Settings = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True)
 class Planted:
-    """One planted bottleneck.
+    """One planted bottleneck."""
 
-    Attributes:
-        graph: makes it anew.
-        right: what may be named: a stage, or a cause after a colon.
-        grid: settings that are tried.
-        step_s: of training.
-    """
-
-    graph: Callable[[], pg.Graph]
-    right: frozenset[str]
-    grid: Sequence[Settings]
-    step_s: float = 0.002
+    graph: Callable[[], pg.Graph]  # makes it anew
+    right: frozenset[str]  # what may be named: a stage, or a cause after a colon
+    grid: Sequence[Settings]  # what is tried
+    step_s: float = 0.002  # of training
 
 
 _late = threading.local()

@@ -52,20 +52,12 @@ HERE = str(Path(__file__).resolve())
 
 @dataclass(frozen=True)
 class Job:
-    """What the ranks do.
+    """What the ranks do."""
 
-    Attributes:
-        name: of the contestant.
-        ports: each rank's way to the server.
-        manifest: of the tar shards.
-        near: an empty folder, for a cache.
-        rank: which of them this is.
-    """
-
-    name: str
-    ports: list[int]
-    manifest: str
-    near: str = ""
+    name: str  # of the contestant
+    ports: list[int]  # each rank's way to the server
+    manifest: str  # of the tar shards
+    near: str = ""  # an empty folder, for a cache
     rank: int = 0
 
     def url(self, part: int) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import catalogue
 from records import RESULTS
-from tables import TITLES, cell, comparison, inverse, number, ours, peers, races, table
+from tables import TITLES, comparison, number, ours, peers, races, table
 
 LEGEND = (
     "Each cell is the median over alternated rounds, with the range in parentheses; ratios are taken within a round. "
@@ -58,27 +58,6 @@ def verdict(results: dict[str, Any], entry: catalogue.Entry) -> str:
         else:
             said.append(f"{what}: {'met' if worst >= goal.least else '**not met**'}, {number(worst)}")
     return "; ".join(said) or "-"
-
-
-def headline(results: dict[str, Any], title: str) -> str:
-    """The project's own row against the ideal (the first yardstick) and against the best peer, in words."""
-    said = []
-    for name, entries in races(results, title):
-        mine = ours(entries)
-        if mine is None or "rate" not in entries.get(mine, {}):
-            continue
-        ideal = next(iter(entries[mine]["over"]))
-        others = {
-            peer: entries[peer]["over"][mine]
-            for peer in peers(entries)
-            if mine in entries[peer].get("over", {})
-        }
-        text = f"{cell(entries[mine]['over'][ideal])} x {ideal}"
-        if others:
-            best = max(others, key=lambda peer: others[peer]["median"])
-            text += f", {cell(inverse(others[best]))} x {best}"
-        said.append(text if name == title else f"{name.removeprefix(f'{title}, ')}: {text}")
-    return "; ".join(said)
 
 
 def overview(date: str, folder: Path) -> str:
@@ -137,8 +116,6 @@ def section(path: Path, row: dict[str, Any] | None = None) -> str:
     setup = ", ".join(f"{key} {value}" for key, value in row["configuration"].items())
     name = question(row["script"], row["claim"])
     lines = [f"## {name}"]
-    said = headline(row["results"], row["script"])
-    lines += [f"pipegraph: {said}."] * bool(said)
     for title, text in tables:
         lines += [f"### {title.removeprefix(row['script']).removeprefix(', ')}"] * (len(tables) > 1) + [text]
     lines += reasons(row["results"])
@@ -147,18 +124,6 @@ def section(path: Path, row: dict[str, Any] | None = None) -> str:
         f"Claim: {row['claim']}."
     )
     return "\n\n".join(lines)
-
-
-def newest_date(folder: Path) -> str:
-    """The date of the newest record.
-
-    Raises:
-        SystemExit: there is none.
-    """
-    dates = sorted(path.name[:10] for path in folder.glob("*.jsonl"))
-    if not dates:
-        raise SystemExit(f"no records in {folder.name}/: run a benchmark first")
-    return dates[-1]
 
 
 def write(date: str, folder: Path = RESULTS) -> Path:
@@ -182,12 +147,13 @@ def write(date: str, folder: Path = RESULTS) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--date", default="", help="YYYY-MM-DD (default: the newest)")
     options = parser.parse_args()
-    print(write(options.date or newest_date(RESULTS)).name)
+    dates = sorted(path.name[:10] for path in RESULTS.glob("*.jsonl"))
+    if not dates:
+        raise SystemExit(f"no records in {RESULTS.name}/: run a benchmark first")
+    print(write(options.date or dates[-1]).name)
 
 
 if __name__ == "__main__":

@@ -93,16 +93,28 @@ def ours(state: Any) -> Iterator[Opened]:
 
 
 @contextmanager
-def ours_in_place(state: Any) -> Iterator[Opened]:
-    import pipegraph as pg
-
-    rows: Any = Rows()
-    generator = torch.Generator().manual_seed(SEED)
-    loader = pg.DataLoader(rows, BATCH, shuffle=True, num_workers=WORKERS, generator=generator)
+def as_torchs(kind: Callable[..., Any], state: Any) -> Iterator[Opened]:
+    """A loader with torch's arguments and a state."""
+    loader = kind(Rows(), BATCH, shuffle=True, num_workers=WORKERS, generator=seeded())
     if state is not None:
         loader.load_state_dict(state)
-    batches = iter(loader)
-    yield batches, loader.state_dict
+    yield iter(loader), loader.state_dict
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(SEED)
+
+
+def ours_in_place(state: Any) -> Any:
+    import pipegraph as pg
+
+    return as_torchs(pg.DataLoader, state)
+
+
+def stateful(state: Any) -> Any:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return as_torchs(StatefulDataLoader, state)
 
 
 @contextmanager
@@ -110,24 +122,10 @@ def dataloader(state: int | None) -> Iterator[Opened]:
     from torch.utils.data import DataLoader
 
     rows: Any = Rows()
-    generator = torch.Generator().manual_seed(SEED)
-    batches = iter(DataLoader(rows, BATCH, shuffle=True, num_workers=WORKERS, generator=generator))
+    batches = iter(DataLoader(rows, BATCH, shuffle=True, num_workers=WORKERS, generator=seeded()))
     for _ in range(state or 0):
         next(batches)
     yield batches, lambda: AT
-
-
-@contextmanager
-def stateful(state: Any) -> Iterator[Opened]:
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    rows: Any = Rows()
-    generator = torch.Generator().manual_seed(SEED)
-    loader = StatefulDataLoader(rows, BATCH, shuffle=True, num_workers=WORKERS, generator=generator)
-    if state is not None:
-        loader.load_state_dict(state)
-    batches = iter(loader)
-    yield batches, loader.state_dict
 
 
 @contextmanager
@@ -136,11 +134,9 @@ def nodes(state: Any) -> Iterator[Opened]:
     from torchdata import nodes as tn
 
     rows = Rows()
-    generator = torch.Generator().manual_seed(SEED)
-    node: Any = tn.SamplerWrapper(RandomSampler(rows, generator=generator))
+    node: Any = tn.SamplerWrapper(RandomSampler(rows, generator=seeded()))
     node = tn.ParallelMapper(node, rows.__getitem__, num_workers=WORKERS, method="thread")
-    node = tn.Prefetcher(tn.Batcher(node, BATCH, drop_last=False), prefetch_factor=2)
-    loader: Any = tn.Loader(node)
+    loader: Any = tn.Loader(tn.Prefetcher(tn.Batcher(node, BATCH, drop_last=False), prefetch_factor=2))
     if state is not None:
         loader.load_state_dict(state)
     yield iter(loader), loader.state_dict

@@ -20,25 +20,17 @@ DRIFT_BATCHES = 32
 
 
 def distinct_parts(epoch: Any, part_samples: Any, batch: int) -> float:
-    """Distinct parts in a full batch, on average.
-
-    Args:
-        epoch: samples in the order they are read, int64 (samples,), as ``Order.indices`` gives them.
-        part_samples: samples of each part, int64 (parts,).
-    """
+    """Distinct parts in a full batch, on average; ``epoch`` is an order as ``Order.indices`` gives it."""
     parts = np.searchsorted(np.cumsum(part_samples), batches(epoch, batch), side="right")
     parts.sort(axis=1)
     return float((np.diff(parts, axis=1) > 0).sum(axis=1).mean()) + 1
 
 
 def variance_inflation(value: Any, epoch: Any, batch: int) -> float:
-    """Variance of batch means over that of batches drawn without replacement.
+    """Variance of batch means over that of batches drawn without replacement; ``value`` is a number for each sample.
 
-    One whole part of class-sorted data gives about 1 + (b-1) rho, a pool of K parts
-    about 1 + (b-1) rho / K, with rho the correlation of two samples of a part.
-
-    Args:
-        value: a number for each sample, float64 (samples,).
+    One whole part of class-sorted data gives about 1 + (b-1) rho, a pool of K parts about 1 + (b-1) rho / K, with rho
+    the correlation of two samples of a part.
     """
     means, total = value[batches(epoch, batch)].mean(axis=1), len(value)
     expected = value.var() / batch * (total - batch) / (total - 1)

@@ -47,33 +47,29 @@ class Rows:
         return self.table[index]
 
 
-class EndlessBatches:
-    """Lists of shuffled indices, pass after pass."""
+class Endless:
+    """Lists of shuffled indices, pass after pass; or the indices one by one."""
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __init__(self, batches: bool) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
         for epoch in range(PASSES):
             order = np.random.default_rng(epoch).permutation(ROWS)
             for start in range(0, ROWS - BATCH + 1, BATCH):
-                yield order[start : start + BATCH].tolist()
+                found = order[start : start + BATCH].tolist()
+                if self.batches:
+                    yield found
+                else:
+                    yield from found
 
     def __len__(self) -> int:
-        return PASSES * (ROWS // BATCH)
-
-
-class EndlessRows:
-    """Shuffled indices, pass after pass."""
-
-    def __iter__(self) -> Iterator[int]:
-        for batch in EndlessBatches():
-            yield from batch
-
-    def __len__(self) -> int:
-        return PASSES * (ROWS // BATCH) * BATCH
+        return PASSES * (ROWS // BATCH) * (1 if self.batches else BATCH)
 
 
 def hand_written(rows: Rows) -> Any:
     """One thread, no queue: index and yield."""
-    return nullcontext(rows[indices] for indices in EndlessBatches())
+    return nullcontext(rows[indices] for indices in Endless(True))
 
 
 def pipegraph(rows: Rows, batches: bool) -> Any:
@@ -81,7 +77,7 @@ def pipegraph(rows: Rows, batches: bool) -> Any:
     import pipegraph as pg
     from pipegraph import operators as ops
 
-    sampler: Any = EndlessBatches() if batches else EndlessRows()
+    sampler: Any = Endless(batches)
     capacity = PREFETCH if batches else BATCH
     source = pg.Graph("rows").add(ops.FromSequence(rows, sampler=sampler), workers=WORKERS, capacity=capacity)
     return loaded(source if batches else source.then(ops.Batch(BATCH), capacity=PREFETCH))
@@ -90,8 +86,8 @@ def pipegraph(rows: Rows, batches: bool) -> Any:
 def asked(batches: bool) -> dict[str, Any]:
     """How a DataLoader is asked; batches: a sampler of index lists with ``batch_size=None``."""
     if batches:
-        return {"sampler": EndlessBatches(), "batch_size": None}
-    return {"sampler": EndlessRows(), "batch_size": BATCH}
+        return {"sampler": Endless(True), "batch_size": None}
+    return {"sampler": Endless(False), "batch_size": BATCH}
 
 
 def dataloader(rows: Rows, batches: bool) -> Any:
@@ -112,13 +108,13 @@ def torchdata_nodes(rows: Rows, batches: bool) -> Any:
     from torch.utils.data import default_collate
 
     if batches:
-        return peers.nodes(EndlessBatches(), rows.__getitem__)
-    return peers.nodes(EndlessRows(), lambda found: default_collate([rows[i] for i in found]), batch=BATCH)
+        return peers.nodes(Endless(True), rows.__getitem__)
+    return peers.nodes(Endless(False), lambda found: default_collate([rows[i] for i in found]), batch=BATCH)
 
 
 def spdl(rows: Rows) -> Any:
     """A list of indices per task."""
-    return peers.spdl(EndlessBatches(), rows.__getitem__)
+    return peers.spdl(Endless(True), rows.__getitem__)
 
 
 def grain(rows: Rows) -> Any:

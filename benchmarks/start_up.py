@@ -134,12 +134,7 @@ def measured(name: str, folder: str) -> Measures:
     def first(batches: Iterator[Any]) -> Measures:
         next(batches)
         both_s, cpu_s = clock.read()
-        return {
-            "import_s": import_s,
-            "first_batch_s": both_s - import_s,
-            "both_s": both_s,
-            "cpu_s": cpu_s,
-        }
+        return {"import_s": import_s, "first_batch_s": both_s - import_s, "both_s": both_s, "cpu_s": cpu_s}
 
     if not folder:
         batches = small(name)

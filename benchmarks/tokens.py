@@ -8,11 +8,9 @@ uint16 file of 100 million tokens.
 
 from __future__ import annotations
 
-import queue
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,28 +70,6 @@ class Windows:
 def hand_written(windows: Windows) -> Any:
     """One thread, no queue: cut and yield."""
     return nullcontext(windows.batch(range(start, start + BATCH)) for start in range(0, ENDLESS, BATCH))
-
-
-@contextmanager
-def thread_and_queue(windows: Windows) -> Iterator[Any]:
-    """The least that works ahead: one thread that cuts, and a queue. What it loses no pipeline of threads can keep."""
-    ready: queue.Queue[Any] = queue.Queue(PREFETCH)
-    over = threading.Event()
-
-    def work() -> None:
-        for start in range(0, ENDLESS, BATCH):
-            if over.is_set():
-                return
-            ready.put(windows.batch(range(start, start + BATCH)))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    yield iter(ready.get, None)
-    over.set()
-    while thread.is_alive():  # it may wait for room
-        with suppress(queue.Empty):
-            ready.get_nowait()
-        thread.join(0.01)
 
 
 def pipegraph_batches(windows: Windows) -> Any:
@@ -158,7 +134,6 @@ def contestants(windows: Windows) -> list[Contestant]:
 
     return [
         entry(IDEAL, hand_written, 5000),
-        entry("hand-written thread and queue", thread_and_queue, 4000),
         entry(OURS, pipegraph_batches, 4000),
         entry("pipegraph, windows", pipegraph_windows, 2000),
         entry(SOURCE, pipegraph_tokens, 4000),
