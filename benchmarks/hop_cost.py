@@ -1,11 +1,10 @@
 """What a stage costs: chains of k trivial map stages, item by item, integers.
 
-Claim: at most 3 us per item and stage (capacity 64, one worker, ordered, statistics on), at least 6
-times faster than torchdata.nodes' thread ParallelMapper, at least 30 times faster than SPDL, flat from
-1 to 64 stages.
+Claim: at most 3 us per item and stage (capacity 64, one worker, ordered, statistics on), at least 6 times faster than
+torchdata.nodes' thread ParallelMapper, at least 30 times faster than SPDL, flat from 1 to 64 stages.
 
-Every contestant has a queue and a thread per stage, except those marked "no queue": DataLoader and
-Grain run all maps in one place. "tuned" rows are what a peer's documentation offers for small items.
+Every contestant has a queue and a thread per stage, except those marked "no queue": DataLoader and Grain run all maps
+in one place. "tuned" rows are what a peer's documentation offers for small items.
 
     python benchmarks/hop_cost.py --rounds 5
 """

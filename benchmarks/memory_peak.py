@@ -1,16 +1,14 @@
-"""Peak memory of all processes while photographs are decoded: ``image_decode.py`` with 2 and with 4
-workers.
+"""Peak memory of all processes while photographs are decoded: ``image_decode.py`` with 2 and with 4 workers.
 
 Claim: the peak RSS of all processes is at most half of DataLoader's with the same number of workers.
 
-Each measurement is a fresh interpreter. The consumer takes a step of 0.15 s with each batch, longer than
-making one takes, so that everything that may be buffered is: DataLoader's default is two batches ahead
-per worker, and everyone has as many here. Before and after every step it adds up what it and all its
-descendants hold: as RSS (each process counts the pages it shares, as most tools show it) and as PSS
-(shared pages are divided among those who share them, so forked workers hardly count what they inherit).
-The peak over 16 batches counts. ``before`` is the RSS of the interpreter with the imports done and no
-loader built. ``added`` is what the loader itself costs: the rise of anonymous and shared memory (by PSS,
-without the pages of files, which also other programs on the machine may share).
+Each measurement is a fresh interpreter. The consumer takes a step of 0.15 s with each batch, longer than making one
+takes, so that everything that may be buffered is: DataLoader's default is two batches ahead per worker, and everyone
+has as many here. Before and after every step it adds up what it and all its descendants hold: as RSS (each process
+counts the pages it shares, as most tools show it) and as PSS (shared pages are divided among those who share them, so
+forked workers hardly count what they inherit). The peak over 16 batches counts. ``before`` is the RSS of the
+interpreter with the imports done and no loader built. ``added`` is what the loader itself costs: the rise of anonymous
+and shared memory (by PSS, without the pages of files, which also other programs on the machine may share).
 
     python benchmarks/memory_peak.py --images FOLDER --rounds 3
 """
