@@ -212,7 +212,10 @@ def interpolations() -> str:
         row = [f'`"{kind}"`']
         for backend in ("opencv", "pillow"):
             one = found[backend, kind]
-            row += [f"{three_digits(one['mean'])} ({three_digits(one['worst_image'])})", f"{one['cost']:.1f}x"]
+            row += [
+                f"{three_digits(one['mean'])} ({three_digits(one['worst_image'])})",
+                f"{one['cost']:.1f}x",
+            ]
         rows.append(row)
     for measure in ("mean", "worst_image"):
         assert all(found["opencv", kind][measure] == found["simplejpeg", kind][measure] for _, kind in found)
