@@ -210,12 +210,9 @@ def interpolations() -> str:
         heads += [f"{backend}: mean (worst image)", "CPU"]
     for kind in dict.fromkeys(kind for _, kind in found):
         row = [f'`"{kind}"`']
-        for backend in ("opencv", "pillow"):
-            one = found[backend, kind]
-            row += [
-                f"{three_digits(one['mean'])} ({three_digits(one['worst_image'])})",
-                f"{one['cost']:.1f}x",
-            ]
+        for one in (found["opencv", kind], found["pillow", kind]):
+            mean, worst = three_digits(one["mean"]), three_digits(one["worst_image"])
+            row += [f"{mean} ({worst})", f"{one['cost']:.1f}x"]
         rows.append(row)
     for measure in ("mean", "worst_image"):
         assert all(found["opencv", kind][measure] == found["simplejpeg", kind][measure] for _, kind in found)
