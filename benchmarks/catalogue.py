@@ -7,55 +7,32 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Goal:
-    """How many times as good as another loader ours has to be.
-
-    Attributes:
-        least: the ratio at which the goal is met.
-        others: names of contestants, of which the best counts; empty: every peer.
-        measure: a rate (more is better), or a quantity of which less is better.
-        ours: our contestant, where the record has no ratios to one.
-    """
+    """How many times as good as another loader ours has to be, at least."""
 
     least: float
-    others: tuple[str, ...] = ()
-    measure: str = "rate"
-    ours: str = ""
+    others: tuple[str, ...] = ()  # contestants, of which the best counts; empty: every peer
+    measure: str = "rate"  # or a quantity of which less is better
+    ours: str = ""  # our contestant, where the record has no ratios to one
 
 
 @dataclass(frozen=True)
 class Apart:
-    """A way of using the loaders that is compared by itself.
-
-    Attributes:
-        name: in words.
-        ours: our contestant.
-        among: what the names of its peers contain.
-    """
+    """A way of using the loaders that is compared by itself."""
 
     name: str
     ours: str
-    among: str = ""
+    among: str = ""  # what the names of its peers contain
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One comparison.
+    """One comparison."""
 
-    Attributes:
-        record: name of its records.
-        question: what it answers.
-        script: without ``.py``.
-        arguments: besides rounds and images.
-        images: whether it needs photographs.
-        goals: what it has to show.
-        apart: contestants of ours that are compared by themselves.
-    """
-
-    record: str
+    record: str  # name of its records
     question: str
     script: str
-    arguments: tuple[str, ...] = ()
-    images: bool = False
+    arguments: tuple[str, ...] = ()  # besides rounds and images
+    images: bool = False  # whether it needs photographs
     goals: tuple[Goal, ...] = ()
     apart: tuple[Apart, ...] = ()
 
@@ -102,8 +79,15 @@ SET = (
         "start_up_processes",
         "import, and start to the first batch of worker processes",
         "start_up",
-        ("--processes",),
+        ("--of", "processes"),
         apart=(Apart("a second loader", "pipegraph, DataLoader, second loader", "second loader"),),
+    ),
+    Entry(
+        "start_up_threads",
+        "import, and start to the first batch of a small graph in threads",
+        "start_up",
+        ("--of", "threads"),
+        goals=(Goal(1, measure="both_s", ours="pipegraph, threads"),),
     ),
     Entry(
         "image_decode",
@@ -147,5 +131,6 @@ SET = (
         images=True,
         goals=(Goal(2, ("DataLoader, processes",), "rss_mb", DECODE),),
     ),
+    Entry("ordinary", "ordinary jobs, as a newcomer writes them", "ordinary", images=True, goals=(AHEAD,)),
     Entry("planted", "what a profile says of planted bottlenecks, and how far its advice leads", "planted"),
 )

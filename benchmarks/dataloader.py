@@ -8,7 +8,7 @@ Claim: ahead of torch's on images, tokens, small dicts and samples of 32 MB.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,65 +23,43 @@ TORCH = "torch's DataLoader"
 WORKERS = 2
 
 
-class Images(torch.utils.data.Dataset[Any]):
-    """Float images of 3 x 224 x 224 with a label, each a copy of one in memory: no decoding hides the loader."""
+class Endless(torch.utils.data.Dataset[Any]):
+    """A map-style dataset that does not end, of samples that no decoding hides the loader behind."""
 
-    batch, timed = 32, 60
-
-    def __init__(self) -> None:
-        self.images = np.random.default_rng(0).random((16, 3, 224, 224), np.float32)
+    def __init__(self, batch: int, timed: int, sample: Callable[[int], Any]) -> None:
+        self.batch, self.timed, self.sample = batch, timed, sample
 
     def __len__(self) -> int:
         return 1 << 40
 
     def __getitem__(self, index: int) -> Any:
-        return self.images[index % 16].copy(), index % 1000
+        return self.sample(index)
 
 
-class Tokens(torch.utils.data.Dataset[Any]):
+def images() -> Endless:
+    """Float images of 3 x 224 x 224 with a label, each a copy of one in memory."""
+    held = np.random.default_rng(0).random((16, 3, 224, 224), np.float32)
+    return Endless(32, 60, lambda index: (held[index % 16].copy(), index % 1000))
+
+
+def tokens() -> Endless:
     """Windows of 2,048 tokens."""
-
-    batch, timed = 16, 1500
-
-    def __init__(self) -> None:
-        self.tokens = np.random.default_rng(0).integers(0, 50_000, 1 << 22, np.int64)
-
-    def __len__(self) -> int:
-        return 1 << 40
-
-    def __getitem__(self, index: int) -> Any:
-        start = index * 2048 % (len(self.tokens) - 2048)
-        return torch.from_numpy(self.tokens[start : start + 2048])
+    held = torch.from_numpy(np.random.default_rng(0).integers(0, 50_000, 1 << 22, np.int64))
+    return Endless(16, 1500, lambda index: held[(start := index * 2048 % (len(held) - 2048)) : start + 2048])
 
 
-class Rows(torch.utils.data.Dataset[Any]):
-    """Small dicts: what a batch costs that holds next to nothing."""
-
-    batch, timed = 64, 1500
-
-    def __len__(self) -> int:
-        return 1 << 40
-
-    def __getitem__(self, index: int) -> Any:
-        return {"x": index / 3, "y": index % 10, "name": "row"}
+def small_dicts() -> Endless:
+    """What a batch costs that holds next to nothing."""
+    return Endless(64, 1500, lambda index: {"x": index / 3, "y": index % 10, "name": "row"})
 
 
-class Large(torch.utils.data.Dataset[Any]):
+def large() -> Endless:
     """Samples of 32 MB, one by one."""
-
-    batch, timed = 1, 40
-
-    def __init__(self) -> None:
-        self.sample = torch.zeros(8 << 20)
-
-    def __len__(self) -> int:
-        return 1 << 40
-
-    def __getitem__(self, index: int) -> Any:
-        return self.sample + index
+    held = torch.zeros(8 << 20)
+    return Endless(1, 40, lambda index: held + index)
 
 
-DATA: dict[str, Any] = {"images": Images, "tokens": Tokens, "small dicts": Rows, "32 MB samples": Large}
+DATA = {"images": images, "tokens": tokens, "small dicts": small_dicts, "32 MB samples": large}
 
 
 @contextmanager
@@ -117,30 +95,16 @@ def check(contestant: Contestant) -> str:
 
 
 def main() -> None:
-    parser = harness.arguments(__doc__ or "")
+    parser = harness.arguments(__doc__)
     parser.add_argument("--data", choices=list(DATA), help="one of the four")
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of timed batches")
     options = parser.parse_args()
-    for name, data in DATA.items():
-        if options.data in (None, name):
-            dataset = data()
-            configuration = {
-                "data": name,
-                "workers": WORKERS,
-                "batch": dataset.batch,
-                "rounds": options.rounds,
-            }
-            entered = contestants(dataset, options.scale)
-            harness.compare(
-                f"dataloader_{name.replace(' ', '_').lower()}",
-                f"{CLAIM} on {name}",
-                configuration,
-                entered,
-                check,
-                [TORCH],
-                "samples",
-                options,
-            )
+    for name in [options.data] if options.data else DATA:
+        dataset = DATA[name]()
+        configuration = {"data": name, "workers": WORKERS, "batch": dataset.batch}
+        entered = contestants(dataset, options.scale)
+        script = f"dataloader_{name.replace(' ', '_').lower()}"
+        harness.compare(script, f"{CLAIM} on {name}", configuration, entered, check, [TORCH], options)
 
 
 if __name__ == "__main__":

@@ -17,21 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import catalogue
-import harness
-from report import peers, races
+from records import RESULTS
+from tables import peers, races
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [
-    ROOT / name
-    for name in (
-        "README.md",
-        "benchmarks/README.md",
-        "docs/memory.md",
-        "docs/images.md",
-        "docs/reader.md",
-        "docs/schedules.md",
-    )
-]
+PAGES = ("memory", "images", "reader", "schedules")
+DOCUMENTS = [ROOT / "README.md", ROOT / "benchmarks/README.md", *(ROOT / f"docs/{name}.md" for name in PAGES)]
 MARKED = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.S)
 CLOSE = 0.99
 """A ratio to the best peer from which on nobody is called ahead: the spread of one run is wider."""
@@ -52,10 +43,15 @@ class Record:
     rounds: int
 
 
+def latest(name: str) -> tuple[Path, dict[str, Any]]:
+    """The newest file of a comparison, and its last row."""
+    path = sorted(RESULTS.glob(f"????-??-??-{name}.jsonl"))[-1]
+    return path, json.loads(path.read_text().splitlines()[-1])
+
+
 def newest(name: str) -> Record:
     """The newest record of a comparison."""
-    path = sorted(harness.RESULTS.glob(f"????-??-??-{name}.jsonl"))[-1]
-    row = json.loads(path.read_text().splitlines()[-1])
+    path, row = latest(name)
     found = {
         part.removeprefix(name).removeprefix(", "): entries for part, entries in races(row["results"], name)
     }
@@ -72,32 +68,20 @@ def three_digits(value: float) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a table that shows ours, the best peer and DataLoader.
-
-    Attributes:
-        text: what is measured.
-        record: name of its records.
-        ours: our contestant.
-        part: which comparison of the record.
-        among: only contestants whose names contain it.
-    """
+    """A line of a table that shows ours, the best peer and DataLoader."""
 
     text: str
-    record: str
-    ours: str
+    record: str  # name of its records
+    ours: str  # our contestant
     measure: str = "cpu_s_per_unit"
     unit: str = "ms"
     factor: float = 1e3
-    part: str = ""
-    among: str = ""
+    part: str = ""  # which comparison of the record
 
     def cells(self) -> list[str]:
         record = newest(self.record)
-        entries = {
-            name: entry
-            for name, entry in record.entries[self.part].items()
-            if self.among in name and self.measure in entry
-        }
+        found = record.entries[self.part]
+        entries = {name: entry for name, entry in found.items() if self.measure in entry}
         others = [name for name in peers(entries) if not name.startswith("DataLoader")]
         torchs = [name for name in peers(entries) if name.startswith("DataLoader")]
         best = [self.ours, *(min(group, key=self.cost(entries), default="") for group in (others, torchs))]
@@ -144,10 +128,7 @@ LARGE = (Line("CPU per image at 3000 x 2000", "image_recipe_large", "pipegraph, 
 def against_peers(lines: tuple[Line, ...]) -> str:
     """A table of ours, the best peer and DataLoader; the least of each line is bold."""
     rows = [line.cells() for line in lines]
-    return markdown(
-        ["median of alternated rounds", "pipegraph", "best other loader", "DataLoader"],
-        rows,
-    )
+    return markdown(["median of alternated rounds", "pipegraph", "best other loader", "DataLoader"], rows)
 
 
 def ranking(name: str, title: str, unit: str, factor: float, part: str = "", suffix: str = "") -> str:
@@ -183,7 +164,7 @@ def losses() -> str:
 def comparisons() -> Iterator[tuple[str, dict[str, Any], list[str], list[str]]]:
     """(what, entries, our contestants, the peers): every comparison, and those that the catalogue sets apart."""
     questions = {entry.record: entry for entry in catalogue.SET}
-    for name in sorted({path.name[11:-6] for path in harness.RESULTS.glob("*.jsonl")}):
+    for name in sorted({path.name[11:-6] for path in RESULTS.glob("*.jsonl")}):
         for part, entries in newest(name).entries.items():
             entry = questions.get(name)
             what = (entry.question if entry else name.replace("_", " ")) + (f" ({part})" if part else "")
@@ -218,23 +199,23 @@ def markdown(headers: list[str], rows: list[list[str]]) -> str:
 
 
 def results_of(name: str) -> Any:
-    path = sorted(harness.RESULTS.glob(f"????-??-??-{name}.jsonl"))[-1]
-    return json.loads(path.read_text().splitlines()[-1])["results"]
+    return latest(name)[1]["results"]
 
 
 def interpolations() -> str:
     """How far each interpolation is from torchvision's evaluation, and its CPU time over that of ``linear``."""
     found = {(row["backend"], row["interpolation"]): row for row in results_of("interpolation")["rows"]}
-    heads = ["`interpolation=`"]
-    for backend in ("OpenCV", "simplejpeg", "Pillow"):
-        heads += [f"{backend}: mean", "worst image", "CPU"]
-    rows = []
+    heads, rows = ["`interpolation=`"], []
+    for backend in ("OpenCV, simplejpeg", "Pillow"):
+        heads += [f"{backend}: mean (worst image)", "CPU"]
     for kind in dict.fromkeys(kind for _, kind in found):
         row = [f'`"{kind}"`']
-        for backend in ("opencv", "simplejpeg", "pillow"):
-            one = found[backend, kind]
-            row += [three_digits(one["mean"]), three_digits(one["worst_image"]), f"{one['cost']:.1f} x"]
+        for one in (found["opencv", kind], found["pillow", kind]):
+            mean, worst = three_digits(one["mean"]), three_digits(one["worst_image"])
+            row += [f"{mean} ({worst})", f"{one['cost']:.1f}x"]
         rows.append(row)
+    for measure in ("mean", "worst_image"):
+        assert all(found["opencv", kind][measure] == found["simplejpeg", kind][measure] for _, kind in found)
     return markdown(heads, rows)
 
 
@@ -284,42 +265,37 @@ def spread(found: dict[str, float]) -> str:
 
 def gpu() -> str:
     """What ran on a real GPU: tests, copies, replicas."""
-    check, tests = results_of("gpu_check"), results_of("gpu_check")["tests"]
-    copies = newest("host_to_device").entries[""]
-    traced = results_of("host_to_device_trace")
-    slots = newest("replica_parts").entries[""]
-    fed, resident = traced["trace"]["fed"], traced["trace"]["resident"]
+    check, traced = results_of("gpu_check"), results_of("host_to_device_trace")
+    copies, slots = newest("host_to_device").entries[""], newest("replica_parts").entries[""]
+    tests, memory, waits = check["tests"], traced["memory"], traced["trace"]
+    fed, stays = (
+        f"{100 * waits[each]['waits_us'] / waits[each]['span_us']:.2f} %" for each in ("fed", "resident")
+    )
     two = next(name for name in slots if name.endswith("2 slots"))
-    rows = [
-        [
-            "tests of devices: ran, failed, skipped",
-            f"{tests['ran']}, {tests['failures'] + tests['errors']}, {tests['skipped']}",
-        ],
-        [
-            "batches of 38.5 MB to the device, of the rate of a bare copy loop",
-            spread(copies["pipegraph"]["over"]["bare"]),
-        ],
-        ["the same by `.to(device)` of each batch", spread(copies[".to per batch"]["over"]["bare"])],
-        [
-            "the compute stream waited, of its time: fed, and with one batch that stays",
-            ", ".join(f"{100 * each['waits_us'] / each['span_us']:.2f} %" for each in (fed, resident)),
-        ],
-        [
-            "slabs on the device: made, planned at most",
-            f"{traced['memory']['slabs']}, {traced['memory']['planned_slabs']}",
-        ],
-        [
-            "steps of a ResNet-18 (32 x 3 x 64 x 64), of a plain loop: one slot, two slots of one GPU",
-            ", ".join(spread(slots[name]["over"]["plain"]) for name in ("executor, 1 slot", two)),
-        ],
-    ]
+    loader, plain = (spread(copies[name]["over"]["bare"]) for name in ("pipegraph", ".to per batch"))
+    one, both = (spread(slots[name]["over"]["plain"]) for name in ("executor, 1 slot", two))
     assert check["passed"]
-    return markdown([f"on one {gpu_name()}", "measured"], rows)
+    rows = [
+        "tests of devices: ran, failed, skipped",
+        f"{tests['ran']}, {tests['failures'] + tests['errors']}, {tests['skipped']}",
+        "batches of 38.5 MB to the device, of the rate of a bare copy loop",
+        loader,
+        "the same by `.to(device)` of each batch",
+        plain,
+        "the compute stream waited, of its time: fed, and with one batch that stays",
+        f"{fed}, {stays}",
+        "slabs on the device: made, planned at most",
+        f"{memory['slabs']}, {memory['planned_slabs']}",
+        "steps of a ResNet-18 (32 x 3 x 64 x 64), of a plain loop: one slot, two slots of one GPU",
+        f"{one}, {both}",
+    ]
+    return markdown(
+        [f"on one {gpu_name()}", "measured"], [rows[at : at + 2] for at in range(0, len(rows), 2)]
+    )
 
 
 def gpu_name() -> str:
-    path = sorted(harness.RESULTS.glob("????-??-??-gpu_check.jsonl"))[-1]
-    name: str = json.loads(path.read_text().splitlines()[-1])["configuration"]["device"]["name"]
+    name: str = latest("gpu_check")[1]["configuration"]["device"]["name"]
     return name
 
 
@@ -371,16 +347,14 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def rewritten(document: Path, text: str) -> str:
     """The text of a document with every marked table from today's records, with links from its folder."""
-    links = "(results/" if document.parent == harness.RESULTS.parent else "(benchmarks/results/"
+    links = "(results/" if document.parent == RESULTS.parent else "(benchmarks/results/"
     return MARKED.sub(
         lambda found: found[1] + TABLES[found[2]]().replace("(benchmarks/results/", links) + found[3], text
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument(
         "--check", action="store_true", help="change nothing; exit code 1 if a figure differs"
     )

@@ -14,7 +14,6 @@ longer.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import os
@@ -25,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from typing import Any
 import harness
 import numpy as np
 import recipe
-from images import SIZE, add_images_option, one_thread_each, photographs
+from images import SIZE, files, one_thread_each, photographs
+from tables import comparison
 
 CLAIM = "how long, and in how many pieces, an image holds the interpreter's lock, beside its CPU time"
 LIBRARY = "PIPEGRAPH_LOCK_COUNTER"
@@ -122,23 +123,17 @@ def step_functions(paths: list[str], decoders: tuple[str, ...]) -> Iterator[tupl
     yield "draw", draw
     yield "crop", window
     rows = NativeRows((SIZE, SIZE, 3), True, tables_of(recipe.MEAN, recipe.STD, torch.float32), crop, 0.5)
-    yield (
-        "all of it for 32 images in one call, compiled",
-        lambda i: (
-            i % 32
-            or rows.decode(
-                paths[i : i + 32], True, [digest(0, 0, (n,), "decode") for n in range(i, i + 32)], many
-            )
-        ),
-    )
+
+    def compiled(i: int) -> None:
+        if i % 32 == 0:
+            digests = [digest(0, 0, (n,), "decode") for n in range(i, i + 32)]
+            rows.decode(paths[i : i + 32], True, digests, many)
+
+    yield "all of it for 32 images in one call, compiled", compiled
     for name in decoders:
-        backend = open_backend(name)
-        yield (
-            f"decode and resize, {name}",
-            lambda i, backend=backend: backend.decode_into(
-                encoded[i], headers[i], windows[i], pixels, "linear"
-            ),
-        )
+        into = open_backend(name).decode_into
+        decode = partial(lambda into, i: into(encoded[i], headers[i], windows[i], pixels, "linear"), into)
+        yield f"decode and resize, {name}", decode
     yield "normalise", lambda i: fill(pixels, planes)
 
 
@@ -168,16 +163,12 @@ def pipeline(paths: list[str], lock: Lock, name: str, seconds: float) -> dict[st
 
     decoder, workers, backend, beside = name.split()
 
-    def samples() -> Iterator[dict[str, str]]:
-        return ({"key": str(i), "path": path} for i, path in enumerate(harness.Repeat(paths)))
-
-    graph = pg.Graph("recipe", seed=7)
-    files = graph.add(ops.FromIterable(samples)).then(ops.Load(), backend="inline")
     places: Any = {"workers": int(workers), "backend": backend}
-    batches = files.then(ops.Batch(BATCH), capacity=1).then(
-        ops.DecodeImage(SIZE, crop=ops.RandomResizedCrop(), flip=0.5, backend=decoder), **places
+    decode = ops.DecodeImage(SIZE, crop=ops.RandomResizedCrop(), flip=0.5, backend=decoder)
+    batches = files(pg.Graph("recipe", seed=7), paths).then(ops.Batch(BATCH), capacity=1)
+    last = batches.then(decode, **places).then(
+        ops.Normalize(recipe.MEAN, recipe.STD, layout="NCHW"), **places
     )
-    batches.then(ops.Normalize(recipe.MEAN, recipe.STD, layout="NCHW"), **places)
     stop = threading.Event()
 
     def train() -> None:
@@ -187,20 +178,19 @@ def pipeline(paths: list[str], lock: Lock, name: str, seconds: float) -> dict[st
 
     training = threading.Thread(target=train)
     lock.aside()
-    with graph.loader() as loader:
+    with harness.loaded(last) as loader:
         stream = iter(loader)
         for _ in islice(stream, 2 * int(workers)):
             pass
         if beside == "busy":
             training.start()
             busy = time.pthread_getcpuclockid(training.ident)
-        before, cpu, begun = lock.totals(), harness.cpu_seconds(), time.perf_counter()
+        before, clock, until = lock.totals(), harness.Clock(), time.perf_counter() + seconds
         taken, aside = 0, time.clock_gettime(busy) if training.ident else 0.0
-        while time.perf_counter() - begun < seconds:
+        while time.perf_counter() < until:
             next(stream)
             taken += BATCH
-        wall = time.perf_counter() - begun
-        spent = harness.spent_s(cpu, harness.cpu_seconds())
+        wall, spent = clock.read()
         if training.ident:
             spent -= time.clock_gettime(busy) - aside
         held = (lock.totals() - before) / taken
@@ -208,67 +198,47 @@ def pipeline(paths: list[str], lock: Lock, name: str, seconds: float) -> dict[st
     return {name: [*held.tolist(), 1e6 * spent / taken, 1e6 * wall / taken]}
 
 
-def counted(arguments: list[str], library: Path) -> dict[str, list[float]]:
-    """What this script finds in a process with the counter."""
-    environment = {**os.environ, "LD_PRELOAD": str(library), LIBRARY: str(library)}
-    command = [sys.executable, str(Path(__file__).resolve()), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def compiled(folder: str) -> Path:
     source, library = Path(folder, "counter.c"), Path(folder, "counter.so")
-    runtime = ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime")
-    del runtime  # it is there: this is CPython
+    ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime")  # it is there: this is CPython
     source.write_text(COUNTER.replace("RUNTIME_NBYTES", "400000"))
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     return library
 
 
 def main() -> None:
-    parser = harness.arguments(__doc__ or "", rounds=3)
-    add_images_option(parser)
+    parser = harness.arguments(__doc__, rounds=3, images=True)
     parser.add_argument("--seconds", type=float, default=4.0, help="how long each span of a pipeline takes")
-    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     paths = photographs(options.images)
     if options.child:
         one_thread_each()
-        lock = Lock()
-        alone = options.child == "steps"
-        print(
-            json.dumps(steps(paths, lock) if alone else pipeline(paths, lock, options.child, options.seconds))
-        )
+        lock, alone = Lock(), options.child == "steps"
+        found = steps(paths, lock) if alone else pipeline(paths, lock, options.child, options.seconds)
+        print(json.dumps(found))
         return
     names = ["steps"]
     names += [f"{d} {p} {b}" for d in DECODERS for p in PLACES for b in ("quiet", "busy")]
     names = [name for name in names if any(part.strip() in name for part in options.only.split(","))]
     configuration = {"photographs": len(paths), "batch": BATCH, "size": SIZE, "rounds": options.rounds}
     harness.header(CLAIM, configuration)
-    found: dict[str, list[list[float]]] = {}
+    runs: dict[str, list[list[float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        library = compiled(folder)
+        library = str(compiled(folder))
+        counter = {"LD_PRELOAD": library, LIBRARY: library}
+        command = [sys.executable, __file__, "--images", options.images]
+        command += ["--seconds", str(options.seconds), "--child"]
         for _ in range(options.rounds):
             for name in names:
-                arguments = ["--child", name, "--images", options.images, "--seconds", str(options.seconds)]
-                for key, values in counted(arguments, library).items():
-                    found.setdefault(key, []).append(values)
+                for key, values in harness.ask([*command, name], environment=counter).items():
+                    runs.setdefault(key, []).append(values)
     columns = ("pieces", "held_us", "cpu_us", "wall_us")
-    results = {
-        key: {
-            column: harness.spread(values).to_dict()
-            for column, values in zip(columns, zip(*rounds, strict=True), strict=False)
-        }
-        for key, rounds in found.items()
-    }
-    rows = [
-        [key, *(f"{row[column]['median']:.1f}" if column in row else "" for column in columns)]
-        for key, row in results.items()
-    ]
-    print(harness.table(["per image", "pieces", "lock held, us", "CPU, us", "wall, us"], rows))
-    if not options.no_record:
-        print("recorded in", harness.record("gil", CLAIM, configuration, results).name)
+    results: dict[str, Any] = {}
+    for key, rounds in runs.items():
+        measures = zip(columns, zip(*rounds, strict=True), strict=False)
+        results[key] = {column: harness.spread(values) for column, values in measures}
+    print(comparison(results))
+    harness.keep("gil", CLAIM, configuration, results, options)
 
 
 if __name__ == "__main__":

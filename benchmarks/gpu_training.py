@@ -25,9 +25,9 @@ import peers
 import recipe
 import torch
 from harness import Contestant
-from images import SIZE, add_images_option, one_thread_each, photographs
+from images import SIZE, files, one_thread_each, photographs
 from peers import Samples, start_worker
-from replica_models import resnet18
+from replica_parts import resnet18
 from torch.nn.functional import cross_entropy
 
 CLAIM = ">= 0.95 of the rate of a batch that stays on the GPU; with fewer workers faster than DataLoader"
@@ -79,19 +79,12 @@ def pipegraph(paths: Sequence[str], device: str, workers: int, place: str) -> It
     import pipegraph as pg
     from pipegraph import operators as ops
 
-    def samples() -> Iterator[dict[str, str]]:
-        return ({"key": str(i), "path": path} for i, path in enumerate(harness.Repeat(paths)))
-
-    files = pg.Graph("training", seed=7).add(ops.FromIterable(samples)).then(ops.Load(), backend="inline")
-    images = files.then(ops.Batch(BATCH), capacity=1).then(
-        ops.DecodeImage(SIZE, crop=ops.RandomResizedCrop(), flip=0.5, backend="opencv"),
-        workers=workers,
-        backend=place,
-    )
-    there = images.then(ops.CopyToDevice(device))
+    decode = ops.DecodeImage(SIZE, crop=ops.RandomResizedCrop(), flip=0.5, backend="opencv")
+    batches = files(pg.Graph("training", seed=7), paths).then(ops.Batch(BATCH), capacity=1)
+    there = batches.then(decode, workers=workers, backend=place).then(ops.CopyToDevice(device))
     last = there.then(ops.Normalize(recipe.MEAN, recipe.STD, dtype=torch.float32, layout="NHWC"))
-    with last.graph.loader() as loader:
-        yield Training(device).over(batch["image"].permute(0, 3, 1, 2) for batch in loader)
+    with harness.loaded(last, "image") as images:
+        yield Training(device).over(each.permute(0, 3, 1, 2) for each in images)
 
 
 def stacked(images: Sequence[Any]) -> torch.Tensor:
@@ -114,8 +107,7 @@ def check(contestant: Contestant) -> str:
 
 
 def main() -> None:
-    parser = harness.arguments(__doc__ or "", rounds=3)
-    add_images_option(parser)
+    parser = harness.arguments(__doc__, rounds=3, images=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=64, help="timed steps per round (default 64)")
     parser.add_argument(
@@ -134,17 +126,10 @@ def main() -> None:
     harness.compare(
         "gpu_training",
         CLAIM,
-        {
-            "device": what,
-            "batch": BATCH,
-            "photographs": len(paths),
-            "workers": workers,
-            "rounds": options.rounds,
-        },
+        {"device": what, "batch": BATCH, "photographs": len(paths), "workers": workers},
         [Contestant(name, way, 2 * SHOWN, options.steps, BATCH) for name, way in ways.items()],
         check,
         ["resident"],
-        "images",
         options,
     )
 

@@ -1,11 +1,10 @@
 """What a stage costs: chains of k trivial map stages, item by item, integers.
 
-Claim: at most 3 us per item and stage (capacity 64, one worker, ordered, statistics on), at least 6
-times faster than torchdata.nodes' thread ParallelMapper, at least 30 times faster than SPDL, flat from
-1 to 64 stages.
+Claim: at most 3 us per item and stage (capacity 64, one worker, ordered, statistics on), at least 6 times faster than
+torchdata.nodes' thread ParallelMapper, at least 30 times faster than SPDL, flat from 1 to 64 stages.
 
-Every contestant has a queue and a thread per stage, except those marked "no queue": DataLoader and
-Grain run all maps in one place. "tuned" rows are what a peer's documentation offers for small items.
+Every contestant has a queue and a thread per stage, except those marked "no queue": DataLoader and Grain run all maps
+in one place. "tuned" rows are what a peer's documentation offers for small items.
 
     python benchmarks/hop_cost.py --rounds 5
 """
@@ -18,15 +17,14 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import harness
-from harness import Contestant
+from harness import Contestant, loaded
 from peers import shut_down
 
 CLAIM = "<= 3 us per item and stage; >= 6 x torchdata.nodes (threads); >= 30 x SPDL; flat to 64 stages"
-DEPTHS = (1, 4, 16, 64)
 CAPACITY = 64
 # More than any contestant draws: the stream is closed while more would come.
 ENDLESS = 1 << 40
@@ -83,6 +81,18 @@ class BareChannel:
 
 
 @contextmanager
+def running(source: Any, stage: Any, queues: list[Any]) -> Iterator[None]:
+    """A thread for the source, and one for each stage between two queues; they are waited for at the end."""
+    threads = [threading.Thread(target=source, daemon=True)]
+    threads += [threading.Thread(target=stage, args=pair, daemon=True) for pair in pairwise(queues)]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join()
+
+
+@contextmanager
 def bare(depth: int) -> Iterator[Iterator[int]]:
     """Hand-written: a thread per stage, bounded deques between, no statistics, no error handling."""
     channels = [BareChannel() for _ in range(depth + 1)]
@@ -101,17 +111,10 @@ def bare(depth: int) -> Iterator[Iterator[int]]:
         while items := channels[-1].take_all():
             yield from items
 
-    threads = [threading.Thread(target=source, daemon=True)]
-    threads += [threading.Thread(target=stage, args=pair, daemon=True) for pair in pairwise(channels)]
-    for thread in threads:
-        thread.start()
-    try:
+    with running(source, stage, channels):
         yield drain()
-    finally:
         for channel in channels:
             channel.close()
-        for thread in threads:
-            thread.join()
 
 
 @contextmanager
@@ -132,32 +135,22 @@ def plain_queues(depth: int) -> Iterator[Iterator[int]]:
             downstream.put(identity(item))
         downstream.put(-1)
 
-    threads = [threading.Thread(target=source, daemon=True)]
-    threads += [threading.Thread(target=stage, args=pair, daemon=True) for pair in pairwise(queues)]
-    for thread in threads:
-        thread.start()
     drain = iter(queues[-1].get, -1)
-    try:
+    with running(source, stage, queues):
         yield drain
-    finally:
         stop.set()
         deque(drain, maxlen=0)
-        for thread in threads:
-            thread.join()
 
 
-@contextmanager
-def pipegraph(depth: int, workers: int = 1, ordered: bool = True) -> Iterator[Iterator[int]]:
+def pipegraph(depth: int, workers: int = 1) -> Any:
     """The chain as a user writes it."""
     import pipegraph as pg
     from pipegraph import operators as ops
 
-    graph = pg.Graph("hop")
-    node = graph.add(ops.FromIterable(range(ENDLESS)), capacity=CAPACITY)
+    node = pg.Graph("hop").add(ops.FromIterable(range(ENDLESS)), capacity=CAPACITY)
     for _ in range(depth):
-        node = node.then(ops.Map(identity), workers=workers, capacity=CAPACITY, ordered=ordered)
-    with graph.loader() as loader:
-        yield iter(loader)
+        node = node.then(ops.Map(identity), workers=workers, capacity=CAPACITY)
+    return loaded(node)
 
 
 @contextmanager
@@ -269,31 +262,21 @@ def contestants(depth: int, scale: float) -> list[Contestant]:
 
 
 def main() -> None:
-    parser = harness.arguments(__doc__ or "")
-    parser.add_argument(
-        "--depths", default=",".join(map(str, DEPTHS)), help="chain lengths (default 1,4,16,64)"
-    )
+    parser = harness.arguments(__doc__)
+    parser.add_argument("--depths", default="1,4,16,64", help="chain lengths (default 1,4,16,64)")
     parser.add_argument("--scale", type=float, default=0.5, help="seconds that a run should take, roughly")
     options = parser.parse_args()
-    configuration = {"capacity": CAPACITY, "rounds": options.rounds, "scale": options.scale}
-    harness.header(CLAIM, configuration)
+    configuration = {"capacity": CAPACITY, "scale": options.scale}
+    chains = {depth: contestants(int(depth), options.scale) for depth in options.depths.split(",")}
+    harness.compare("hop_cost", CLAIM, configuration, chains, begins, [IDEAL, OURS], options)
 
-    results: dict[str, Any] = {}
-    rows = []
-    for depth in map(int, options.depths.split(",")):
-        entered = harness.chosen(contestants(depth, options.scale), options.only)
-        result = harness.race(entered, options.rounds)
-        results[str(depth)] = harness.summary(result, [IDEAL, OURS])
-        for name, runs in result.runs.items():
-            hop = harness.spread(1e6 * run.wall_s / run.units / depth for run in runs)
-            cpu = harness.spread(1e6 * run.cpu_s / run.units / depth for run in runs)
-            ours = str(result.ratios(OURS, name)) if OURS in result.runs else "-"
-            rows.append([str(depth), name, str(hop), f"{cpu.median:.3g}", ours])
-        for name, reason in result.missing.items():
-            rows.append([str(depth), name, "not measured", "-", reason[:60]])
-    print(harness.table(["stages", "", "us per item and stage", "CPU us", f"{OURS} is faster by"], rows))
-    if not options.no_record:
-        print("recorded in", harness.record("hop_cost", CLAIM, configuration, results).name)
+
+def begins(contestant: Contestant) -> str:
+    """The first items must be the first numbers."""
+    with contestant.stream() as stream:
+        if list(islice(iter(stream), 10)) != list(range(10)):
+            raise RuntimeError(f"{contestant.name}: other items than those of the source")
+    return "in order"
 
 
 if __name__ == "__main__":

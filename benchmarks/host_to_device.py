@@ -22,12 +22,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
 import harness
 import torch
-from harness import Contestant
+from harness import Contestant, loaded
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -72,23 +74,11 @@ class Filled(Operator):
         return chunk
 
 
-def loader(device: str, rows: int) -> pg.Loader:
+def pipegraph(device: str, rows: int) -> Any:
     """An endless stream of batches on the device."""
-    graph = pg.Graph("copies")
-    numbers = graph.add(ops.FromIterable(_endless, shard=False), capacity=4)
+    numbers = pg.Graph("copies").add(ops.FromIterable(lambda: repeat(0), shard=False), capacity=4)
     filled = numbers.then(Filled(rows), capacity=CAPACITY, name="filled")
-    return filled.then(ops.CopyToDevice(device, copy=True), capacity=CAPACITY, name="copy").graph.loader()
-
-
-def _endless() -> Iterator[int]:
-    while True:
-        yield 0
-
-
-@contextmanager
-def pipegraph(device: str, rows: int) -> Iterator[Any]:
-    with loader(device, rows) as running:
-        yield running
+    return loaded(filled.then(ops.CopyToDevice(device, copy=True), capacity=CAPACITY, name="copy"))
 
 
 def nbytes(rows: int) -> int:
@@ -161,17 +151,12 @@ def used(device: str, rows: int, batches: int = 200) -> dict[str, Any]:
     before = torch.cuda.memory_allocated(device) if cuda else 0
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
-    with loader(device, rows) as running:
-        for _, _batch in zip(range(batches), running, strict=False):
+    with pipegraph(device, rows) as running:
+        for _batch in islice(running, batches):
             pass
-        made = running.profile().stages["copy"].counters["slabs_made"]
-        copies = running.profile().stages["copy"].counters["copies"]
-    found: dict[str, Any] = {
-        "slabs": made,
-        "planned_slabs": PLANNED,
-        "slab_bytes": nbytes(rows),
-        "copies": copies,
-    }
+        counters = running.profile().stages["copy"].counters
+    found: dict[str, Any] = {"slabs": counters["slabs_made"], "planned_slabs": PLANNED}
+    found |= {"slab_bytes": nbytes(rows), "copies": counters["copies"]}
     if cuda:
         found["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
         found["planned_bytes"] = (PLANNED + 1) * nbytes(rows)
@@ -182,14 +167,9 @@ def used(device: str, rows: int, batches: int = 200) -> dict[str, Any]:
 
 
 def stalls(trace: dict[str, Any], gap_us: float = 50.0) -> dict[str, float]:
-    """What the busiest stream of a profiler's trace waited for between its first and its last kernel.
+    """What the busiest stream of a profiler's trace waited for between its first and its last kernel, in microseconds.
 
-    Args:
-        trace: of ``torch.profiler``, as ``export_chrome_trace`` writes it (times in microseconds).
-        gap_us: shorter gaps are the launches' own.
-
-    Returns:
-        ``span_us``, ``busy_us``, ``waits_us`` (the sum of the longer gaps), ``waits`` (their number), ``longest_us``.
+    Gaps shorter than ``gap_us`` are the launches' own. ``waits_us`` is the sum of the longer ones.
     """
     kernels: dict[Any, list[tuple[float, float]]] = {}
     for event in trace["traceEvents"]:
@@ -254,14 +234,18 @@ def _timed(device: str, work: Any) -> float:
 
 
 def trained(step: Step, batches: Any, count: int) -> None:
-    for _, batch in zip(range(count), batches, strict=False):
+    for batch in islice(batches, count):
         step(batch["image"])
 
 
-def traced(device: str, step: Step, batches: Any, count: int, keep: Path | None) -> dict[str, float]:
-    """Run steps under the profiler; the device's own record of its streams."""
-    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+def traced(device: str, step: Step, batches: Any, count: int) -> dict[str, float]:
+    """Run steps under the profiler, which has the device's own record of its streams; on the CPU, by the clock."""
     trained(step, batches, 10)
+    if device == "cpu":
+        start = time.perf_counter()
+        trained(step, batches, count)
+        return {"span_s": time.perf_counter() - start}
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     torch.cuda.synchronize(device)
     with torch.profiler.profile(activities=kinds) as profile:
         trained(step, batches, count)
@@ -269,88 +253,37 @@ def traced(device: str, step: Step, batches: Any, count: int, keep: Path | None)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
-        text = path.read_text()
-    if keep is not None:
-        keep.write_text(text)
-    return stalls(json.loads(text))
+        return stalls(json.loads(path.read_text()))
 
 
-def trace(device: str, rows: int, count: int, keep: Path | None) -> dict[str, Any]:
-    """Waits of the compute stream, fed by the loader and with a batch that lies on the device."""
+def trace(device: str, rows: int, count: int) -> dict[str, Any]:
+    """Waits of the compute stream, fed by the loader and with a batch that stays on the device."""
     step = Step(device, rows)
-
-    def resident() -> Iterator[dict[str, torch.Tensor]]:
-        while True:
-            yield {"image": step.images}
-
-    found: dict[str, Any] = {"products_per_step": step.products, "steps": count}
-    with loader(device, rows) as running:
-        batches = iter(running)
-        if device != "cpu":
-            found["fed"] = traced(device, step, batches, count, keep)
-        else:
-            trained(step, batches, 10)
-            start = time.perf_counter()
-            before = running.profile().stall_s
-            trained(step, batches, count)
-            found["fed"] = {
-                "span_s": time.perf_counter() - start,
-                "waits_s": running.profile().stall_s - before,
-            }
-    if device != "cpu":
-        found["resident"] = traced(device, step, resident(), count, None)
-    else:
-        start = time.perf_counter()
-        trained(step, resident(), count)
-        found["resident"] = {"span_s": time.perf_counter() - start}
-    return found
+    with pipegraph(device, rows) as running:
+        fed = traced(device, step, iter(running), count)
+    resident = traced(device, step, repeat({"image": step.images}), count)
+    return {"products_per_step": step.products, "steps": count, "fed": fed, "resident": resident}
 
 
 def main() -> None:
-    parser = harness.arguments(__doc__ or "")
+    parser = harness.arguments(__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rows", type=int, default=256, help="images in a batch (default 256: 38.5 MB)")
     parser.add_argument("--batches", type=int, default=200, help="timed batches per round")
-    parser.add_argument(
-        "--trace", default="", help="keep the profiler's trace (JSON) in this file; CUDA only"
-    )
     options = parser.parse_args()
     device, rows, count = str(normalised(options.device)), options.rows, options.batches
     torch.set_num_threads(1)
     what = torch.cuda.get_device_name(device) if device != "cpu" else "CPU streams, no pinned memory"
-    ways = {
-        "bare": lambda: bare(device, rows),
-        "pipegraph": lambda: pipegraph(device, rows),
-        ".to per batch" if device != "cpu" else "clone per batch": lambda: per_batch(device, rows, False),
-    }
+    ways = {"bare": partial(bare, device, rows), "pipegraph": partial(pipegraph, device, rows)}
+    ways[".to per batch" if device != "cpu" else "clone per batch"] = partial(per_batch, device, rows, False)
     if device != "cpu":
-        ways[".pin_memory().to per batch"] = lambda: per_batch(device, rows, True)
-    configuration = {
-        "device": device,
-        "what": what,
-        "batch_bytes": nbytes(rows),
-        "batches": count,
-        "rounds": options.rounds,
-    }
-    megabytes = nbytes(rows) / 1e6
-    harness.compare(
-        "host_to_device",
-        CLAIM,
-        configuration,
-        [Contestant(name, way, 20, count, megabytes) for name, way in ways.items()],
-        check,
-        ["bare"],
-        "MB",
-        options,
-    )
-    memory = used(device, rows)
-    print("on the device:", ", ".join(f"{name} {value:,}" for name, value in memory.items()))
-    waits = trace(device, rows, 60, Path(options.trace) if options.trace else None)
-    for name in ("fed", "resident"):
-        print(f"compute, {name}:", ", ".join(f"{k} {v:,.4g}" for k, v in waits[name].items()))
-    if not options.no_record:
-        results = {"memory": memory, "trace": waits}
-        print("recorded in", harness.record("host_to_device_trace", CLAIM, configuration, results).name)
+        ways[".pin_memory().to per batch"] = partial(per_batch, device, rows, True)
+    configuration = {"device": device, "what": what, "batch_bytes": nbytes(rows), "batches": count}
+    entered = [Contestant(name, way, 20, count, nbytes(rows) / 1e6) for name, way in ways.items()]
+    harness.compare("host_to_device", CLAIM, configuration, entered, check, ["bare"], options)
+    results = {"memory": used(device, rows), "trace": trace(device, rows, 60)}
+    print(json.dumps(results, indent=2))
+    harness.keep("host_to_device_trace", CLAIM, configuration, results, options)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,17 @@
-"""Decode photographs to 224 x 224: the same OpenCV function everywhere, 2 workers, batches of 64,
-steady state.
+"""Decode photographs to 224 x 224: the same OpenCV function everywhere, 2 workers, batches of 64, steady state.
 
 Claim: at least 0.97 of the hand-written loop, and ahead of every peer.
 
-A run delivers 2,000 images (the folder's photographs over and over) after a warm-up of 640. Each peer
-does it in the way its documentation recommends for speed; DALI uses its own reader and decoder,
-WebDataset reads tar shards. Before the race every contestant's first batch is compared with the
-reference.
+A run delivers 2,000 images (the folder's photographs over and over) after a warm-up of 640. Each peer does it in the
+way its documentation recommends for speed; DALI uses its own reader and decoder, WebDataset reads tar shards. Before
+the race every contestant's first batch is compared with the reference.
 
     python benchmarks/image_decode.py --images FOLDER --rounds 5
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -22,18 +19,9 @@ from typing import Any
 import harness
 import numpy as np
 import peers
-from harness import Contestant
-from ideal import HandWritten
-from images import (
-    BATCH,
-    SIZE,
-    WORKERS,
-    add_images_option,
-    decode,
-    load,
-    one_thread_each,
-    photographs,
-)
+from harness import Contestant, Repeat, loaded
+from ideal import hand_written
+from images import BATCH, SIZE, WORKERS, decode, files, load, one_thread_each, photographs
 from peers import PREFETCH, Samples, start_worker
 
 CLAIM = ">= 0.97 of a hand-written two-thread loop, and ahead of every peer"
@@ -42,8 +30,6 @@ OURS = "pipegraph: batch, DecodeImage"
 DATALOADER = "DataLoader, processes"
 TIMED = 32  # batches: 2,048 images
 WARM = 10
-# Batches made and waiting, where that is what one sets; elsewhere PREFETCH counts those in work too.
-READY = PREFETCH
 
 
 def fill(path: str, row: Any) -> None:
@@ -52,62 +38,8 @@ def fill(path: str, row: Any) -> None:
 
     with open(path, "rb") as file:
         data = np.frombuffer(file.read(), np.uint8)
-    cv2.resize(
-        cv2.imdecode(data, cv2.IMREAD_COLOR_RGB), (SIZE, SIZE), dst=row, interpolation=cv2.INTER_LINEAR
-    )
-
-
-def hand_written(paths: Sequence[str]) -> HandWritten:
-    """Two threads that do just the work."""
-    return HandWritten(paths, lambda: fill, (SIZE, SIZE, 3), np.uint8, WORKERS, READY)
-
-
-@contextmanager
-def pipegraph_batch(paths: Sequence[str]) -> Iterator[Any]:
-    """Encoded samples are batched, then decoded in place into the batch's slab."""
-    import pipegraph as pg
-    from pipegraph import operators as ops
-
-    graph = pg.Graph("decode")
-    samples = ({"key": str(i), "path": path} for i, path in enumerate(harness.Repeat(paths)))
-    # Inline: who decodes an image reads it too.
-    files = graph.add(ops.FromIterable(samples)).then(ops.Load(), backend="inline")
-    batches = files.then(ops.Batch(BATCH), capacity=1)
-    batches.then(ops.DecodeImage(SIZE, backend="opencv"), workers=WORKERS, capacity=READY)
-    with graph.loader() as loader:
-        yield (batch["image"] for batch in loader)
-
-
-@contextmanager
-def pipegraph_map(paths: Sequence[str]) -> Iterator[Any]:
-    """The plain way: a function on every path, then a batch."""
-    import pipegraph as pg
-    from pipegraph import operators as ops
-
-    graph = pg.Graph("decode")
-    files = graph.add(ops.FromIterable(harness.Repeat(paths)))
-    files.then(ops.Map(load), workers=WORKERS, capacity=BATCH).then(ops.Batch(BATCH), capacity=READY)
-    with graph.loader() as loader:
-        yield loader
-
-
-@contextmanager
-def pipegraph_batch_function(paths: Sequence[str]) -> Iterator[Any]:
-    """The form that suits torchdata.nodes and SPDL best: a function on a batch of paths."""
-    import pipegraph as pg
-    from pipegraph import operators as ops
-
-    graph = pg.Graph("decode")
-    files = graph.add(ops.FromIterable(harness.Repeat(paths)))
-    files.then(ops.Batch(BATCH), capacity=READY).then(ops.Map(load_batch), workers=WORKERS, capacity=READY)
-    with graph.loader() as loader:
-        yield loader
-
-
-def dataloader(paths: Sequence[str]) -> Any:
-    """Two batches ahead for each worker."""
-    options = {"batch_size": BATCH, "worker_init_fn": start_worker}
-    return peers.dataloader(Samples(paths, load), PREFETCH, WORKERS, **options)
+    image = cv2.imdecode(data, cv2.IMREAD_COLOR_RGB)
+    cv2.resize(image, (SIZE, SIZE), dst=row, interpolation=cv2.INTER_LINEAR)
 
 
 def load_batch(paths: Sequence[str]) -> Any:
@@ -118,16 +50,6 @@ def load_batch(paths: Sequence[str]) -> Any:
     for row, path in enumerate(paths):
         fill(path, images[row])
     return torch.from_numpy(images)
-
-
-def torchdata_nodes(paths: Sequence[str], method: str) -> Any:
-    """A batch per task."""
-    return peers.nodes(harness.Repeat(paths), load_batch, method, BATCH, READY, WORKERS)
-
-
-def spdl(paths: Sequence[str], function: Any, collate: Any = None) -> Any:
-    """A batch per task, or with ``collate`` an image."""
-    return peers.spdl(harness.Repeat(paths), function, BATCH, READY, WORKERS, collate=collate)
 
 
 def spdl_load_batch(paths: Sequence[str]) -> Any:
@@ -148,56 +70,82 @@ def stack(images: Sequence[Any]) -> Any:
     return torch.from_numpy(np.stack(images))
 
 
-def grain(paths: Sequence[str]) -> Any:
-    """Batched before the read threads, so that each of the two reads whole batches."""
-    from grain import MapDataset
-
-    return peers.grain(MapDataset.source(list(paths)).repeat().map(load).batch(BATCH), PREFETCH, WORKERS)
-
-
 def decode_sample(sample: dict[str, Any]) -> Any:
     """A WebDataset sample to its image."""
     return decode(sample["jpg"])
 
 
-def webdataset(paths: Sequence[str]) -> Any:
-    """Decoded and collated by two worker processes."""
-    from torch.utils.data import default_collate
-
-    return peers.webdataset(paths, decode_sample, default_collate, BATCH, PREFETCH, WORKERS)
-
-
-def dali(paths: Sequence[str]) -> Any:
-    """Its own decoder and resize."""
-
-    def steps(fn: Any, types: Any, encoded: Any) -> Any:
-        images = fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
-        return fn.resize(images, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR, antialias=False)
-
-    return peers.dali(paths, steps, BATCH, PREFETCH, WORKERS)
+def dali_steps(fn: Any, types: Any, encoded: Any) -> Any:
+    """DALI's own decoder and resize."""
+    images = fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
+    return fn.resize(images, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR, antialias=False)
 
 
-def contestants(paths: Sequence[str]) -> list[Contestant]:
-    """All ways to do the job."""
+def contestants(
+    paths: Sequence[str], workers: int = WORKERS, ahead: int = PREFETCH, ready: int = PREFETCH
+) -> list[Contestant]:
+    """All ways to do the job; ``ahead``: batches in work and made, where one sets that; ``ready``: made and waiting."""
+    endless = Repeat(paths)
+
+    def in_place() -> Any:
+        """Encoded samples are batched, then decoded in place into the batch's slab."""
+        import pipegraph as pg
+        from pipegraph import operators as ops
+
+        batches = files(pg.Graph("decode"), paths).then(ops.Batch(BATCH), capacity=1)
+        images = batches.then(ops.DecodeImage(SIZE, backend="opencv"), workers=workers, capacity=ready)
+        return loaded(images, "image")
+
+    def functions(first: Any, second: Any) -> Any:
+        """A function on every path, then a batch; or, as suits torchdata.nodes and SPDL best, the other way."""
+        import pipegraph as pg
+        from pipegraph import operators as ops
+
+        node = pg.Graph("decode").add(ops.FromIterable(endless))
+        for function in (first, second):
+            batch = function is None
+            operator = ops.Batch(BATCH) if batch else ops.Map(function)
+            capacity = BATCH if function is load else ready
+            node = node.then(operator, workers=1 if batch else workers, capacity=capacity)
+        return loaded(node)
+
+    def dataloader() -> Any:
+        data = Samples(paths, load)
+        return peers.dataloader(data, ahead, workers, batch_size=BATCH, worker_init_fn=start_worker)
+
+    def nodes(method: str) -> Any:
+        return peers.nodes(endless, load_batch, method, BATCH, ready, workers)
+
+    def spdl(function: Any, collate: Any = None) -> Any:
+        return peers.spdl(endless, function, BATCH, ready, workers, collate=collate)
+
+    def grain() -> Any:
+        """Batched before the read threads, so that each of the two reads whole batches."""
+        from grain import MapDataset
+
+        return peers.grain(MapDataset.source(list(paths)).repeat().map(load).batch(BATCH), ahead, workers)
+
+    def webdataset() -> Any:
+        from torch.utils.data import default_collate
+
+        return peers.webdataset(paths, decode_sample, default_collate, BATCH, ahead, workers)
+
     streams: dict[str, Any] = {
-        IDEAL: hand_written,
-        OURS: pipegraph_batch,
-        "pipegraph: map, batch": pipegraph_map,
-        "pipegraph: batch, map": pipegraph_batch_function,
+        IDEAL: lambda: hand_written(paths, lambda: fill, (SIZE, SIZE, 3), np.uint8, workers, ready),
+        OURS: in_place,
+        "pipegraph: map, batch": lambda: functions(load, None),
+        "pipegraph: batch, map": lambda: functions(None, load_batch),
         DATALOADER: dataloader,
-        "torchdata.nodes, threads": partial(torchdata_nodes, method="thread"),
-        "torchdata.nodes, processes": partial(torchdata_nodes, method="process"),
-        "SPDL, per image": partial(spdl, function=load, collate=stack),
-        "SPDL, per batch": partial(spdl, function=load_batch),
-        "SPDL, own decoder": partial(spdl, function=spdl_load_batch),
+        "torchdata.nodes, threads": lambda: nodes("thread"),
+        "torchdata.nodes, processes": lambda: nodes("process"),
+        "SPDL, per image": lambda: spdl(load, stack),
+        "SPDL, per batch": lambda: spdl(load_batch),
+        "SPDL, own decoder": lambda: spdl(spdl_load_batch),
         "Grain, read threads": grain,
         "WebDataset, processes": webdataset,
-        "DALI, own decoder": dali,
+        "DALI, own decoder": lambda: peers.dali(paths, dali_steps, BATCH, ahead, workers),
     }
-    return [
-        Contestant(name, partial(stream, paths), warm=WARM, timed=TIMED, weight=BATCH)
-        for name, stream in streams.items()
-    ]
+    return [Contestant(name, stream, WARM, TIMED, BATCH) for name, stream in streams.items()]
 
 
 def check(contestant: Contestant, reference: Any) -> str:
@@ -215,20 +163,15 @@ def check(contestant: Contestant, reference: Any) -> str:
 
 
 def main() -> None:
-    parser = harness.arguments(__doc__ or "")
-    add_images_option(parser)
-    options = parser.parse_args()
+    options = harness.arguments(__doc__, images=True).parse_args()
     paths = photographs(options.images)
     one_thread_each()
     configuration = {
         "photographs": len(paths), "images": TIMED * BATCH, "batch": BATCH, "size": SIZE, "workers": WORKERS,
-        "prefetch_batches": PREFETCH, "rounds": options.rounds,
+        "prefetch_batches": PREFETCH,
     }  # fmt: skip
-    reference = load_batch([path for _, path in zip(range(BATCH), harness.Repeat(paths), strict=False)])
-    same = partial(check, reference=reference)
-    harness.compare(
-        "image_decode", CLAIM, configuration, contestants(paths), same, [IDEAL, OURS], "images", options
-    )
+    same = partial(check, reference=load_batch(list(islice(Repeat(paths), BATCH))))
+    harness.compare("image_decode", CLAIM, configuration, contestants(paths), same, [IDEAL, OURS], options)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ transforms, at least 0.95 of a hand-written loop with the same decoder. With ``-
 enlarged to 3000 x 2000): at least 2.5 times the best peer that decodes fully.
 
 Each peer runs in its own best way (``peers.py``): OpenCV's full decode with the normalisation
-done a batch at a time in its workers, DALI's and SPDL's own decoders, DataLoader also with Pillow. One
-more row runs the hand-written loop's own function in torchdata.nodes: what the function earns, and what
-the framework. ``--large`` leaves out what can only come behind another row there.
+done a batch at a time in its workers, DALI's and SPDL's own decoders, DataLoader also with Pillow. ``--large``
+leaves out what can only come behind another row there.
 
     python benchmarks/image_recipe.py --images FOLDER --rounds 5
     python benchmarks/image_recipe.py --images FOLDER --rounds 3 --large
@@ -17,8 +16,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -28,9 +26,9 @@ import harness
 import numpy as np
 import peers
 import recipe
-from harness import Contestant
-from ideal import HandWritten
-from images import BATCH, SIZE, WORKERS, add_images_option, one_thread_each, photographs
+from harness import Contestant, Repeat, loaded
+from ideal import hand_written
+from images import BATCH, SIZE, WORKERS, files, one_thread_each, photographs
 from peers import PREFETCH, Samples, start_worker
 
 CLAIM = ">= 1.4 x the best peer, >= 2 x DataLoader with Pillow, >= 0.95 of a hand-written loop"
@@ -45,39 +43,21 @@ LARGE_FAST = {IDEAL: 12, REGION: 12, OURS: 12}
 NOT_LARGE = (
     "pipegraph, auto, in processes", "pipegraph, OpenCV", "pipegraph, nvImageCodec",
     "DataLoader, Pillow", "torchdata.nodes, processes",
-    "torchdata.nodes, ideal's function",
 )  # fmt: skip
 
 
-def hand_written(paths: Sequence[str], make_fill: Callable[[], Any]) -> HandWritten:
-    """Two threads that do just the work."""
-    return HandWritten(paths, make_fill, (3, SIZE, SIZE), np.float32)
-
-
-@contextmanager
-def pipegraph(paths: Sequence[str], backend: str, place: str = "thread") -> Iterator[Any]:
+def pipegraph(paths: Sequence[str], backend: str, place: str = "thread") -> Any:
     """Crop drawn first, decoded in place, normalised in one pass after it; ``place`` is where that is done."""
     import torch
 
     import pipegraph as pg
     from pipegraph import operators as ops
 
-    def samples() -> Iterator[dict[str, str]]:
-        return ({"key": str(i), "path": path} for i, path in enumerate(harness.Repeat(paths)))
-
-    graph = pg.Graph("recipe", seed=7)
-    # Inline: who decodes an image reads it too.
-    files = graph.add(ops.FromIterable(samples)).then(ops.Load(), backend="inline")
-    images = files.then(ops.Batch(BATCH), capacity=1).then(
-        ops.DecodeImage(SIZE, crop=ops.RandomResizedCrop(), flip=0.5, backend=backend),
-        workers=WORKERS,
-        capacity=PREFETCH,
-        backend=place,
-    )
+    places: Any = {"workers": WORKERS, "backend": place}
+    decode = ops.DecodeImage(SIZE, crop=ops.RandomResizedCrop(), flip=0.5, backend=backend)
     normalize = ops.Normalize(recipe.MEAN, recipe.STD, dtype=torch.float32, layout="NCHW")
-    images.then(normalize, workers=WORKERS, backend=place)
-    with graph.loader() as loader:
-        yield (batch["image"] for batch in loader)
+    batches = files(pg.Graph("recipe", seed=7), paths).then(ops.Batch(BATCH), capacity=1)
+    return loaded(batches.then(decode, capacity=PREFETCH, **places).then(normalize, **places), "image")
 
 
 def spdl_own(paths: Sequence[str]) -> Any:
@@ -130,19 +110,16 @@ def dali(fn: Any, types: Any, encoded: Any) -> Any:
 
 def contestants(paths: Sequence[str], large: bool = False) -> list[Contestant]:
     """All ways to run the recipe."""
-    endless = harness.Repeat(paths)
+    endless = Repeat(paths)
     nodes = partial(peers.nodes, endless, recipe.opencv_batch, batch=BATCH)
 
     def loader(function: Any, collate: Any) -> Any:
         options = {"batch_size": BATCH, "worker_init_fn": start_worker, "collate_fn": collate}
         return partial(peers.dataloader, Samples(paths, function), **options)
 
-    def fast() -> Any:
-        return peers.nodes(endless, recipe.make_fast_batch(), batch=BATCH)
-
     streams: dict[str, Any] = {
-        IDEAL: partial(hand_written, paths, recipe.make_opencv_fill),
-        REGION: partial(hand_written, paths, recipe.make_region_fill),
+        IDEAL: partial(hand_written, paths, recipe.make_opencv_fill, (3, SIZE, SIZE), np.float32),
+        REGION: partial(hand_written, paths, recipe.make_region_fill, (3, SIZE, SIZE), np.float32),
         OURS: partial(pipegraph, paths, "auto"),
         "pipegraph, auto, in processes": partial(pipegraph, paths, "auto", "process"),
         "pipegraph, OpenCV": partial(pipegraph, paths, "opencv"),
@@ -151,7 +128,6 @@ def contestants(paths: Sequence[str], large: bool = False) -> list[Contestant]:
         "DataLoader, Pillow": loader(recipe.pillow_sample, None),
         "torchdata.nodes, threads": nodes,
         "torchdata.nodes, processes": partial(nodes, method="process"),
-        "torchdata.nodes, ideal's function": fast,
         "SPDL, OpenCV": partial(peers.spdl, endless, recipe.opencv_batch, BATCH),
         "SPDL, own decoder": partial(peers.spdl, endless, spdl_own, BATCH),
         "Grain": partial(grain, paths),
@@ -193,34 +169,22 @@ def enlarge(paths: Sequence[str], folder: Path, count: int = 48) -> list[str]:
     return large
 
 
-def run(paths: Sequence[str], options: Any) -> None:
-    """Check, race, print, record."""
-    large = options.large
-    configuration = {
-        "photographs": len(paths), "images": (LARGE_TIMED if large else TIMED) * BATCH, "batch": BATCH,
-        "size": SIZE, "workers": WORKERS, "prefetch_batches": PREFETCH, "rounds": options.rounds, "large": large,
-    }  # fmt: skip
-    harness.compare(
-        "image_recipe_large" if large else "image_recipe",
-        LARGE_CLAIM if large else CLAIM,
-        configuration,
-        contestants(paths, large),
-        partial(check, batches=1 if large else 4),
-        [IDEAL, REGION, OURS],
-        "images",
-        options,
-    )
-
-
 def main() -> None:
-    parser = harness.arguments(__doc__ or "")
-    add_images_option(parser)
+    parser = harness.arguments(__doc__, images=True)
     parser.add_argument("--large", action="store_true", help="with photographs enlarged to 3000 x 2000")
     options = parser.parse_args()
-    paths = photographs(options.images)
+    paths, large = photographs(options.images), options.large
     one_thread_each()
     with tempfile.TemporaryDirectory() as folder:
-        run(enlarge(paths, Path(folder)) if options.large else paths, options)
+        paths = enlarge(paths, Path(folder)) if large else paths
+        configuration = {
+            "photographs": len(paths), "images": (LARGE_TIMED if large else TIMED) * BATCH, "batch": BATCH,
+            "size": SIZE, "workers": WORKERS, "prefetch_batches": PREFETCH, "large": large,
+        }  # fmt: skip
+        same = partial(check, batches=1 if large else 4)
+        record, claim = ("image_recipe_large", LARGE_CLAIM) if large else ("image_recipe", CLAIM)
+        entered = contestants(paths, large)
+        harness.compare(record, claim, configuration, entered, same, [IDEAL, REGION, OURS], options)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import os
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import Repeat
 from numpy.typing import NDArray
 
 SIZE = 224
@@ -18,15 +17,6 @@ WORKERS = 2
 # Passes over the shards: ``repeat()`` would cut a short batch at the end of each.
 ENDLESS_EPOCHS = 2000
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-
-
-def add_images_option(parser: argparse.ArgumentParser) -> None:
-    """``--images FOLDER``, by default what ``PIPEGRAPH_TEST_IMAGES`` names."""
-    parser.add_argument(
-        "--images",
-        default=os.environ.get("PIPEGRAPH_TEST_IMAGES"),
-        help="folder of photographs (default: the environment's PIPEGRAPH_TEST_IMAGES)",
-    )
 
 
 def photographs(folder: str | None) -> list[str]:
@@ -41,6 +31,16 @@ def photographs(folder: str | None) -> list[str]:
     if not paths:
         raise SystemExit(f"no images in {folder} (looked for {', '.join(SUFFIXES)})")
     return paths
+
+
+def files(graph: Any, paths: Sequence[str]) -> Any:
+    """The photographs without end, as a stage of a graph; inline: who decodes an image reads it too."""
+    from pipegraph import operators as ops
+
+    def samples() -> Iterator[dict[str, str]]:
+        return ({"key": str(i), "path": path} for i, path in enumerate(Repeat(paths)))
+
+    return graph.add(ops.FromIterable(samples)).then(ops.Load(), backend="inline")
 
 
 def one_thread_each() -> None:

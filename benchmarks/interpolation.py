@@ -10,16 +10,16 @@ then. Costs are processor time of one thread, interpolations taken in turn.
 from __future__ import annotations
 
 import io
-import os
 import statistics
 from pathlib import Path
 from time import thread_time
 from typing import Any
 
+import harness
 import numpy as np
 import torch
+from images import photographs
 from PIL import Image, ImageOps
-from records import record
 
 from pipegraph.operators.images.backends import open_backend
 from pipegraph.operators.images.crop import CenterCrop, crop_window
@@ -51,13 +51,9 @@ def ours(backend: Any, data: bytes, interpolation: Interpolation) -> Any:
 
 
 def main() -> None:
-    """Print a line per backend and interpolation, and all of them as JSON."""
-    paths = sorted(
-        p
-        for p in Path(os.environ["PIPEGRAPH_TEST_IMAGES"]).iterdir()
-        if p.suffix.lower() in (".jpg", ".jpeg")
-    )
-    files = [path.read_bytes() for path in paths[:FILES]]
+    options = harness.arguments(__doc__, images=True).parse_args()
+    paths = [path for path in photographs(options.images) if path.lower().endswith((".jpg", ".jpeg"))]
+    files = [Path(path).read_bytes() for path in paths[:FILES]]
     expected = [torchvisions(data) for data in files]
     rows = []
     for name in ("opencv", "simplejpeg", "pillow"):
@@ -72,20 +68,21 @@ def main() -> None:
                 errors[kind] = [np.abs(a - b) for a, b in zip(made, expected, strict=True)]
         for kind in INTERPOLATIONS:
             means = [float(error.mean()) for error in errors[kind]]
-            row = {
+            ratios = [a / b for a, b in zip(spent[kind], spent["linear"], strict=True)]
+            row: dict[str, Any] = {
                 "backend": name,
                 "interpolation": kind,
                 "mean": round(statistics.mean(means), 2),
-                "worst_image": round(max(means), 2),
-                "worst_pixel": int(max(error.max() for error in errors[kind])),
-                "cost": round(
-                    statistics.median(a / b for a, b in zip(spent[kind], spent["linear"], strict=True)), 2
-                ),
             }
+            row |= {
+                "worst_image": round(max(means), 2),
+                "worst_pixel": int(max(e.max() for e in errors[kind])),
+            }
+            row |= {"cost": round(statistics.median(ratios), 2)}
             rows.append(row)
             print("  ".join(f"{key} {value}" for key, value in row.items()))
     claim = "antialias is within one grey level of torchvision's evaluation"
-    print(record("interpolation", claim, {"files": len(files), "turns": TURNS}, {"rows": rows}).name)
+    harness.keep("interpolation", claim, {"files": len(files), "turns": TURNS}, {"rows": rows}, options)
 
 
 if __name__ == "__main__":

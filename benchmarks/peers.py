@@ -157,11 +157,7 @@ def dali(
     prefetch: int = PREFETCH,
     workers: int = WORKERS,
 ) -> Iterator[Any]:
-    """Its own reader, decoder and operators on the CPU, in threads; batches leave through DLPack, uncopied.
-
-    Args:
-        steps: from DALI's ``fn`` and ``types`` and the encoded files to what is delivered.
-    """
+    """Its own reader, decoder and operators on the CPU, in threads; batches leave through DLPack, uncopied."""
     import torch
     from nvidia.dali import fn, pipeline_def, types
 

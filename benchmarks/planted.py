@@ -15,7 +15,6 @@ run in turn.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import threading
@@ -44,19 +43,12 @@ Settings = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True)
 class Planted:
-    """One planted bottleneck.
+    """One planted bottleneck."""
 
-    Attributes:
-        graph: makes it anew.
-        right: what may be named: a stage, or a cause after a colon.
-        grid: settings that are tried.
-        step_s: of training.
-    """
-
-    graph: Callable[[], pg.Graph]
-    right: frozenset[str]
-    grid: Sequence[Settings]
-    step_s: float = 0.002
+    graph: Callable[[], pg.Graph]  # makes it anew
+    right: frozenset[str]  # what may be named: a stage, or a cause after a colon
+    grid: Sequence[Settings]  # what is tried
+    step_s: float = 0.002  # of training
 
 
 _late = threading.local()
@@ -109,6 +101,18 @@ def grid(stages: Sequence[str], capacities: Sequence[int | None] = (None,)) -> l
     return made
 
 
+def chain(data: Any, *stages: tuple[str, Any, dict[str, int]]) -> pg.Graph:
+    """A source named ``read``, and stages behind it: name, operator or function, sizes."""
+    graph = pg.Graph("planted")
+    node = graph.add(ops.FromSequence(data), name="read")
+    for name, work, sizes in stages:
+        node = node.then(work, name=name, **sizes)
+    return graph
+
+
+SMALL = {"workers": 2, "capacity": 4}
+
+
 def lock(rng: random.Random) -> Planted:
     """Two stages whose work is done under one lock, in part."""
     held, free = rng.uniform(0.001, 0.003), rng.uniform(0.01, 0.03)
@@ -122,9 +126,7 @@ def lock(rng: random.Random) -> Planted:
             wait(free)
             return item
 
-        made = pg.Graph("lock")
-        made.add(ops.FromSequence(range(ITEMS)), name="read").then(work, name="a").then(work, name="b")
-        return made
+        return chain(range(ITEMS), ("a", work, {}), ("b", work, {}))
 
     return Planted(graph, frozenset({"a", "b"}), [s for s in grid(("a", "b")) if s["a"] == s["b"]])
 
@@ -154,11 +156,7 @@ def bimodal(rng: random.Random) -> Planted:
     share, slow = rng.uniform(0.03, 0.08), rng.uniform(0.06, 0.12)
 
     def graph() -> pg.Graph:
-        made = pg.Graph("bimodal")
-        source = made.add(ops.FromSequence(range(ITEMS)), name="read")
-        work = costs(lambda item: slow if some(item, share) else 0.003)
-        source.then(work, name="work", workers=2, capacity=4)
-        return made
+        return chain(range(ITEMS), ("work", costs(lambda item: slow if some(item, share) else 0.003), SMALL))
 
     return Planted(graph, frozenset({"work", ":bursts"}), grid(("work",), (4, 32, 128)), 0.003)
 
@@ -177,9 +175,7 @@ def pauses(rng: random.Random) -> Planted:
             wait(cost)
             return item
 
-        made = pg.Graph("pauses")
-        made.add(ops.FromSequence(range(ITEMS)), name="read").then(work, name="work", workers=2, capacity=4)
-        return made
+        return chain(range(ITEMS), ("work", work, SMALL))
 
     return Planted(graph, frozenset({"work", ":bursts"}), grid(("work",), (4, 32, 128)), 0.003)
 
@@ -204,10 +200,8 @@ def cache(rng: random.Random) -> Planted:
     misses, slow = rng.uniform(0.2, 0.6), rng.uniform(0.02, 0.06)
 
     def graph() -> pg.Graph:
-        made = pg.Graph("cache")
         data = Reads(lambda index: wait(slow if some(index, misses) else 0.0002))
-        made.add(ops.FromSequence(data), name="read").then(costs(lambda item: 0.0005), name="work")
-        return made
+        return chain(data, ("work", costs(lambda item: 0.0005), {}))
 
     return Planted(graph, frozenset({"read"}), grid(("read",), (64,)))
 
@@ -228,9 +222,7 @@ def throttled(rng: random.Random) -> Planted:
             with free:
                 wait(late + latency)
 
-        made = pg.Graph("throttled")
-        made.add(ops.FromSequence(Reads(read)), name="read").then(costs(lambda item: 0.0005), name="work")
-        return made
+        return chain(Reads(read), ("work", costs(lambda item: 0.0005), {}))
 
     return Planted(graph, frozenset({"read"}), grid(("read",)))
 
@@ -283,17 +275,12 @@ def one_worker(rng: random.Random, number: int) -> Planted:
         made = pg.Graph("one worker")
         if number == 0:
             made.add(ops.FromIterable(lambda: map(costs(lambda item: 0.01), range(ITEMS))), name="at")
-        elif number == 1:
+            return made
+        if number == 1:
             made.add(ops.FromSequence(range(ITEMS), sampler=Draws()), name="at").then(abs, name="map")
-        else:
-            source = made.add(ops.FromSequence(range(ITEMS)), name="read")
-            if number == 2:
-                source.then(Sums(), name="at")
-            elif number == 3:
-                source.then(ops.Batch(4, collate=collate), name="at")
-            else:
-                source.then(blocks, name="at", workers=4)
-        return made
+            return made
+        work = (Sums(), ops.Batch(4, collate=collate), blocks)[number - 2]
+        return chain(range(ITEMS), ("at", work, {"workers": 4} if work is blocks else {}))
 
     return Planted(graph, frozenset({"at"}), [{"at": {"workers": n}} for n in (1, 4, 16)])
 
@@ -360,15 +347,11 @@ def part_of_best(planted: Planted, settings: Settings, rounds: int) -> float:
 
 def main() -> None:
     """Print a line per planted bottleneck, and the counts."""
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--rounds", type=int, default=2)
-    asked.add_argument("--only", default=",".join(KINDS))
+    asked = harness.arguments(__doc__, rounds=2)
     asked.add_argument("--each", type=int, default=EACH)
-    asked.add_argument("--said", action="store_true", help="print every conclusion")
-    asked.add_argument("--no-record", action="store_true", help="print only")
     options = asked.parse_args()
     results: dict[str, Any] = {}
-    for kind in options.only.split(","):
+    for kind in options.only.split(",") if options.only else KINDS:
         for number in range(options.each):
             rng = random.Random(f"{kind} {number}")
             planted = one_worker(rng, number) if kind == "one worker" else KINDS[kind](rng)
@@ -380,14 +363,12 @@ def main() -> None:
                 "of the best": round(part, 3),
             }
             print(f"{kind} {number}: {results[f'{kind} {number}']} {wrong or ''} {settings}", flush=True)
-            if options.said or wrong or part < 0.9:
+            if wrong or part < 0.9:
                 print(*(f"    {each}" for each in said), sep="\n", flush=True)
     reached = sum(each["of the best"] >= 0.9 for each in results.values())
     wrongly = sum(each["named"] == "wrong" for each in results.values())
     print(f"{len(results)} planted: {wrongly} named wrongly, {reached} reach 0.9 of the grid's best")
-    if not options.no_record:
-        configuration = {"rounds": options.rounds, "each": options.each}
-        print("recorded in", harness.record("planted", CLAIM, configuration, results).name)
+    harness.keep("planted", CLAIM, {"rounds": options.rounds, "each": options.each}, results, options)
 
 
 if __name__ == "__main__":

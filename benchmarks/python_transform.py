@@ -22,7 +22,7 @@ from typing import Any
 
 import harness
 import peers
-from harness import Contestant
+from harness import Contestant, loaded
 from images import WORKERS, one_thread_each
 from peers import PREFETCH
 
@@ -109,44 +109,34 @@ def pool(transform: Transform) -> Iterator[Any]:
         workers.shutdown(cancel_futures=True)
 
 
-@contextmanager
-def pipegraph(transform: Transform, backend: str) -> Iterator[Any]:
+def pipegraph(transform: Transform, backend: str) -> Any:
     """The plain way: a function on every item, then a batch."""
     import pipegraph as pg
     from pipegraph import operators as ops
 
-    graph = pg.Graph("transform")
-    source = graph.add(ops.FromIterable(range(ENDLESS)))
+    source = pg.Graph("transform").add(ops.FromIterable(range(ENDLESS)))
     samples = source.then(transform, name="transform", workers=WORKERS, backend=backend)
-    samples.then(ops.Batch(BATCH), capacity=PREFETCH)
-    with graph.loader() as loader:
-        yield loader
+    return loaded(samples.then(ops.Batch(BATCH), capacity=PREFETCH))
 
 
-@contextmanager
-def pipegraph_source(transform: Transform) -> Iterator[Any]:
+def pipegraph_source(transform: Transform) -> Any:
     """A dataset that does the work, read in processes."""
     import pipegraph as pg
     from pipegraph import operators as ops
 
-    graph = pg.Graph("transform")
-    source = graph.add(ops.FromSequence(transform), workers=WORKERS, backend="process")
-    source.then(ops.Batch(BATCH), capacity=PREFETCH)
-    with graph.loader() as loader:
-        yield loader
+    source = pg.Graph("transform").add(ops.FromSequence(transform), workers=WORKERS, backend="process")
+    return loaded(source.then(ops.Batch(BATCH), capacity=PREFETCH))
 
 
-@contextmanager
-def pipegraph_batches(transform: Transform) -> Iterator[Any]:
+def pipegraph_batches(transform: Transform) -> Any:
     """A function on the start of a batch: one item per batch crosses to the process and back."""
     import pipegraph as pg
     from pipegraph import operators as ops
 
-    graph = pg.Graph("transform")
-    source = graph.add(ops.FromIterable(range(0, ENDLESS, BATCH)))
-    source.then(ops.Map(transform.batch), workers=WORKERS, backend="process", capacity=PREFETCH)
-    with graph.loader() as loader:
-        yield loader
+    source = pg.Graph("transform").add(ops.FromIterable(range(0, ENDLESS, BATCH)))
+    return loaded(
+        source.then(ops.Map(transform.batch), workers=WORKERS, backend="process", capacity=PREFETCH)
+    )
 
 
 def torchdata_nodes(transform: Transform, method: str) -> Any:
@@ -212,7 +202,7 @@ def check(transform: Transform, contestant: Contestant) -> str:
 
 
 def main() -> None:
-    parser = harness.arguments(__doc__ or "")
+    parser = harness.arguments(__doc__)
     parser.add_argument("--ms", default="2,0.1", help="how long an item takes, in milliseconds")
     options = parser.parse_args()
     one_thread_each()
@@ -220,12 +210,11 @@ def main() -> None:
         transform = calibrated(item_ms)
         configuration = {
             "item_ms": item_ms, "words": transform.words, "batch": BATCH, "workers": WORKERS,
-            "prefetch_batches": PREFETCH, "rounds": options.rounds,
+            "prefetch_batches": PREFETCH,
         }  # fmt: skip
-        harness.compare(
-            "python_transform", CLAIMS.get(item_ms, ""), configuration, contestants(transform, item_ms),
-            partial(check, transform), [IDEAL, OURS], "samples", options,
-        )  # fmt: skip
+        entered = contestants(transform, item_ms)
+        same, claim = partial(check, transform), CLAIMS.get(item_ms, "")
+        harness.compare("python_transform", claim, configuration, entered, same, [IDEAL, OURS], options)
 
 
 if __name__ == "__main__":

@@ -172,18 +172,3 @@ def make_region_fill() -> Callable[[str, Any], None]:
         planes(cv2.resize(pixels, (SIZE, SIZE)), table, row)
 
     return fill
-
-
-def make_fast_batch() -> Callable[[Sequence[str]], Any]:
-    """The ideal's OpenCV function for a batch of paths, for a peer to run."""
-    import torch
-
-    fill = make_opencv_fill()
-
-    def batch(paths: Sequence[str]) -> Any:
-        images = np.empty((len(paths), 3, SIZE, SIZE), np.float32)
-        for row, path in enumerate(paths):
-            fill(path, images[row])
-        return torch.from_numpy(images)
-
-    return batch

@@ -22,13 +22,9 @@ RESULTS = Path(os.environ.get("PIPEGRAPH_RESULTS") or Path(__file__).parent / "r
 
 def versions() -> dict[str, str]:
     """Of the packages that matter, those that this interpreter has."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    installed = importlib.metadata.distributions()
+    there = {each.name.lower().replace("_", "-"): each.version for each in installed if each.name}
+    return {package: there[package] for package in PACKAGES if package in there}
 
 
 def machine() -> dict[str, Any]:

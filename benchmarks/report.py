@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import catalogue
-import harness
+from records import RESULTS
+from tables import TITLES, comparison, number, ours, peers, races, table
 
 LEGEND = (
     "Each cell is the median over alternated rounds, with the range in parentheses; ratios are taken within a round. "
@@ -25,123 +25,6 @@ LEGEND = (
     "it does with a second of CPU. Each goal is a minimum ratio of pipegraph to the named contestant (throughput "
     "unless stated otherwise); with several contestants, the fastest counts. It is met if the median ratio reaches it."
 )
-
-TITLES = {
-    "rate": "per second",
-    "cpu_s_per_unit": "CPU of each",
-    "import_s": "import",
-    "first_batch_s": "first batch",
-    "both_s": "both",
-    "cpu_s": "CPU of both",
-    "rss_mb": "peak RSS, MB",
-    "pss_mb": "peak PSS, MB",
-    "before_mb": "before, MB",
-    "added_mb": "added, MB",
-    "rss_mb_over_dataloader": "RSS / DataLoader's",
-}
-"""Measures of a record, as a reader knows them; the others are ratios that the record has besides."""
-
-UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}
-
-
-def races(results: dict[str, Any], title: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The comparisons in one record, also those nested by a parameter: (title, contestants)."""
-    for key, value in results.items():
-        if not isinstance(value, dict):
-            continue
-        if key == "contestants":
-            yield title, value
-        else:
-            yield from races(value, f"{title}, {key}")
-
-
-def cell(entry: Any, factor: float = 1.0) -> str:
-    """A spread as text: median (least-greatest)."""
-    if not isinstance(entry, dict) or "median" not in entry:
-        return "-"
-    median, low, high = (number(entry[key] * factor) for key in ("median", "low", "high"))
-    return median if median == low == high else f"{median} ({low}-{high})"
-
-
-def number(value: float) -> str:
-    """Three digits, and no exponents for what can be read without."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def inverse(entry: Any) -> Any:
-    """The ratio the other way round."""
-    if not isinstance(entry, dict) or not entry.get("low"):
-        return None
-    return {"median": 1 / entry["median"], "low": 1 / entry["high"], "high": 1 / entry["low"]}
-
-
-def ours(contestants: dict[str, Any]) -> str | None:
-    """The yardstick that is the project's own, if there is one."""
-    yardsticks = dict.fromkeys(name for entry in contestants.values() for name in entry.get("over", {}))
-    return next((name for name in yardsticks if name.startswith("pipegraph")), None)
-
-
-def comparison(contestants: dict[str, Any]) -> str:
-    """One table: a row per contestant, a column per measured spread, ratios last.
-
-    Ratios to the project's own row are shown the other way round: how many times the peer it is.
-    """
-    present = {
-        key for entry in contestants.values() for key, value in entry.items() if "median" in (value or {})
-    }
-    columns = [key for key in TITLES if key in present]
-    columns += sorted(present - set(TITLES) - {key for key in present if "_over_" in key})
-    first = "rate" if "rate" in columns else columns[0]
-    ordered = sorted(
-        contestants.items(), key=lambda item: item[1][first]["median"] * (-1 if first == "rate" else 1)
-    )
-    yardsticks = dict.fromkeys(name for entry in contestants.values() for name in entry.get("over", {}))
-    mine = ours(contestants)
-    scales = {
-        key: scale([entry[key] for entry in contestants.values() if key in entry], key) for key in columns
-    }
-    headers = [
-        "",
-        *(TITLES.get(key, key) + (f", {unit}" if unit else "") for key, (unit, _) in scales.items()),
-    ]
-    for name in yardsticks:
-        headers += [f"{name} x this", "in CPU"] if name == mine else [f"x {name}"]
-    rows = []
-    for name, entry in ordered:
-        row = [name, *(cell(entry.get(key), factor) for key, (_, factor) in scales.items())]
-        for other in yardsticks:
-            ratio = entry.get("over", {}).get(other)
-            row.append(cell(inverse(ratio) if other == mine else ratio))
-            if other == mine:
-                row.append(cell(inverse(entry.get("cpu_over", {}).get(other))))
-        rows.append(row)
-    return harness.table(headers, rows)
-
-
-def scale(entries: list[Any], measure: str) -> tuple[str, float]:
-    """(unit, factor) of a column: one unit, in which its least median is one at least; none for what is no time."""
-    if not measure.endswith("_s") and measure != "cpu_s_per_unit":
-        return "", 1.0
-    least = min(entry["median"] for entry in entries)
-    return next(((unit, factor) for unit, factor in UNITS.items() if least * factor >= 1), ("us", 1e6))
-
-
-NO_PEERS = (
-    "pipegraph",
-    "pg.",
-    "hand-written",
-    "bare",
-    "plain",
-    "limit",
-    "raw",
-    "resident",
-)
-"""How the names of contestants begin that are ours, or show what is possible at all."""
-
-
-def peers(entries: dict[str, Any]) -> list[str]:
-    """The other loaders: hand-written loops are none, nor is one that runs the ideal's own function."""
-    return [name for name in entries if not name.startswith(NO_PEERS) and "ideal" not in name]
 
 
 def times(entries: dict[str, Any], goal: catalogue.Goal) -> float | None:
@@ -177,27 +60,6 @@ def verdict(results: dict[str, Any], entry: catalogue.Entry) -> str:
     return "; ".join(said) or "-"
 
 
-def headline(results: dict[str, Any], title: str) -> str:
-    """The project's own row against the ideal (the first yardstick) and against the best peer, in words."""
-    said = []
-    for name, entries in races(results, title):
-        mine = ours(entries)
-        if mine is None or "rate" not in entries.get(mine, {}):
-            continue
-        ideal = next(iter(entries[mine]["over"]))
-        others = {
-            peer: entries[peer]["over"][mine]
-            for peer in peers(entries)
-            if mine in entries[peer].get("over", {})
-        }
-        text = f"{cell(entries[mine]['over'][ideal])} x {ideal}"
-        if others:
-            best = max(others, key=lambda peer: others[peer]["median"])
-            text += f", {cell(inverse(others[best]))} x {best}"
-        said.append(text if name == title else f"{name.removeprefix(f'{title}, ')}: {text}")
-    return "; ".join(said)
-
-
 def overview(date: str, folder: Path) -> str:
     """A line for every script of the set, and for whatever else was recorded that day."""
     newest = {path.name[11:-6]: path for path in sorted(folder.glob("*.jsonl"))}
@@ -213,7 +75,7 @@ def overview(date: str, folder: Path) -> str:
         if path.name.startswith(date) and section(path):
             row = json.loads(path.read_text().splitlines()[-1])
             rows.append([question(name, row["claim"]), "-", when(row)])
-    return harness.table(["what was compared", "goal", "newest record"], rows)
+    return table(["what was compared", "goal", "newest record"], rows)
 
 
 def question(name: str, claim: str = "") -> str:
@@ -254,8 +116,6 @@ def section(path: Path, row: dict[str, Any] | None = None) -> str:
     setup = ", ".join(f"{key} {value}" for key, value in row["configuration"].items())
     name = question(row["script"], row["claim"])
     lines = [f"## {name}"]
-    said = headline(row["results"], row["script"])
-    lines += [f"pipegraph: {said}."] * bool(said)
     for title, text in tables:
         lines += [f"### {title.removeprefix(row['script']).removeprefix(', ')}"] * (len(tables) > 1) + [text]
     lines += reasons(row["results"])
@@ -266,19 +126,7 @@ def section(path: Path, row: dict[str, Any] | None = None) -> str:
     return "\n\n".join(lines)
 
 
-def newest_date(folder: Path) -> str:
-    """The date of the newest record.
-
-    Raises:
-        SystemExit: there is none.
-    """
-    dates = sorted(path.name[:10] for path in folder.glob("*.jsonl"))
-    if not dates:
-        raise SystemExit(f"no records in {folder.name}/: run a benchmark first")
-    return dates[-1]
-
-
-def write(date: str, folder: Path = harness.RESULTS) -> Path:
+def write(date: str, folder: Path = RESULTS) -> Path:
     """The page of a day: the newest record of every comparison until then."""
     known = [path for path in sorted(folder.glob("*.jsonl")) if path.name[:10] <= date]
     paths = sorted({path.name[11:]: path for path in known}.values(), key=lambda path: path.name[11:])
@@ -299,12 +147,13 @@ def write(date: str, folder: Path = harness.RESULTS) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--date", default="", help="YYYY-MM-DD (default: the newest)")
     options = parser.parse_args()
-    print(write(options.date or newest_date(harness.RESULTS)).name)
+    dates = sorted(path.name[:10] for path in RESULTS.glob("*.jsonl"))
+    if not dates:
+        raise SystemExit(f"no records in {RESULTS.name}/: run a benchmark first")
+    print(write(options.date or dates[-1]).name)
 
 
 if __name__ == "__main__":

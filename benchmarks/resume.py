@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from typing import Any
 
 import harness
 import torch
-from harness import Run
+from harness import Clock, Measures
 from images import WORKERS, one_thread_each
 from peers import shut_down
 
@@ -64,20 +63,20 @@ class Resuming:
         self.measure()
         return f"the next batch is equal, from {self.expected[0]} on"
 
-    def measure(self) -> Run:
+    def measure(self) -> Measures:
         """One resume.
 
         Raises:
             RuntimeError: the next batch is another.
         """
         gc.collect()
-        cpu, begin = harness.cpu_seconds(), time.perf_counter()
+        clock = Clock()
         with self.open(self.state) as (batches, _):
             found = [int(row) for row in next(batches)]
-            wall_s, cpu_s = time.perf_counter() - begin, harness.spent_s(cpu, harness.cpu_seconds())
+            wall_s, cpu_s = clock.read()
         if found != self.expected:
             raise RuntimeError(f"resumed with {found[:3]}, expected {self.expected[:3]}")
-        return Run(wall_s, cpu_s, 1)
+        return harness.run(wall_s, cpu_s, 1)
 
 
 @contextmanager
@@ -94,16 +93,28 @@ def ours(state: Any) -> Iterator[Opened]:
 
 
 @contextmanager
-def ours_in_place(state: Any) -> Iterator[Opened]:
-    import pipegraph as pg
-
-    rows: Any = Rows()
-    generator = torch.Generator().manual_seed(SEED)
-    loader = pg.DataLoader(rows, BATCH, shuffle=True, num_workers=WORKERS, generator=generator)
+def as_torchs(kind: Callable[..., Any], state: Any) -> Iterator[Opened]:
+    """A loader with torch's arguments and a state."""
+    loader = kind(Rows(), BATCH, shuffle=True, num_workers=WORKERS, generator=seeded())
     if state is not None:
         loader.load_state_dict(state)
-    batches = iter(loader)
-    yield batches, loader.state_dict
+    yield iter(loader), loader.state_dict
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(SEED)
+
+
+def ours_in_place(state: Any) -> Any:
+    import pipegraph as pg
+
+    return as_torchs(pg.DataLoader, state)
+
+
+def stateful(state: Any) -> Any:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return as_torchs(StatefulDataLoader, state)
 
 
 @contextmanager
@@ -111,24 +122,10 @@ def dataloader(state: int | None) -> Iterator[Opened]:
     from torch.utils.data import DataLoader
 
     rows: Any = Rows()
-    generator = torch.Generator().manual_seed(SEED)
-    batches = iter(DataLoader(rows, BATCH, shuffle=True, num_workers=WORKERS, generator=generator))
+    batches = iter(DataLoader(rows, BATCH, shuffle=True, num_workers=WORKERS, generator=seeded()))
     for _ in range(state or 0):
         next(batches)
     yield batches, lambda: AT
-
-
-@contextmanager
-def stateful(state: Any) -> Iterator[Opened]:
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    rows: Any = Rows()
-    generator = torch.Generator().manual_seed(SEED)
-    loader = StatefulDataLoader(rows, BATCH, shuffle=True, num_workers=WORKERS, generator=generator)
-    if state is not None:
-        loader.load_state_dict(state)
-    batches = iter(loader)
-    yield batches, loader.state_dict
 
 
 @contextmanager
@@ -137,11 +134,9 @@ def nodes(state: Any) -> Iterator[Opened]:
     from torchdata import nodes as tn
 
     rows = Rows()
-    generator = torch.Generator().manual_seed(SEED)
-    node: Any = tn.SamplerWrapper(RandomSampler(rows, generator=generator))
+    node: Any = tn.SamplerWrapper(RandomSampler(rows, generator=seeded()))
     node = tn.ParallelMapper(node, rows.__getitem__, num_workers=WORKERS, method="thread")
-    node = tn.Prefetcher(tn.Batcher(node, BATCH, drop_last=False), prefetch_factor=2)
-    loader: Any = tn.Loader(node)
+    loader: Any = tn.Loader(tn.Prefetcher(tn.Batcher(node, BATCH, drop_last=False), prefetch_factor=2))
     if state is not None:
         loader.load_state_dict(state)
     yield iter(loader), loader.state_dict
@@ -161,24 +156,19 @@ def grain(state: Any) -> Iterator[Opened]:
 
 
 def main() -> None:
-    options = harness.arguments(__doc__ or "").parse_args()
+    options = harness.arguments(__doc__).parse_args()
     one_thread_each()
-    contestants = [
-        Resuming(OURS, ours),
-        Resuming("pipegraph, DataLoader", ours_in_place),
-        Resuming("DataLoader, batches drawn again", dataloader),
-        Resuming("StatefulDataLoader", stateful),
-        Resuming("torchdata.nodes, threads", nodes),
-        Resuming("Grain", grain),
-    ]
-    configuration = {
-        "rows": ROWS,
-        "batch": BATCH,
-        "stopped after": AT,
-        "workers": WORKERS,
-        "rounds": options.rounds,
+    ways = {
+        OURS: ours,
+        "pipegraph, DataLoader": ours_in_place,
+        "DataLoader, batches drawn again": dataloader,
+        "StatefulDataLoader": stateful,
+        "torchdata.nodes, threads": nodes,
+        "Grain": grain,
     }
-    harness.compare("resume", CLAIM, configuration, contestants, Resuming.stop, (OURS,), "resumes", options)
+    configuration = {"rows": ROWS, "batch": BATCH, "stopped after": AT, "workers": WORKERS}
+    contestants = [Resuming(name, way) for name, way in ways.items()]
+    harness.compare("resume", CLAIM, configuration, contestants, Resuming.stop, (OURS,), options)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ python benchmarks/run_all.py --skip memory_peak
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import time
@@ -15,48 +14,28 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import catalogue
+import harness
 import records
-from images import add_images_option
 
 FOLDER = Path(__file__).parent
 
 
-def chosen(only: str, skip: str, photographs: bool) -> list[catalogue.Entry]:
-    """What is to be run; whatever is left out is said.
-
-    Raises:
-        SystemExit: a name is not in the set.
-    """
-    wanted, unwanted = ({name for name in names.split(",") if name} for names in (only, skip))
+def main() -> None:
+    parser = harness.arguments(__doc__, images=True)
+    parser.add_argument("--skip", default="", help="comma-separated names of what to leave out")
+    options = parser.parse_args()
+    wanted, unwanted = ({name for name in names.split(",") if name} for names in (options.only, options.skip))
     known = {entry.record for entry in catalogue.SET}
-    if strange := (wanted | unwanted) - known:
-        raise SystemExit(
-            f"not in the set: {', '.join(sorted(strange))}; there are {', '.join(sorted(known))}"
-        )
-    entries = []
-    for entry in catalogue.SET:
-        if (wanted and entry.record not in wanted) or entry.record in unwanted:
-            continue
-        if entry.images and not photographs:
+    if strange := sorted((wanted | unwanted) - known):
+        raise SystemExit(f"not in the set: {', '.join(strange)}; there are {', '.join(sorted(known))}")
+    entries = [e for e in catalogue.SET if e.record in (wanted or known) - unwanted]
+    if not options.images:
+        for entry in filter(lambda entry: entry.images, entries):
             print(
                 f"left out: {entry.record}: no photographs (--images FOLDER or PIPEGRAPH_TEST_IMAGES)",
                 flush=True,
             )
-        else:
-            entries.append(entry)
-    return entries
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="alternated rounds of each (default 5)")
-    parser.add_argument("--only", default="", help="comma-separated names of what to run")
-    parser.add_argument("--skip", default="", help="comma-separated names of what to leave out")
-    add_images_option(parser)
-    options = parser.parse_args()
-    entries = chosen(options.only, options.skip, bool(options.images))
+        entries = [entry for entry in entries if not entry.images]
     failed = []
     begin = time.monotonic()
     for number, entry in enumerate(entries, 1):

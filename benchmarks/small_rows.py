@@ -12,14 +12,14 @@ rows in memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import harness
 import numpy as np
 import peers
-from harness import Contestant
+from harness import Contestant, loaded
 from images import WORKERS, one_thread_each
 from peers import PREFETCH
 
@@ -47,68 +47,47 @@ class Rows:
         return self.table[index]
 
 
-class EndlessBatches:
-    """Lists of shuffled indices, pass after pass."""
+class Endless:
+    """Lists of shuffled indices, pass after pass; or the indices one by one."""
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __init__(self, batches: bool) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
         for epoch in range(PASSES):
             order = np.random.default_rng(epoch).permutation(ROWS)
             for start in range(0, ROWS - BATCH + 1, BATCH):
-                yield order[start : start + BATCH].tolist()
+                found = order[start : start + BATCH].tolist()
+                if self.batches:
+                    yield found
+                else:
+                    yield from found
 
     def __len__(self) -> int:
-        return PASSES * (ROWS // BATCH)
+        return PASSES * (ROWS // BATCH) * (1 if self.batches else BATCH)
 
 
-class EndlessRows:
-    """Shuffled indices, pass after pass."""
-
-    def __iter__(self) -> Iterator[int]:
-        for batch in EndlessBatches():
-            yield from batch
-
-    def __len__(self) -> int:
-        return PASSES * (ROWS // BATCH) * BATCH
-
-
-@contextmanager
-def hand_written(rows: Rows) -> Iterator[Any]:
+def hand_written(rows: Rows) -> Any:
     """One thread, no queue: index and yield."""
-    yield (rows[indices] for indices in EndlessBatches())
+    return nullcontext(rows[indices] for indices in Endless(True))
 
 
-@contextmanager
-def pipegraph_batches(rows: Rows) -> Iterator[Any]:
-    """A sampler of index lists, read in two worker threads."""
+def pipegraph(rows: Rows, batches: bool) -> Any:
+    """A sampler of index lists, read in two worker threads; or of indices, then a batch."""
     import pipegraph as pg
     from pipegraph import operators as ops
 
-    graph = pg.Graph("rows")
-    sampler: Any = EndlessBatches()
-    graph.add(ops.FromSequence(rows, sampler=sampler), workers=WORKERS, capacity=PREFETCH)
-    with graph.loader() as loader:
-        yield loader
-
-
-@contextmanager
-def pipegraph_rows(rows: Rows) -> Iterator[Any]:
-    """A sampler of indices, then a batch."""
-    import pipegraph as pg
-    from pipegraph import operators as ops
-
-    graph = pg.Graph("rows")
-    sampler: Any = EndlessRows()
-    source = graph.add(ops.FromSequence(rows, sampler=sampler), workers=WORKERS, capacity=BATCH)
-    source.then(ops.Batch(BATCH), capacity=PREFETCH)
-    with graph.loader() as loader:
-        yield loader
+    sampler: Any = Endless(batches)
+    capacity = PREFETCH if batches else BATCH
+    source = pg.Graph("rows").add(ops.FromSequence(rows, sampler=sampler), workers=WORKERS, capacity=capacity)
+    return loaded(source if batches else source.then(ops.Batch(BATCH), capacity=PREFETCH))
 
 
 def asked(batches: bool) -> dict[str, Any]:
     """How a DataLoader is asked; batches: a sampler of index lists with ``batch_size=None``."""
     if batches:
-        return {"sampler": EndlessBatches(), "batch_size": None}
-    return {"sampler": EndlessRows(), "batch_size": BATCH}
+        return {"sampler": Endless(True), "batch_size": None}
+    return {"sampler": Endless(False), "batch_size": BATCH}
 
 
 def dataloader(rows: Rows, batches: bool) -> Any:
@@ -116,13 +95,12 @@ def dataloader(rows: Rows, batches: bool) -> Any:
     return peers.dataloader(rows, **asked(batches))
 
 
-@contextmanager
-def dataloader_inline(rows: Rows, batches: bool) -> Iterator[Any]:
+def dataloader_inline(rows: Rows, batches: bool) -> Any:
     """No worker: the same in the consumer's own process."""
     from torch.utils.data import DataLoader
 
     data: Any = rows
-    yield iter(DataLoader(data, **asked(batches)))
+    return nullcontext(iter(DataLoader(data, **asked(batches))))
 
 
 def torchdata_nodes(rows: Rows, batches: bool) -> Any:
@@ -130,13 +108,13 @@ def torchdata_nodes(rows: Rows, batches: bool) -> Any:
     from torch.utils.data import default_collate
 
     if batches:
-        return peers.nodes(EndlessBatches(), rows.__getitem__)
-    return peers.nodes(EndlessRows(), lambda found: default_collate([rows[i] for i in found]), batch=BATCH)
+        return peers.nodes(Endless(True), rows.__getitem__)
+    return peers.nodes(Endless(False), lambda found: default_collate([rows[i] for i in found]), batch=BATCH)
 
 
 def spdl(rows: Rows) -> Any:
     """A list of indices per task."""
-    return peers.spdl(EndlessBatches(), rows.__getitem__)
+    return peers.spdl(Endless(True), rows.__getitem__)
 
 
 def grain(rows: Rows) -> Any:
@@ -155,8 +133,8 @@ def contestants(rows: Rows) -> list[Contestant]:
 
     return [
         entry(IDEAL, hand_written, 3000),
-        entry(OURS, pipegraph_batches, 2000),
-        entry("pipegraph, rows", pipegraph_rows, 200),
+        entry(OURS, partial(pipegraph, batches=True), 2000),
+        entry("pipegraph, rows", partial(pipegraph, batches=False), 200),
         entry("DataLoader, batches", partial(dataloader, batches=True), 1000),
         entry("DataLoader, batches, no worker", partial(dataloader_inline, batches=True), 2000),
         entry("DataLoader, rows", partial(dataloader, batches=False), 200),
@@ -180,16 +158,12 @@ def check(contestant: Contestant) -> str:
 
 
 def main() -> None:
-    parser = harness.arguments(__doc__ or "")
-    options = parser.parse_args()
+    options = harness.arguments(__doc__).parse_args()
     one_thread_each()
     configuration = {
-        "rows": ROWS, "columns": COLUMNS, "batch": BATCH, "workers": WORKERS, "prefetch_batches": PREFETCH,
-        "rounds": options.rounds,
+        "rows": ROWS, "columns": COLUMNS, "batch": BATCH, "workers": WORKERS, "prefetch_batches": PREFETCH
     }  # fmt: skip
-    harness.compare(
-        "small_rows", CLAIM, configuration, contestants(Rows()), check, [IDEAL, OURS], "rows", options
-    )
+    harness.compare("small_rows", CLAIM, configuration, contestants(Rows()), check, [IDEAL, OURS], options)
 
 
 if __name__ == "__main__":

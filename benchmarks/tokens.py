@@ -8,11 +8,9 @@ uint16 file of 100 million tokens.
 
 from __future__ import annotations
 
-import queue
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from typing import Any
 import harness
 import numpy as np
 import peers
-from harness import Contestant
+from harness import Contestant, loaded
 from images import WORKERS, one_thread_each
 from peers import PREFETCH
 
@@ -69,59 +67,28 @@ class Windows:
         return torch.from_numpy(out)
 
 
-@contextmanager
-def hand_written(windows: Windows) -> Iterator[Any]:
+def hand_written(windows: Windows) -> Any:
     """One thread, no queue: cut and yield."""
-    yield (windows.batch(range(start, start + BATCH)) for start in range(0, ENDLESS, BATCH))
+    return nullcontext(windows.batch(range(start, start + BATCH)) for start in range(0, ENDLESS, BATCH))
 
 
-@contextmanager
-def thread_and_queue(windows: Windows) -> Iterator[Any]:
-    """The least that works ahead: one thread that cuts, and a queue. What it loses no pipeline of threads can keep."""
-    ready: queue.Queue[Any] = queue.Queue(PREFETCH)
-    over = threading.Event()
-
-    def work() -> None:
-        for start in range(0, ENDLESS, BATCH):
-            if over.is_set():
-                return
-            ready.put(windows.batch(range(start, start + BATCH)))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    yield iter(ready.get, None)
-    over.set()
-    while thread.is_alive():  # it may wait for room
-        with suppress(queue.Empty):
-            ready.get_nowait()
-        thread.join(0.01)
-
-
-@contextmanager
-def pipegraph_batches(windows: Windows) -> Iterator[Any]:
+def pipegraph_batches(windows: Windows) -> Any:
     """Indices batched by the workers that take them, then a function on the batch in two of these."""
     import pipegraph as pg
     from pipegraph import operators as ops
 
-    graph = pg.Graph("tokens")
-    indices = graph.add(ops.FromIterable(range(ENDLESS)), capacity=BATCH * PREFETCH)
+    indices = pg.Graph("tokens").add(ops.FromIterable(range(ENDLESS)), capacity=BATCH * PREFETCH)
     lists = indices.then(ops.Batch(BATCH, collate=list), backend="inline", capacity=PREFETCH)
-    lists.then(ops.Map(windows.batch), workers=WORKERS, capacity=PREFETCH)
-    with graph.loader() as loader:
-        yield loader
+    return loaded(lists.then(ops.Map(windows.batch), workers=WORKERS, capacity=PREFETCH))
 
 
-@contextmanager
-def pipegraph_windows(windows: Windows) -> Iterator[Any]:
+def pipegraph_windows(windows: Windows) -> Any:
     """The plain way: a dataset, then a batch."""
     import pipegraph as pg
     from pipegraph import operators as ops
 
-    graph = pg.Graph("tokens")
-    source = graph.add(ops.FromSequence(windows), workers=WORKERS, capacity=BATCH * PREFETCH)
-    source.then(ops.Batch(BATCH), capacity=PREFETCH)
-    with graph.loader() as loader:
-        yield loader
+    source = pg.Graph("tokens").add(ops.FromSequence(windows), workers=WORKERS, capacity=BATCH * PREFETCH)
+    return loaded(source.then(ops.Batch(BATCH), capacity=PREFETCH))
 
 
 @contextmanager
@@ -167,7 +134,6 @@ def contestants(windows: Windows) -> list[Contestant]:
 
     return [
         entry(IDEAL, hand_written, 5000),
-        entry("hand-written thread and queue", thread_and_queue, 4000),
         entry(OURS, pipegraph_batches, 4000),
         entry("pipegraph, windows", pipegraph_windows, 2000),
         entry(SOURCE, pipegraph_tokens, 4000),
@@ -197,18 +163,15 @@ def check(contestant: Contestant, windows: Windows) -> str:
 
 
 def main() -> None:
-    parser = harness.arguments(__doc__ or "")
-    options = parser.parse_args()
+    options = harness.arguments(__doc__).parse_args()
     one_thread_each()
     configuration = {
-        "tokens": TOKENS, "window": WINDOW, "batch": BATCH, "workers": WORKERS, "prefetch_batches": PREFETCH,
-        "rounds": options.rounds,
+        "tokens": TOKENS, "window": WINDOW, "batch": BATCH, "workers": WORKERS, "prefetch_batches": PREFETCH
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         windows = Windows(write(folder))
         same = partial(check, windows=windows)
-        entered = contestants(windows)
-        harness.compare("tokens", CLAIM, configuration, entered, same, [IDEAL, OURS], "tokens", options)
+        harness.compare("tokens", CLAIM, configuration, contestants(windows), same, [IDEAL, OURS], options)
 
 
 if __name__ == "__main__":

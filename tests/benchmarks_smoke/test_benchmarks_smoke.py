@@ -16,22 +16,18 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-PEERS = (
-    "hop_cost.py",
-    "image_decode.py",
-    "image_recipe.py",
-    "memory_peak.py",
-    "python_transform.py",
+SHARED = (
+    "harness",
+    "ideal",
+    "images",
+    "peers",
+    "recipe",
+    "records",
+    "tables",
+    "catalogue",
+    "shuffle_quality",
 )
-PEERS += (
-    "planted.py",
-    "report.py",
-    "resume.py",
-    "run_all.py",
-    "small_rows.py",
-    "start_up.py",
-    "tokens.py",
-)
+SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if path.stem not in SHARED)
 
 
 @pytest.fixture
@@ -45,22 +41,28 @@ def hop_cost(harness: Any) -> Any:
     return importlib.import_module("hop_cost")
 
 
-def finite(items: int, opened: list[str] | None = None) -> Any:
+def finite(items: int, closed: list[str], drawn: list[int]) -> Any:
     @contextmanager
     def stream() -> Iterator[Any]:
-        yield iter(range(items))
-        if opened is not None:
-            opened.append("closed")
+        yield (drawn.append(item) for item in range(items))
+        closed.append("closed")
 
     return stream
 
 
 def test_a_run_counts_only_the_timed_items_and_closes_the_stream(harness: Any) -> None:
     closed: list[str] = []
-    run = harness.Contestant("ten", finite(100, closed), warm=5, timed=10, weight=64).measure()
-    assert run.units == 640
-    assert run.wall_s > 0
-    assert closed == ["closed"]
+    drawn: list[int] = []
+    stream = finite(100, closed, drawn)
+    run = harness.Contestant("ten", stream, warm=5, timed=10, weight=64).measure()
+    assert run["rate"] > 0 and run["cpu_s_per_unit"] > 0
+    assert len(drawn) == 15 and closed == ["closed"]
+
+
+def test_ratios_say_how_many_times_as_good(harness: Any) -> None:
+    race = harness.Race({"a": [{"rate": 4.0, "cpu_s": 1.0}], "b": [{"rate": 2.0, "cpu_s": 3.0}]})
+    assert race.ratios("a", "b", "rate")["median"] == 2
+    assert race.ratios("a", "b", "cpu_s")["median"] == 3
 
 
 def test_a_record_is_one_json_row_with_machine_and_versions(
@@ -80,7 +82,7 @@ def test_the_hand_written_chains_keep_every_item_in_order(hop_cost: Any, way: st
         assert list(islice(stream, 500)) == list(range(500))
 
 
-@pytest.mark.parametrize("script", PEERS)
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_the_scripts_against_peers_start_without_any_peer(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,7 +35,7 @@ def sections(figures):
     """Each comparison on the newest page of benchmarks, with the same as its record gives it."""
     import report
 
-    folder = figures.harness.RESULTS
+    folder = figures.RESULTS
     printed = max(folder.glob("????-??-??.md")).read_text()
     found = []
     for text in printed.split("\n\n## ")[1:]:
