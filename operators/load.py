@@ -296,5 +296,7 @@ class LoadParts(_Reads):
         if callable(found):
             yield from enumerate(found())
             return
-        for place in self._order.within(part, len(found), self._context.seed, epoch).tolist():
-            yield place, found[place]
+        places = self._order.within(part, len(found), self._context.seed, epoch)
+        for start in range(0, len(places), found.at_once):
+            some = places[start : start + found.at_once]
+            yield from zip(some.tolist(), found.rows(some), strict=True)

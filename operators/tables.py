@@ -119,8 +119,15 @@ def _arrow_table(given: Any) -> tuple[Any, Int64Array | None]:
             said = "; ".join(map(str, error.args))
             raise GraphError(f"FromTable: {said}; give its values one type, or use FromSequence") from error
     if datasets is not None and isinstance(given, datasets.Dataset):
+        if given.format["type"] == "custom":
+            raise GraphError(
+                "FromTable: the dataset has a transform (with_transform), and FromTable reads stored columns; use "
+                "FromSequence, which calls it"
+            )
         picked = given._indices
-        return given.data.table, None if picked is None else picked.column(0).to_numpy().astype(np.int64)
+        return given.select_columns(
+            given.format["columns"]
+        ).data.table, None if picked is None else picked.column(0).to_numpy().astype(np.int64)
     if hasattr(given, "to_arrow"):
         return given.to_arrow(), None
     raise GraphError(

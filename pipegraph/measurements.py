@@ -121,7 +121,7 @@ class StageCounts:
 
 
 @documented
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class StageProfile:
     """One stage since the loader was made.
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, final
 
+import numpy as np
+
 from pipegraph.errors import GraphError, MemoryLimitError, ShardError
 from pipegraph.reader.schedule import SHARE
 from pipegraph.storage import Manifest, Part, ShardFile
@@ -211,7 +213,7 @@ class _WholePart(BlockSamples[Any]):
 
     def __init__(self, form: Format, file: ShardFile, room: Room) -> None:
         self.nbytes = 0
-        self._blocks: list[Sequence[Any]] = []
+        self._blocks: list[Any] = []
         self._ends: list[int] = []
         for block in form.index(file):
             before = self.nbytes
@@ -219,6 +221,7 @@ class _WholePart(BlockSamples[Any]):
             self.nbytes += form.held_nbytes(rows, block)
             self._blocks.append(rows)
             self._ends.append(len(self) + len(rows))
+            self.at_once = getattr(rows, "at_once", 1)  # a user's format may give any sequence
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -226,3 +229,14 @@ class _WholePart(BlockSamples[Any]):
     def sample(self, index: int) -> Any:
         number = bisect_right(self._ends, index)
         return self._blocks[number][index - self._ends[number]]
+
+    def rows(self, indices: Any) -> list[Any]:
+        if self.at_once == 1:
+            return super().rows(indices)
+        numbers = np.searchsorted(self._ends, indices, "right")
+        found: dict[int, Any] = {}
+        for number in np.unique(numbers).tolist():
+            places, rows = np.flatnonzero(numbers == number), self._blocks[number]
+            within = indices[places] - (self._ends[number] - len(rows))
+            found.update(zip(places.tolist(), rows.rows(within), strict=True))
+        return [found[place] for place in range(len(indices))]

@@ -14,6 +14,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.errors import GraphError
 
 datasets = pytest.importorskip("datasets", reason="make test-interop brings it")
 
@@ -113,3 +114,6 @@ def test_map_style_data_sets_are_read_in_groups_and_as_tables(folder: Path) -> N
     made.add(chosen).then(ops.Batch(100))
     with made.loader() as loader:
         assert sorted(next(iter(loader))["id"].tolist()) == list(range(100, 200))
+    assert ops.FromTable(found.with_format("torch", columns=["id"])).table.column_names == ["id"]
+    with pytest.raises(GraphError, match="FromSequence"):
+        ops.FromTable(found.with_transform(lambda rows: rows))

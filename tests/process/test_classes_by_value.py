@@ -6,6 +6,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.errors import GraphError
 
 
 def classes():
@@ -47,3 +48,23 @@ def test_what_the_loop_sets_on_a_class_stays_when_objects_of_it_arrive():
         with pytest.raises(odd):
             next(batches)
     assert (plain.scale, plain(0).name(), odd.seen) == (5, "changed", 7)
+
+
+def test_an_open_text_file_is_refused_and_the_attribute_named(tmp_path):
+    (tmp_path / "lines.txt").write_text("ä\nb\n", encoding="utf-8")
+
+    class Lines:
+        def __init__(self, file):
+            self.file = file
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            raise AssertionError("never read")
+
+    graph = pg.Graph("files")
+    with open(tmp_path / "lines.txt", encoding="utf-8") as file:
+        graph.add(ops.FromSequence(Lines(file)), backend="process")
+        with graph.loader() as loader, pytest.raises(GraphError, match=r"dataset\.file"):
+            next(iter(loader))

@@ -18,17 +18,13 @@ def graph_of(folder: Any, manifest: Manifest) -> pg.Graph:
     return graph
 
 
-def test_a_state_takes_less_than_100_us_and_a_few_kilobytes(write_shards: Any, make_manifest: Any) -> None:
+def test_a_state_takes_a_few_kilobytes(write_shards: Any, make_manifest: Any) -> None:
     folder = write_shards("npy", 4, 2_000)
     with graph_of(folder, make_manifest(folder, block_nbytes=50_000)).loader() as loader:
         batches = iter(loader)
-        took = []
         for _ in range(100):
             next(batches)
-            started = thread_time()
             state = loader.state_dict()
-            took.append(thread_time() - started)
-    assert sorted(took)[len(took) // 4] < 100e-6
     assert len(json.dumps(state)) < 2_000
 
 

@@ -8,6 +8,7 @@ has it without.
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -44,6 +45,9 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if self._back and isinstance(value, type) and (number := _GIVEN.get(value)) is not None:
             return _sent, (number,)
         kind = type(value)
+        if kind is io.TextIOWrapper and value not in (sys.stdout, sys.stderr):
+            # cloudpickle would send its text, in which places count characters: seek() would read wrong lines.
+            raise TypeError(f"cannot pickle an open file ({value.name!r})")
         # NumPy's pickles keep another byte order only for arrays of its own class, without gaps.
         if (
             kind in _ARRAYS

@@ -122,6 +122,8 @@ class ArrowRows(BlockSamples[Sample]):
         copied: whether arrays own their values.
     """
 
+    at_once = 256
+
     def __init__(self, table: Any, name: str, copied: bool) -> None:
         self._name, self._count = name, int(table.num_rows)
         self._convert: dict[str, Convert] = {

@@ -76,6 +76,8 @@ Room = Callable[[int], None]
 class BlockSamples(Sequence[Row]):
     """The samples of one block, each made when it is asked for. A format says how many, and how one is made."""
 
+    at_once = 1
+    """How many to ask :meth:`rows` for where all are wanted: several where they cost little more than one."""
     nbytes: int = -1
     """What it holds in memory beside the file; -1 where that is what its format says."""
 
@@ -86,6 +88,10 @@ class BlockSamples(Sequence[Row]):
     def run(self, start: int, stop: int) -> list[Row]:
         """Samples that lie one behind the other, at least one; in one read where a format can."""
         return [self.sample(index) for index in range(start, stop)]
+
+    def rows(self, indices: Any) -> list[Row]:
+        """Some samples, by int64 indices, in their order."""
+        return [self.sample(index) for index in indices.tolist()]
 
     def columns(self, indices: Any) -> Columns | None:
         """Some samples, by int64 indices, packed for a ``Batch``; None where they are read one by one."""
