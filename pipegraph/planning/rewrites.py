@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pipegraph.backends import THREAD, Ray
+from pipegraph.backends import Ray
 from pipegraph.contracts import Operator
 from pipegraph.errors import GraphError
 from pipegraph.planning.plan import StagePlan
@@ -57,10 +57,6 @@ class Draft(dict[str, StagePlan]):
         self.change(name, left_out=why, within=within)
         for other in self.readers(name):
             self.change(other.name, upstream=tuple(map(self.shortcut, other.upstream)))
-
-
-MAX_INLINE = 64
-"""Inline stages in a row: each is driven from inside the next, by four calls of Python's 1,000."""
 
 
 def leave_out_copies(draft: Draft) -> None:
@@ -186,18 +182,6 @@ def _placement(stage: StagePlan) -> tuple[object, ...]:
     spec = stage.spec
     actors = (stage.backend.resources, stage.backend.runtime_env) if isinstance(stage.backend, Ray) else None
     return stage.backend, stage.workers, spec.timeout, actors
-
-
-def part_inline(draft: Draft) -> None:
-    """Give a thread to every stage at which too many inline ones in a row would nest too deep."""
-    nested: dict[str, int] = {}
-    for stage in draft.running():
-        above = max([nested[draft.shortcut(edge).stage] for edge in stage.upstream], default=0)
-        nested[stage.name] = above + 1 if stage.backend.in_consumer else 0
-        if nested[stage.name] > MAX_INLINE:
-            nested[stage.name] = 0
-            why = f"runs in a thread of its own: more than {MAX_INLINE} inline stages in a row would nest too deep"
-            draft.change(stage.name, why, backend=THREAD)
 
 
 def choose_memory(draft: Draft) -> None:
