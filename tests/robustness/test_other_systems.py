@@ -35,6 +35,8 @@ os.open, os.read = opened, found
 
 RUN = """
 import pathlib, textwrap, traceback
+if hasattr(os, "process_cpu_count"):  # new in Python 3.13; where there is no affinity, that of all cores
+    os.process_cpu_count = os.cpu_count
 import pipegraph as pg
 from pipegraph import operators as ops
 
