@@ -82,3 +82,35 @@ def test_a_held_sample_without_a_form_is_said_at_the_first_snapshot_with_stage_a
     assert len(found) == 63  # what came before is delivered
     for words in ("stage 'pack'", "Handle", "JSON", "state_dict()"):
         assert words in str(refused.value)
+
+
+class _Growing(pg.Operator):
+    kind = "map"
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def process(self, chunk: pg.Chunk) -> pg.Chunk:
+        self.seen += [0] * 20
+        return chunk
+
+    def state_dict(self) -> dict[str, list[int]]:
+        return {"seen": list(self.seen)}
+
+    def load_state_dict(self, state: dict[str, list[int]]) -> None:
+        self.seen = list(state["seen"])
+
+
+def test_a_map_whose_state_grows_resumes_behind_what_was_delivered():
+    def loader() -> pg.Loader:
+        graph = pg.Graph("growing")
+        graph.add(ops.FromSequence(range(600))).then(_Growing())
+        return graph.loader()
+
+    with loader() as first:
+        batches = iter(first)
+        got = [next(batches) for _ in range(300)]
+        state = first.state_dict()
+    with loader() as second:
+        second.load_state_dict(state)
+        assert [*got, *second] == list(range(600))

@@ -78,3 +78,12 @@ def test_a_resize_splits_begun_parts_and_deals_the_others_again():
 def test_wrong_arguments_are_refused(call, message):
     with pytest.raises(GraphError, match=message):
         call()
+
+
+def test_padded_places_of_ranks_with_fewer_parts_are_distinct():
+    order = PartOrder(shuffle=False)
+    sizes = np.array([10, 2])
+    length = order.length(sizes, world_size=4)
+    read = [order.positions(sizes, rank=rank, world_size=4) for rank in range(4)]
+    assert length == 10
+    assert len(np.unique(np.concatenate(read))) == 4 * length

@@ -10,6 +10,7 @@ import pytest
 import torch
 from accelerators import places
 
+import pipegraph as pg
 from pipegraph.device.split import chunk_sizes_for
 from pipegraph.replicas import gather, scatter
 
@@ -89,3 +90,18 @@ def test_gather_follows_containers_and_keeps_none() -> None:
     assert tuple(joined["p"].x.shape) == (3, 2)
     assert joined["p"].y is None
     assert tuple(joined["l"][0].shape) == (3,)
+
+
+def test_a_slice_of_scattered_batches_waits_for_its_own_events() -> None:
+    waited = []
+
+    class Event:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def wait(self) -> None:
+            waited.append(self.number)
+
+    whole = pg.Scattered([1, 2, 3], ["cpu"] * 3, [Event(number) for number in range(3)])  # type: ignore[arg-type]
+    whole[1:].wait(0)
+    assert waited == [1]
