@@ -14,6 +14,7 @@ the GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -71,11 +72,8 @@ class Dali(Operator):
         self.outputs_named = tuple(outputs)
         self.num_threads = integer(num_threads, "Dali: num_threads")
         self.device_id = device_id
+        self._pipeline: DaliPipeline
         self._context = Context("")
-        self._inputs: tuple[str, ...] = ()
-        self._states: tuple[str, ...] = ()
-        self._batch_size = 0
-        self._pipeline: Any = None
 
     def config(self) -> dict[str, Any]:
         return {"definition": function_name(self.definition), "outputs": self.outputs_named}
@@ -83,31 +81,41 @@ class Dali(Operator):
     def open(self, context: Context) -> None:
         self._context = context
         extra_module("nvidia.dali", "dali", "Dali", "nvidia-dali-cuda130")
-        self._build(1)  # an unfit definition is found here and not at the first batch
+        made = partial(self.definition, num_threads=self.num_threads, device_id=self.device_id)
+        self._pipeline = DaliPipeline(made, self.outputs_named)
 
     def close(self) -> None:
-        self._pipeline = None  # ends DALI's threads
+        self._pipeline.close()
 
     def process(self, chunk: Chunk) -> Chunk:
         data = chunk.data
         if not isinstance(data, dict):
             raise DataError(f"Dali: batches must be dicts of fields, got {type(data).__name__}")
         rng = generator(self._context.seed, chunk.epoch, chunk.lineages[0], self._context.stage)
-        made = self._run(data, len(chunk.row_lineages), rng)
+        made = self._pipeline.run(data, len(chunk.row_lineages), rng)
         chunk.keys = chunk.own_keys
-        chunk.data = {name: value for name, value in data.items() if name not in self._inputs} | made
+        chunk.data = {name: value for name, value in data.items() if name not in self._pipeline.inputs} | made
         return chunk
 
-    def _run(self, fields: Mapping[str, Any], count: int, rng: np.random.Generator) -> dict[str, Any]:
+
+class DaliPipeline:
+    """Runs one batch at a time, for one worker; ``inputs`` are the fields that the definition names."""
+
+    inputs: tuple[str, ...] = ()
+
+    def __init__(self, definition: Callable[..., Any], outputs: Sequence[str]) -> None:
+        self._definition = definition
+        self._outputs = tuple(outputs)
+        self._batch_size = 0
+        self._pipeline: Any = None
+        self._states: tuple[str, ...] = ()
+        self._build(1)  # an unfit definition is found here and not at the first batch
+
+    def run(self, fields: Mapping[str, Any], count: int, rng: np.random.Generator) -> dict[str, Any]:
         """The outputs of a batch of ``count`` samples, by name; blocks until they are there."""
         if self._pipeline is None or count > self._batch_size:
             self._build(max(count, self._batch_size))
-        missing = next((name for name in self._inputs if name not in fields), None)
-        if missing is not None:
-            raise DataError(
-                f"Dali: the pipeline needs a field {missing!r}, the batch has {', '.join(fields)}"
-            )
-        feed = {name: _for_dali(fields[name]) for name in self._inputs}
+        feed = {name: _for_dali(_field(fields, name)) for name in self.inputs}
         words = rng.integers(0, 2**32, (len(self._states), _STATE_WORDS), dtype=np.uint32)
         for name, state in zip(self._states, words, strict=True):
             feed[name] = [state] * count
@@ -116,14 +124,16 @@ class Dali(Operator):
         except RuntimeError:
             self.close()  # DALI says that it is no longer valid; the next run gets a new one
             raise
-        return {name: _from_list(result) for name, result in zip(self.outputs_named, results, strict=True)}
+        return {name: _from_list(result) for name, result in zip(self._outputs, results, strict=True)}
+
+    def close(self) -> None:
+        """End DALI's threads. Idempotent."""
+        self._pipeline = None
 
     def _build(self, batch_size: int) -> None:
         from nvidia.dali import fn, types
 
-        pipeline = self.definition(
-            num_threads=self.num_threads,
-            device_id=self.device_id,
+        pipeline = self._definition(
             batch_size=batch_size,
             prefetch_queue_depth=1,  # one chunk in, one chunk out
             exec_pipelined=True,
@@ -131,9 +141,9 @@ class Dali(Operator):
             exec_dynamic=True,  # the others write outputs again that are still held
         )
         instances = _instances(pipeline._graph_out)
-        if len(pipeline._graph_out) != len(self.outputs_named):
+        if len(pipeline._graph_out) != len(self._outputs):
             raise GraphError(
-                f"Dali: the pipeline returns {len(pipeline._graph_out)} outputs, but outputs={self.outputs_named}"
+                f"Dali: the pipeline returns {len(pipeline._graph_out)} outputs, but outputs={self._outputs}"
             )
         inputs: list[str] = []
         states: list[str] = []
@@ -159,7 +169,7 @@ class Dali(Operator):
                     )
         pipeline.build()
         self._pipeline, self._batch_size = pipeline, batch_size
-        self._inputs, self._states = tuple(inputs), tuple(states)
+        self.inputs, self._states = tuple(inputs), tuple(states)
 
 
 def _instances(nodes: Iterable[Any]) -> list[Any]:
@@ -180,6 +190,12 @@ def _fed_name(source: Any) -> str:
             "Dali: every external_source is fed by the graph: give it name=FIELD and neither source= nor callbacks"
         )
     return str(source.name)
+
+
+def _field(fields: Mapping[str, Any], name: str) -> Any:
+    if name not in fields:
+        raise DataError(f"Dali: the pipeline needs a field {name!r}, the batch has {', '.join(fields)}")
+    return fields[name]
 
 
 def _for_dali(value: Any) -> Any:

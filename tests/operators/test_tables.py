@@ -129,7 +129,7 @@ def test_windows_of_tokens(tmp_path: Path, kind: str) -> None:
     ("tokens", "options", "message"),
     [
         (np.zeros(5, np.int32), {"window": 6}, "5 tokens hold no window of 6"),
-        (np.zeros(5, np.float32), {"window": 2}, "integers is needed, got one of float32 and shape"),
+        (np.zeros(5, np.float32), {"window": 2}, "integers is needed, got ndarray float32"),
         (np.zeros(5, np.int32), {"window": 0}, "window must be an int >= 1, got 0"),
         ([1, 2], {"window": 1}, "integers is needed, got list"),
         (np.ma.masked_equal(np.arange(5), 1), {"window": 2}, r"what is masked: give .*\.filled\(0\)"),
