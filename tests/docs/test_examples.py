@@ -58,7 +58,7 @@ WITH_EXAMPLES = [document for document in DOCUMENTS if examples(document).strip(
 
 
 QUANTITY = re.compile(r"[\d.,]*\d(?: ?(?:%|[num]?s|[kMGT]?B)(?![\w/]))?")
-JUDGEMENT = re.compile(r"Stage '|Training sets|Passes ran|No ")
+JUDGEMENT = re.compile(r"Stage '|Work comes in |Training sets|Passes ran|No ")
 """How the conclusion of a profile begins, which depends on the machine."""
 
 
