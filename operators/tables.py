@@ -125,9 +125,8 @@ def _arrow_table(given: Any) -> tuple[Any, Int64Array | None]:
                 "FromSequence, which calls it"
             )
         picked = given._indices
-        return given.select_columns(
-            given.format["columns"]
-        ).data.table, None if picked is None else picked.column(0).to_numpy().astype(np.int64)
+        table = given.select_columns(given.format["columns"]).data.table
+        return table, None if picked is None else picked.column(0).to_numpy().astype(np.int64)
     if hasattr(given, "to_arrow"):
         return given.to_arrow(), None
     raise GraphError(

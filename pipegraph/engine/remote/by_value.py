@@ -47,7 +47,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         kind = type(value)
         if kind is io.TextIOWrapper and value not in (sys.stdout, sys.stderr):
             # cloudpickle would send its text, in which places count characters: seek() would read wrong lines.
-            raise TypeError(f"cannot pickle an open file ({value.name!r})")
+            raise TypeError(f"cannot pickle an open file, {value!r}")
         # NumPy's pickles keep another byte order only for arrays of its own class, without gaps.
         if (
             kind in _ARRAYS
