@@ -158,7 +158,7 @@ def summed(batches: Iterable[dict[str, Any]]) -> tuple[int, float]:
     for batch in batches:
         rows += len(batch["label"])
         total += float(batch["label"].sum()) + float(batch["x0"].sum())
-    return rows, round(total, 3)
+    return rows, round(total, 2)
 
 
 def by_take(folder: Path) -> Iterator[dict[str, Any]]:
@@ -166,7 +166,7 @@ def by_take(folder: Path) -> Iterator[dict[str, Any]]:
     import pyarrow.parquet as pq
     import torch
 
-    table = pq.read_table(folder)
+    table = pq.read_table(sorted(folder.glob("part-*.parquet")))
     order = np.random.default_rng(0).permutation(table.num_rows)
     for start in range(0, table.num_rows, BATCH):
         rows = table.take(order[start : start + BATCH])
@@ -221,7 +221,7 @@ def table_job(folder: Path, images: str | None) -> tuple[int, Ways]:
     import pyarrow.parquet as pq
 
     paths = write_table(folder)
-    table = pq.read_table(folder)
+    table = pq.read_table(sorted(folder.glob("part-*.parquet")))
 
     def ours() -> Any:
         import pipegraph as pg

@@ -1,8 +1,8 @@
 """Measurements: each one declared once, and carried from a worker's counter to every view.
 
 A measurement of a stage is a field of :class:`StageProfile`: its meaning, its unit, how it is counted or computed, and
-its title in each view. A field without a function to compute it is counted, if ``COUNTERS`` has its name. All counts
-travel as ``Totals`` inside a ``Measured``, which is all that profiles and the tuner are given.
+its title in each view. A field without a function to compute it is counted, if ``counts.COUNTERS`` has its name. All
+counts travel as ``Totals`` inside a ``Measured``, which is all that profiles and the tuner are given.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from pipegraph.backends import THREAD, StageBackend
+from pipegraph.counts import Edge, QueueLook, Totals, growth
 from pipegraph.durations import Durations
 from pipegraph.units import format_bytes, format_count, format_duration, format_rate, format_share
 
@@ -257,28 +258,6 @@ class StageProfile:
         return bool(self.workers or self.within)
 
 
-Totals = Counter[tuple[Any, ...]]
-"""Numbers by name and place: ``("items", stage)``, ``("get", consumer, index)`` for the queue into an input. The
-training loop is the stage ``""``."""
-
-COUNTERS = tuple("busy_ns calls wakes late_ns items samples nbytes failed retried dropped".split())
-"""The counters of one worker, attributes of its ``Meter``: nanoseconds of work, calls, times that its thread resumed
-after a wait and nanoseconds from its being woken to that, and those that ``StageProfile`` has fields for."""
-
-Edge = tuple[str, int]
-"""The queue into input ``index`` of a stage; ``("", 0)`` is read by the training loop."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class QueueLook:
-    """One queue at one moment; ``gained``: by how many items it is longer than when counting began."""
-
-    capacity: int
-    depth: int
-    nbytes: int
-    gained: int
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Measured:
     """All that a loader has counted so far, or in an interval.
@@ -327,7 +306,7 @@ class Measured:
                 for name, found in self.durations.items()
             },
             queues={
-                edge: replace(look, gained=look.depth - earlier.queues[edge].depth)
+                edge: look._replace(gained=look.depth - earlier.queues[edge].depth)
                 if edge in earlier.queues
                 else look
                 for edge, look in self.queues.items()
@@ -345,8 +324,3 @@ class Measured:
 
 def _of(totals: Totals, stage: str) -> Counter[str]:
     return Counter({key[0]: n for key, n in totals.items() if key[1:] == (stage,)})
-
-
-def growth(now: Totals, earlier: Totals) -> Totals:
-    """What was counted since an earlier look."""
-    return Counter({key: max(0, n - earlier[key]) for key, n in now.items()})

@@ -8,11 +8,11 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeVar
 
 from pipegraph import concurrency
+from pipegraph.counts import COUNTERS
 from pipegraph.durations import BATCH, Stopwatch
 from pipegraph.engine.activity import count_wakes
 from pipegraph.engine.tracing import Tracer
 from pipegraph.machine import scheduled
-from pipegraph.measurements import COUNTERS
 
 T = TypeVar("T")
 

@@ -13,14 +13,14 @@ from time import perf_counter_ns, process_time_ns
 from typing import TYPE_CHECKING
 
 from pipegraph import concurrency
+from pipegraph.counts import COUNTERS, Edge, QueueLook, Totals, growth
 from pipegraph.durations import Durations
 from pipegraph.engine.loader_context import LoaderContext
 from pipegraph.engine.run import Run
 from pipegraph.machine import cores, scheduled
-from pipegraph.measurements import COUNTERS, Totals, growth
 
 if TYPE_CHECKING:
-    from pipegraph.measurements import Edge, Measured, QueueLook
+    from pipegraph.measurements import Measured
 
 
 class Interval:
@@ -38,8 +38,6 @@ class Interval:
 
 def _queues_of(run: Run) -> dict[Edge, QueueLook]:
     """The queues of a run, now."""
-    from pipegraph.measurements import QueueLook
-
     stats = ((edge, channel.stats()) for edge, channel in run.channels.items())
     return {edge: QueueLook(each.capacity, each.depth, each.nbytes, each.depth) for edge, each in stats}
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from pipegraph.counts import COUNTERS, Edge, Totals
 from pipegraph.durations import Durations
 from pipegraph.engine.stage.ledger import Quarantined
 from pipegraph.errors import GraphError, shown
-from pipegraph.measurements import COUNTERS, Edge, Measured, StageCounts, StageProfile, Totals, measurements
+from pipegraph.measurements import Measured, StageCounts, StageProfile, measurements
 from pipegraph.planning.plan import Plan, StagePlan
 
 from .bottleneck import (
@@ -102,7 +103,7 @@ def _profile(plan: Plan, measured: Measured) -> Profile:
             ChannelProfile(
                 producer=producer,
                 consumer=edge[0] or CONSUMER,
-                **vars(measured.queues[edge]),
+                **measured.queues[edge]._asdict(),
                 put_wait_s=totals["put", *edge] / 1e9,
                 get_wait_s=totals["get", *edge] / 1e9,
                 in_bursts=(producer, edge[0] or CONSUMER) in in_turn,
