@@ -1,8 +1,9 @@
 """Ordinary jobs, written as the documentation tells a newcomer to, against what the newcomer would use instead.
 
 Claim: ahead of what a user would pick instead, in rate and in CPU time, on text from shards, Parquet, tables, tokens,
-photographs in tar shards, single rows and short epochs. Every contestant delivers the whole job, from building its
-loader to the last item; the sums of what it delivered are compared where all deliver the same.
+photographs in tar shards, single rows, short epochs, functions of torch in threads, and behind a pause. Every
+contestant delivers the whole job, from building its loader to the last item; the sums of what it delivered are compared
+where all deliver the same.
 
     python benchmarks/ordinary.py --images FOLDER --rounds 5
     python benchmarks/ordinary.py --jobs parquet,table
@@ -13,9 +14,12 @@ the row of Parquet.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +346,105 @@ def epochs_job(folder: Path, images: str | None) -> tuple[int, Ways]:
     return EPOCHS * len(data), {"pipegraph, DataLoader": ours, "DataLoader": dataloader}
 
 
+# -- torch in threads, a pause before each batch, an operator's own state ---------------------------------------
+
+
+def in_torch(batch: Any) -> Any:
+    """So many elements that torch would start threads of its own."""
+    for _ in range(20):
+        batch = (batch.sin() + batch.square()).tanh()
+    return batch
+
+
+def stacked_in_torch(rows: list[Any]) -> Any:
+    import torch
+
+    return in_torch(torch.from_numpy(np.stack(rows)))
+
+
+def torch_job(folder: Path, images: str | None) -> tuple[int, Ways]:
+    data = np.random.default_rng(0).random((8_192, 1_024), np.float32)
+
+    def ours() -> Any:
+        import pipegraph as pg
+        from pipegraph import operators as ops
+
+        batches = pg.Graph("torch").add(ops.FromSequence(data)).then(ops.Batch(64))
+        with harness.loaded(batches.then(in_torch, workers=2)) as found:
+            return sum(map(len, found))
+
+    def dataloader() -> Any:
+        return sum(map(len, torchs(data, batch_size=64, num_workers=2, collate_fn=stacked_in_torch)))
+
+    return len(data), {OURS: ours, "DataLoader, 2 processes": dataloader}
+
+
+class Paused(Way):
+    """What ``next`` takes behind a step of 16 ms, in which the loop's thread sleeps; ``epoch()`` gives the batches."""
+
+    def total(self) -> int:
+        with contextlib.closing(self.epoch()) as batches:
+            return sum(int(batch.sum()) for batch in islice(batches, self.rows))
+
+    def measure(self) -> harness.Measures:
+        spent_s, used_s = 0.0, time.process_time()
+        with contextlib.closing(self.epoch()) as batches:
+            for _ in range(self.rows):
+                time.sleep(0.016)
+                start = time.perf_counter()
+                next(batches)
+                spent_s += time.perf_counter() - start
+        return harness.run(spent_s, time.process_time() - used_s, self.rows)
+
+
+def said(way: Way) -> str:
+    return str(way.total() if isinstance(way, Paused) else way.epoch())
+
+
+def pause_job(folder: Path, images: str | None) -> tuple[int, Ways]:
+    data = range(1_000_000)
+
+    def ours() -> Iterator[Any]:
+        import pipegraph as pg
+        from pipegraph import operators as ops
+
+        with harness.loaded(pg.Graph("pause").add(ops.FromSequence(data)).then(ops.Batch(64))) as batches:
+            yield from batches
+
+    def dataloader() -> Iterator[Any]:
+        yield from torchs(data, batch_size=64, num_workers=1)
+
+    return 200, {OURS: ours, "DataLoader, 1 process": dataloader}
+
+
+def state_job(folder: Path, images: str | None) -> tuple[int, Ways]:
+    """An operator whose state has a key of each item that came: the cost of an item must not grow with them."""
+    import pipegraph as pg
+    from pipegraph import operators as ops
+
+    class Seen(pg.Operator):
+        def open(self, context: Any) -> None:
+            self.seen: dict[str, int] = {}
+
+        def process(self, chunk: Any) -> Any:
+            self.seen[f"key {chunk.data}"] = chunk.data
+            return chunk
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.seen = dict(state["seen"])
+
+    def times(epochs: int) -> Any:
+        with harness.loaded(
+            pg.Graph("state").add(ops.FromSequence(range(80_000 // epochs))).then(Seen())
+        ) as rows:
+            return sum(len(list(rows)) for _ in range(epochs))
+
+    return 80_000, {"80,000 keys": lambda: times(1), "20,000 keys, four times": lambda: times(4)}
+
+
 JOBS: dict[str, Callable[[Path, str | None], tuple[int, Ways]]] = {
     "text": text_job,
     "parquet": parquet_job,
@@ -350,6 +453,9 @@ JOBS: dict[str, Callable[[Path, str | None], tuple[int, Ways]]] = {
     "tars": tar_job,
     "rows": single_job,
     "epochs": epochs_job,
+    "torch": torch_job,
+    "pause": pause_job,
+    "state": state_job,
 }
 
 
@@ -373,8 +479,9 @@ def main() -> None:
                 print("not measured:", error)
                 results[job] = {"missing": {"every way": str(error)}}
                 continue
-            entered = [Way(name, epoch, rows) for name, epoch in ways.items()]
-            results[job] = harness.contest(entered, lambda way: str(way.epoch()), list(ways)[1:], options)
+            kind = Paused if job == "pause" else Way
+            entered = [kind(name, epoch, rows) for name, epoch in ways.items()]
+            results[job] = harness.contest(entered, said, list(ways)[1:], options)
         sums = {said for said in results[job]["checks"].values() if not said.startswith(harness.FAILED)}
         assert len(sums) <= 1, f"{job}: the contestants delivered different rows: {sums}"
     harness.keep("ordinary", CLAIM, configuration, results, options)
