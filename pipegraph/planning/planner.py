@@ -39,8 +39,6 @@ def make_plan(graph: Graph, output: Node | str | None, kind_of: KindOf) -> Plan:
         draft[name] = _plan_stage(graph.stages[name], draft, kind_of)
     for rewrite in (leave_out_copies, read_in_rows, fuse, choose_memory):
         rewrite(draft)
-    for stage in list(draft.values()):  # a rewrite may have put another operator in its place
-        draft.change(stage.name, kind=kind_of(stage.operator))
     check_iterators(draft)
     for cache in [stage for stage in draft.values() if stage.caches]:
         for each in (cache, *lineage_above(cache, draft)):
