@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         CenterCrop as CenterCrop,
         RandomResizedCrop as RandomResizedCrop,
     )
-    from pipegraph.operators.interleave import Interleave as Interleave
     from pipegraph.operators.list_files import ListFiles as ListFiles
     from pipegraph.operators.load import Load as Load
     from pipegraph.operators.merging import (
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from pipegraph.operators.normalize import Normalize as Normalize
     from pipegraph.operators.packing import Pack as Pack
     from pipegraph.operators.padding import Pad as Pad
-    from pipegraph.operators.rounds import Repeat as Repeat
     from pipegraph.operators.shards import ShardSelect as ShardSelect
     from pipegraph.operators.tables import FromTable as FromTable, FromTokens as FromTokens
     from pipegraph.operators.to_device import CopyToDevice as CopyToDevice, Pin as Pin, Scatter as Scatter
@@ -63,11 +61,9 @@ _MODULES = {
     "list_files": "ListFiles",
     "load": "Load",
     "merging": "Concat Merge Mix Route Take Zip",
-    "interleave": "Interleave",
     "normalize": "Normalize",
     "packing": "Pack",
     "padding": "Pad",
-    "rounds": "Repeat",
     "shards": "ShardSelect",
     "from_iterable": "FromIterable",
     "from_sequence": "FromSequence",

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from operator import or_
 from typing import Any, ClassVar, Literal, final
 
 from pipegraph.batches import AS_AT_THE_TOP, WHOLE
@@ -14,7 +11,6 @@ from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, FanIn, FanOut, Operator, Source, Traits
 from pipegraph.errors import GraphError, shown
 from pipegraph.integers import integer
-from pipegraph.operators.rounds import Rounds, round_of
 from pipegraph.parameters import function_name, plain_function
 from pipegraph.randomness import uniform
 
@@ -103,39 +99,29 @@ class Mix(_Remembering):
     Args:
         weights: one per input, positive.
         stop: ``"first"`` ends the epoch when the first input ends. ``"all"`` continues with the other inputs, with
-            renormalised weights, until all have ended. ``"repeat"`` reads an input that has ended again from its start,
-            in another order, until every input has ended at least once, or, where a ``Take`` lies below, until that
-            ends the epoch (with only stages of one input and one reader each between).
-
-    With ``"repeat"`` each input must come from a single source, through stages with one input and one reader each, and
-    must give at least one item each time its source is read. Windows, batches and packed rows may span two rounds.
-    Round k of epoch e is read as the source's epoch ``e + k * 2**20``, which samplers and functions get as their epoch.
+            renormalised weights, until all have ended.
 
     Raises:
         GraphError: a weight is not positive, ``stop`` is unknown, or, at the plan, the number of inputs differs.
     """
 
-    remembers = ("_drawn", "_ended", "_again")
+    remembers = ("_drawn", "_ended")
 
-    def __init__(self, weights: Sequence[float], stop: Literal["first", "all", "repeat"] = "first") -> None:
+    def __init__(self, weights: Sequence[float], stop: Literal["first", "all"] = "first") -> None:
         try:
             self.weights = tuple(float(weight) for weight in weights)
         except (TypeError, ValueError):
             self.weights = ()
         if not self.weights or any(not 0 < weight < math.inf for weight in self.weights):
             raise GraphError(f"Mix: weights must be positive numbers, one per input, got {shown(weights)}")
-        if stop not in ("first", "all", "repeat"):
-            raise GraphError(f'Mix: stop must be "first", "all" or "repeat", got {shown(stop)}')
+        if stop not in ("first", "all"):
+            raise GraphError(f'Mix: stop must be "first" or "all", got {shown(stop)}')
         self.stop = stop
         self._context = Context("")
-        self._endless = False
 
     @property
     def traits(self) -> Traits:
-        found = Traits(seeds_itself=True, trusted=True, separate=True, bind=self._bound)
-        if self.stop != "repeat":
-            return found
-        return replace(found, repeated=lambda source: Rounds(source, None), endless=self._going_on)
+        return Traits(seeds_itself=True, trusted=True, separate=True, bind=self._bound)
 
     def _bound(self, upstream: Sequence[Operator | Source]) -> Mix:
         if len(upstream) != len(self.weights):
@@ -147,18 +133,13 @@ class Mix(_Remembering):
     def config(self) -> dict[str, Any]:
         return {"weights": self.weights, "stop": self.stop}
 
-    def _going_on(self) -> Mix:
-        bound = copy.copy(self)
-        bound._endless = True
-        return bound
-
     def open(self, context: Context) -> None:
         self._context = context
 
     def begin(self, inputs: int, epoch: int) -> None:
         self._epoch = epoch
         self._drawn = 0
-        self._ended = self._again = (False,) * inputs  # ``_again``: begun for a second time
+        self._ended = (False,) * inputs
         self._over = False
         self._choice: int | None = None
 
@@ -180,30 +161,17 @@ class Mix(_Remembering):
         return alive[-1]
 
     def end_input(self, index: int) -> None:
-        self._ended = _with(self._ended, index)
+        self._ended = (*self._ended[:index], True, *self._ended[index + 1 :])
         self._choice = None
-        self._over = self.stop == "first" or self._all_ended()
+        self._over = self.stop == "first" or all(self._ended)
 
-    def _all_ended(self) -> bool:
-        again = [not self._endless and again for again in self._again]
-        return all(map(or_, self._ended, again))
-
-    def process(self, chunk: Chunk) -> Chunk | None:
-        if self.stop == "repeat" and self._choice is not None and round_of(chunk):
-            self._again = _with(self._again, self._choice)
-            self._over = self._all_ended()
-            if self._over:
-                return None
+    def process(self, chunk: Chunk) -> Chunk:
         self._drawn += 1
         self._choice = None
         return chunk
 
     def merged_length(self, lengths: Sequence[int]) -> int | None:
         return sum(lengths) if self.stop == "all" else None
-
-
-def _with(flags: tuple[bool, ...], index: int) -> tuple[bool, ...]:
-    return (*flags[:index], True, *flags[index + 1 :])
 
 
 @final
@@ -217,7 +185,7 @@ class Take(_Remembering):
         GraphError: ``count`` is below 0.
     """
 
-    traits = Traits(seeds_itself=True, trusted=True, needs_order=True, ends=True)
+    traits = Traits(seeds_itself=True, trusted=True, needs_order=True)
     remembers = ("_taken",)
     inputs = 1
 

@@ -173,7 +173,6 @@ class Chunk:
         """(samples,) int64: positions in the epoch's order of each sample's source, one for each sample.
 
         With a ``pg.order``: 0..N-1 of all ranks, and N or more for padding. With a sampler: step * world size + rank.
-        Below ``Repeat``: with the round in the bits from 2**40 on.
         """
         lineages = self.lineages
         found = lineages.positions if isinstance(lineages, Lineages) else (lineage[1] for lineage in lineages)

@@ -60,13 +60,10 @@ class Traits:
         take_in: one operator that does this one's work and then that of the one below; None if there is none.
         take_in_reading: one operator that does the work of the reader (a stage's name) on each row of a batch of its
             inputs, then this one's; None if there is none.
-        repeated: the source to read several times in an epoch in place of the one above an input.
-        endless: the operator to run where a stage below ends the epoch (``ends``).
         length_for: as ``length``, on each of so many ranks.
         key: the key of a sample, if it puts samples with the same key next to each other.
         pairs: a fan-in that combines the items at the same position of all inputs.
         separate: a fan-in, the rest of whose inputs can be redistributed to another number of ranks independently.
-        ends: a fan-in of one input that ends an epoch after a number of items, however many its input has.
         one_world_size: a source that cannot resume an epoch of which a part was consumed at another world size.
         splits_itself: a source whose items the user's own code may split by the process's rank: no other rank can
             continue its part.
@@ -114,13 +111,10 @@ class Traits:
     needless: Callable[[], str | None] = lambda: None
     take_in: Callable[[Operator], Operator | None] = lambda below: None
     take_in_reading: Callable[[Operator | Source, str], Operator | None] = lambda reader, name: None
-    repeated: Callable[[Source], Source] | None = None
-    endless: Callable[[], Operator] | None = None
     length_for: Callable[[int, int], int | None] | None = None
     key: Callable[[Any], Any] | None = None
     pairs: bool = False
     separate: bool = False
-    ends: bool = False
     one_world_size: bool = False
     splits_itself: bool = False
     in_memory: bool = False

@@ -27,7 +27,6 @@ from pipegraph.planning.rewrites import (
     fuse,
     leave_out_copies,
     read_in_rows,
-    repeat_sources,
 )
 from pipegraph.stage_spec import Edge, StageSpec
 
@@ -38,10 +37,8 @@ def make_plan(graph: Graph, output: Node | str | None, kind_of: KindOf) -> Plan:
     draft = Draft(asked)
     for name in _ancestors(graph, asked):
         draft[name] = _plan_stage(graph.stages[name], draft, kind_of)
-    for rewrite in (repeat_sources, leave_out_copies, read_in_rows, fuse, choose_memory):
+    for rewrite in (leave_out_copies, read_in_rows, fuse, choose_memory):
         rewrite(draft)
-    for stage in list(draft.values()):  # a rewrite may have put another operator in its place
-        draft.change(stage.name, kind=kind_of(stage.operator))
     check_iterators(draft)
     for cache in [stage for stage in draft.values() if stage.caches]:
         for each in (cache, *lineage_above(cache, draft)):

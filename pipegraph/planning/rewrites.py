@@ -11,7 +11,6 @@ from typing import Any
 
 from pipegraph.backends import Ray
 from pipegraph.contracts import Operator
-from pipegraph.errors import GraphError
 from pipegraph.planning.plan import StagePlan
 from pipegraph.stage_spec import Edge
 
@@ -66,54 +65,6 @@ def leave_out_copies(draft: Draft) -> None:
         scattered = bool(readers) and all(reader.traits.moves == "slices" for reader in readers)
         if stage.traits.moves == "device" and scattered and draft.output.stage != stage.name:
             draft.leave_out(stage.name, "each slice is copied straight from the host to its device")
-
-
-def repeat_sources(draft: Draft) -> None:
-    """Sources that a stage below needs to be read several times in an epoch."""
-    for stage in list(draft.values()):
-        traits = stage.traits
-        if traits.repeated is None:
-            continue
-        for edge in stage.spec.upstream:
-            above = _source_above(stage, edge, draft)
-            assert above.source is not None
-            spec = replace(above.spec, operator=traits.repeated(above.source))
-            draft.change(above.name, f"is read several times in an epoch, for {stage.name!r}", spec=spec)
-        ending = _ending_below(stage, draft)
-        if ending is not None and traits.endless is not None:
-            note = f"reads its inputs again until {ending!r} ends the epoch"
-            draft.change(stage.name, note, spec=replace(stage.spec, operator=traits.endless()))
-
-
-def _ending_below(stage: StagePlan, draft: Draft) -> str | None:
-    """The stage that ends an epoch below this one, if only a chain of stages with one input each lies between."""
-    while len(readers := draft.readers(stage.name)) == 1 and len(readers[0].upstream) == 1:
-        (stage,) = readers
-        if stage.traits.ends:
-            return stage.name
-        if stage.kind.hands_on:
-            break
-    return None
-
-
-def _source_above(stage: StagePlan, edge: Edge, draft: Draft) -> StagePlan:
-    """The source from which one chain of stages leads to an input of ``stage``, and nowhere else."""
-    while True:
-        above = draft[edge.stage]
-        readers = [s for s in draft.values() if any(each.stage == above.name for each in s.spec.upstream)]
-        why = ""
-        if len(readers) > 1 or draft.output.stage == above.name:
-            why = "feeds others too"
-        elif above.kind.hands_on:
-            why = f"({above.operator.name}) joins, splits or ends the stream of the whole epoch"
-        if why:
-            raise GraphError(
-                f"stage {stage.name!r}: it reads its inputs several times in an epoch, each from one source by a chain "
-                f"of stages, but {above.name!r} {why}; repeat the sources before that, with Repeat(times)"
-            )
-        if above.source is not None:
-            return above
-        edge = above.spec.upstream[0]
 
 
 def read_in_rows(draft: Draft) -> None:

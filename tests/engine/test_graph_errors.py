@@ -102,8 +102,8 @@ def test_mix_wants_one_weight_per_input(graph, numbers):
         match="Mix: weights must be positive numbers, one per input, got",
     ):
         ops.Mix([1, 0])
-    with pytest.raises(GraphError, match='Mix: stop must be "first", "all" or "repeat", got \'last\''):
-        ops.Mix([1], stop="last")
+    with pytest.raises(GraphError, match='Mix: stop must be "first" or "all", got \'repeat\''):
+        ops.Mix([1], stop="repeat")
 
 
 @pytest.mark.parametrize(

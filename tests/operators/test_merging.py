@@ -1,11 +1,13 @@
 """Fan-ins that end before their inputs do."""
 
+import itertools
 import threading
 
 import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.testing import assert_resumes_exactly
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -63,3 +65,38 @@ def test_an_epoch_ends_while_an_input_that_nobody_needs_waits(merging, backend):
         if isinstance(merging, ops.Zip):
             assert delivered == [(0, 0), (1, 1), (2, 2)]
         assert list(loader) is not None  # and the next resumes behind what was not needed
+
+
+def items_of(graph, epochs=1):
+    """The items of each epoch."""
+    with graph.loader(epochs=epochs) as loader:
+        return [list(loader) for _ in range(epochs)]
+
+
+def taken(count, endless=False, *behind):
+    def make():
+        graph = pg.Graph("g", seed=4)
+        items = itertools.count if endless else (lambda: range(10))
+        node = graph.add(ops.FromIterable(items)).then(lambda x, rng: (x, rng.integers(99)), workers=2)
+        for operator in (ops.Take(count), *behind):
+            node = node.then(operator)
+        return graph
+
+    return make
+
+
+def test_take_ends_an_epoch_also_of_an_endless_stream():
+    assert [x for x, _ in items_of(taken(4)())[0]] == [0, 1, 2, 3]
+    assert len(items_of(taken(20)())[0]) == 10 and items_of(taken(0)()) == [[]]
+    first, second = items_of(taken(3, True)(), epochs=2)
+    assert [x for x, _ in first] == [x for x, _ in second] == [0, 1, 2] and first != second
+    graph = pg.Graph("g")
+    graph.add(ops.FromSequence(range(10))).then(ops.Batch(3, collate=list)).then(ops.Take(2))
+    with graph.loader() as loader:
+        assert len(loader) == 2 and list(loader) == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("count", [0, 4])
+def test_take_resumes_exactly(count):
+    assert_resumes_exactly(taken(count))
+    assert_resumes_exactly(taken(count, True, ops.Shuffle(3)))
