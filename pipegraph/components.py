@@ -343,8 +343,8 @@ class Source(Component):
         """The global positions of some steps, in this run (``begin_run``).
 
         By default those that ``positions`` yields; of a source that is not random-access, rank r of W has
-        r, r+W, r+2W ... A source that cannot tell them from the steps returns none: they are then noted while it is
-        read.
+        r, r+W, r+2W ... A source that cannot tell them from the steps returns none: below a stage with
+        ``ordered=False`` a state then names every sample of the epoch that was delivered.
         """
         if self.random_access:
             yielded = self.positions(epoch, rank, world_size, steps.start)

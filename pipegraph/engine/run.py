@@ -64,15 +64,11 @@ class Run:
         return self.channels["", 0]
 
     def positions_of(self, source: str, steps: range, epoch: int) -> Iterable[int]:
-        """The positions of a source's steps, to be asked once; none once the crew is closed."""
-        noted = self.stages[source].read_positions.take(epoch, steps)
-        if len(noted) == len(steps):
-            return noted
+        """The positions of a source's steps; none once the crew is closed."""
         reader = self._loader.readers.get(source)
         if reader is None and (workers := self._loader.workers.get(source)):
             reader = workers[0].operator
-        said = () if reader is None else reader.positions_of(steps, epoch, self.rank, self.world_size)
-        return [*noted, *said]
+        return () if reader is None else reader.positions_of(steps, epoch, self.rank, self.world_size)
 
     # -- wiring --------------------------------------------------------------------------------
 

@@ -100,9 +100,9 @@ class SourceKind(StageKind):
 
 def _chunk_of(stage: StageRun, source: Any, items: Any, epoch: int, step: int, of_steps: bool) -> Chunk:
     """Consecutive items: ``(position, item)``, or items alone if positions follow from steps (``of_steps``)."""
-    run, name, steps = stage.run, stage.name, range(step, step + len(items))
+    run, name = stage.run, stage.name
     if of_steps:
-        positions = source.positions_of(steps, epoch, run.rank, run.world_size)
+        positions = source.positions_of(range(step, step + len(items)), epoch, run.rank, run.world_size)
     else:
         pairs = items
         try:
@@ -112,11 +112,6 @@ def _chunk_of(stage: StageRun, source: Any, items: Any, epoch: int, step: int, o
             raise GraphError(
                 f"stage {name!r}: iterate must yield (position, item), the position a whole number, got {shown(pairs)}"
             ) from None
-        # Below completion-order stages a state forgets delivered samples by the positions of their steps.
-        if run.plan.stages[run.plan.output.stage].unordered_above and len(
-            list(source.positions_of(steps, epoch, run.rank, run.world_size))
-        ) < len(steps):
-            stage.read_positions.note(epoch, steps, positions, run.horizon.begun)
     if stage.plan.bundle_rows > 1:
         return Bundle(items, Lineages(name, positions), epoch, step, named(items, None))
     return filled(Chunk(None, ((name, positions[0]),), epoch, step, step + 1), items[0])

@@ -1,13 +1,11 @@
-"""What is kept of a source while it is read, for states: snapshots of its iterator, so that a restart need not read the
-epoch from its start, and the positions of its steps where it cannot tell them."""
+"""Snapshots of a source's iterator, kept while it is read, so that a restart need not read the epoch from its start."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
-from pipegraph import concurrency
 from pipegraph.engine.stage.kept import decode, encode_state
 from pipegraph.tree import buffers
 
@@ -107,24 +105,3 @@ def _bytes(taken: Entries) -> int:
 def snapshot_bytes(snapshot: object) -> int:
     """Bytes of the arrays, texts and long containers in a snapshot."""
     return sum(nbytes for _, nbytes in buffers(snapshot))
-
-
-class ReadPositions:
-    """Kept until a state forgets the samples. Written by the source's worker, taken by the consumer's thread."""
-
-    def __init__(self) -> None:
-        self._lock = concurrency.Lock()
-        self._epochs: dict[int, dict[int, int]] = {}  # by epoch and step
-
-    def note(self, epoch: int, steps: range, positions: Sequence[int], begun: float) -> None:
-        """Keep the positions of these steps; those of epochs before ``begun``, whose passes are over, are dropped."""
-        with self._lock:
-            for over in [each for each in self._epochs if each < begun]:
-                del self._epochs[over]
-            self._epochs.setdefault(epoch, {}).update(zip(steps, positions, strict=True))
-
-    def take(self, epoch: int, steps: range) -> list[int]:
-        """The positions of those of these steps that are kept; they are kept no longer."""
-        with self._lock:
-            kept = self._epochs.get(epoch, {})
-            return [kept.pop(step) for step in steps if step in kept]

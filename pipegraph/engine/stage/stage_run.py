@@ -16,7 +16,7 @@ from pipegraph.engine.stage.budgets import Ordinals
 from pipegraph.engine.stage.bundle_size import Pace
 from pipegraph.engine.stage.failure_policy import Failures
 from pipegraph.engine.stage.sender import AsFinished, ByTicket, Sender
-from pipegraph.engine.stage.snapshots import ReadPositions, Snapshots
+from pipegraph.engine.stage.snapshots import Snapshots
 from pipegraph.engine.stage_worker import Worker
 from pipegraph.planning.kind import Restart
 from pipegraph.planning.plan import StagePlan
@@ -69,7 +69,6 @@ class StageRun:
         self.pack: Pack | None = None
         self.unpacked_below = False
         self.snapshots = Snapshots(plan.name, run.account.limit, run.account.keep)
-        self.read_positions = ReadPositions()
         self.jobs: deque[Any] = deque()
         self.jobs_lock = concurrency.Lock()
         self.drawing_ns = self.draws_since_ns = 0
