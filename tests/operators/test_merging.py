@@ -3,6 +3,8 @@
 import threading
 
 import pytest
+import torch
+from torch.utils.data import RandomSampler
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -63,3 +65,20 @@ def test_an_epoch_ends_while_an_input_that_nobody_needs_waits(merging, backend):
         if isinstance(merging, ops.Zip):
             assert delivered == [(0, 0), (1, 1), (2, 2)]
         assert list(loader) is not None  # and the next resumes behind what was not needed
+
+
+def test_a_state_at_the_end_of_an_epoch_cut_short_has_a_samplers_generator_where_the_next_one_draws():
+    def made():
+        rows, graph = range(5000), pg.Graph("cut short", seed=1)
+        sampler = RandomSampler(rows, generator=torch.Generator().manual_seed(5))
+        drawn = graph.add(ops.FromSequence(rows, sampler=sampler))
+        pairs = graph.add(ops.Zip(), drawn, graph.add(ops.FromSequence(rows)))
+        graph.add(ops.Mix([1, 1]), pairs, graph.add(ops.FromSequence(range(4))))
+        return graph.loader()
+
+    with made() as loader:
+        list(loader)
+        state, expected = loader.state_dict(), list(loader)
+    with made() as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == expected
