@@ -1,12 +1,14 @@
 """Share budgets: judged from the 100th item on, and again at the epoch's end; the first skip of a stage warns once."""
 
+import itertools
 import logging
+import threading
 
 import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
-from tests.engine.breaking_stages import breaks, collect, make
+from tests.engine.breaking_stages import Broken, breaks, collect, make
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -81,6 +83,29 @@ def test_rows_of_batches_routes_regroups_flat_maps_and_bundles_are_judged_at_the
     ):
         _, error, _ = collect(graph)
         assert isinstance(error, pg.errors.BudgetError), graph
+
+
+def test_what_failed_while_an_epoch_was_only_prefetched_counts_in_it():
+    calls, prefetched, begun = itertools.count(), threading.Event(), threading.Event()
+
+    def work(x):
+        call = next(calls)
+        if call == 6:  # the third of epoch 1
+            prefetched.set()
+            begun.wait(60)
+        if call > 3:
+            raise Broken(x)
+        return x
+
+    graph = pg.Graph("ahead")
+    graph.add(ops.FromSequence(range(4)), capacity=1).then(work, on_error=pg.Skip(2))
+    with graph.loader(epochs=2) as loader:
+        assert list(loader) == [0, 1, 2, 3]
+        assert prefetched.wait(60)
+        passing = iter(loader)
+        begun.set()
+        with pytest.raises(Broken, match="2"):
+            next(passing)
 
 
 # -- the first skip warns --------------------------------------------------------------------------

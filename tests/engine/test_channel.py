@@ -6,6 +6,7 @@ import threading
 import pytest
 from channel_states import wait_until
 
+from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.channel import Channel
@@ -73,6 +74,15 @@ def test_get_waits_while_empty():
     wait_until(channel, lambda s: s.getters_waiting == 1)
     channel.put(chunk(7))
     assert reader.result().data == 7
+
+
+def test_the_rest_of_a_bundle_wakes_the_next_getter():
+    """On the channel itself: a graph would still come to its end, with workers that idle."""
+    channel = Channel(8, bundle_rows=8)
+    readers = [Started(channel.take, 2) for _ in range(2)]
+    wait_until(channel, lambda s: s.getters_waiting == 2)
+    channel.put(Bundle.of([chunk(number) for number in range(4)]))
+    assert sorted(reader.result()[1].data for reader in readers) == [[0, 1], [2, 3]]
 
 
 def test_bytes_bound_the_queue_but_an_empty_one_takes_an_item_of_any_size():

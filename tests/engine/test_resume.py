@@ -6,6 +6,7 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
+from gates import Gate
 from random_graphs.stage_functions import RunningSum, several
 
 import pipegraph as pg
@@ -344,6 +345,30 @@ LOOSE = {
 @pytest.mark.parametrize("name", LOOSE)
 def test_below_completion_order_stages_every_sample_is_delivered_once(name):
     assert_resumes_exactly(LOOSE[name], epochs=2)
+
+
+def test_a_sample_that_comes_back_by_another_output_of_a_route_is_not_delivered_again():
+    def made(workers):
+        gate, graph = Gate(), pg.Graph("routed batches")
+        loose = graph.add(ops.FromIterable(range(8))).then(gate, workers=workers, ordered=False)
+        route = loose.then(ops.Batch(2, collate=list)).then(ops.Route(lambda batch: max(batch) % 2, 2))
+        graph.add(ops.Merge(), route[0], route[1])
+        return graph.loader(), gate
+
+    first, gate = made(4)
+    with first:
+        passing = iter(first)
+        gate.wait_until_waiting(4)
+        gate.release_position(1, 2)
+        came = next(passing)
+        state = first.state_dict()
+    assert sorted(came) == [1, 2]
+    again, gate = made(1)
+    gate.release_all()
+    with again:
+        again.load_state_dict(state)
+        rest = [x for batch in again for x in batch]
+    assert sorted(rest) == [0, 3, 4, 5, 6, 7]
 
 
 def test_an_iterator_with_a_state_resumes_from_it():

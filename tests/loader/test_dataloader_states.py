@@ -265,3 +265,41 @@ def samples(batches: Any) -> set[int]:
     """Of the batches, without what the workers count."""
     rows = (batch[0] if isinstance(batch, list) else batch for batch in batches)
     return {number for row in rows for number in row.tolist()}
+
+
+class Draws(data.IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(8):
+            yield torch.rand(2)
+
+
+def test_an_iterables_random_numbers_in_threads_are_the_same_behind_a_resume() -> None:
+    def made() -> pg.DataLoader:
+        torch.manual_seed(3)
+        return pg.DataLoader(Draws(), 2, num_workers=1, workers="thread")
+
+    loader = made()
+    passing = iter(loader)
+    next(passing)
+    state, rest = loader.state_dict(), flat(passing)
+    again = made()
+    again.load_state_dict(state)
+    assert flat(again) == rest
+
+
+class Seeds(Squares):
+    def __getitem__(self, index: int) -> int:
+        return torch.initial_seed()
+
+
+def test_a_rank_that_loads_the_state_of_another_has_workers_with_seeds_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loader = pg.DataLoader(Seeds(), 2, num_workers=1)
+    passing = iter(loader)
+    seeds, state = {*next(passing).tolist()}, loader.state_dict()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    other = pg.DataLoader(Seeds(), 2, num_workers=1)
+    other.load_state_dict(state)
+    assert seeds.isdisjoint(flat(other))

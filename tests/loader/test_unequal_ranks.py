@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pipegraph as pg
@@ -177,3 +178,20 @@ def test_ranks_that_agree_on_equal_steps_go_on_together_at_another_size(monkeypa
     assert set(seen.values()) == {1}
     if make is scattered:  # what agreement cuts off is the tail of some ranks, never a whole rank's part
         assert len(seen) >= 0.85 * sum(1 for x in range(N) if x * 7919 % 101 % 4)
+
+
+def test_what_is_delivered_of_a_part_taken_over_is_released():
+    def make() -> pg.Graph:
+        graph = pg.Graph("parts", seed=3)
+        graph.add(ops.FromSequence([np.full(1000, x) for x in range(12)])).then(np.copy, ordered=False)
+        return graph
+
+    states = []
+    for rank in range(2):
+        with make().loader(rank=rank, world_size=2, equal_steps=False) as loader:
+            next(iter(loader))
+            states.append(loader.state_dict())
+    with make().loader() as loader:
+        loader.load_state_dict(states)
+        assert len(list(loader)) == 10
+        assert loader.profile().memory_bytes == 0

@@ -4,6 +4,8 @@ import itertools
 import threading
 
 import pytest
+import torch
+from torch.utils.data import RandomSampler
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -100,3 +102,20 @@ def test_take_ends_an_epoch_also_of_an_endless_stream():
 def test_take_resumes_exactly(count):
     assert_resumes_exactly(taken(count))
     assert_resumes_exactly(taken(count, True, ops.Shuffle(3)))
+
+
+def test_a_state_at_the_end_of_an_epoch_cut_short_has_a_samplers_generator_where_the_next_one_draws():
+    def made():
+        rows, graph = range(5000), pg.Graph("cut short", seed=1)
+        sampler = RandomSampler(rows, generator=torch.Generator().manual_seed(5))
+        drawn = graph.add(ops.FromSequence(rows, sampler=sampler))
+        pairs = graph.add(ops.Zip(), drawn, graph.add(ops.FromSequence(rows)))
+        graph.add(ops.Mix([1, 1]), pairs, graph.add(ops.FromSequence(range(4))))
+        return graph.loader()
+
+    with made() as loader:
+        list(loader)
+        state, expected = loader.state_dict(), list(loader)
+    with made() as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == expected

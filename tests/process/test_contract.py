@@ -100,6 +100,15 @@ def test_an_error_of_open_is_raised_at_the_start(backend):
         delivered(pipeline(backend, Opened("open")))
 
 
+class OpensLong(Opened):
+    def open(self, context):
+        sum(range(5_000_000))  # longer than the timeout on any machine
+
+
+def test_the_timeout_of_rows_is_not_one_of_open(backend):
+    assert delivered(pipeline(backend, OpensLong(), items=0, workers=1, timeout=0.001)) == []
+
+
 def test_what_cannot_be_sent_is_named_before_anything_starts(backend):
     lock = threading.Lock()
     with pytest.raises(

@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+import pipegraph as pg
+from pipegraph import operators as ops
 from pipegraph.engine.process.pickling import APART
 from pipegraph.engine.process.segments import SPARE, Arena
 from pipegraph.engine.process.wire import Port
@@ -127,6 +129,24 @@ def test_an_arena_keeps_a_bounded_number_of_free_segments():
     assert sum(each is not None for each in dropped) == 5
     assert arena.take(100).number in {each.number for each in taken}
     arena.close()
+
+
+def mapped():
+    with open("/proc/self/maps") as maps:
+        return sum("memfd:pipegraph" in line for line in maps)
+
+
+def test_the_memory_of_batches_that_were_kept_and_dropped_is_unmapped(no_leaks):
+    graph = pg.Graph("kept")
+    batches = graph.add(ops.FromSequence(range(480))).then(ops.Batch(2))
+    batches.then(lambda batch: np.full(10_000, len(batch)), backend="process")
+    with graph.loader() as loader:
+        passing = iter(loader)
+        kept = [next(passing) for _ in range(120)]
+        held = mapped()
+        kept.clear()
+        assert sum(1 for _ in passing) == 120
+        assert mapped() < 60 < 120 <= held
 
 
 def test_the_end_of_the_other_side_is_noticed(ports):

@@ -87,6 +87,15 @@ def test_a_profile_is_there_before_the_first_pass_and_stays_after_close():
     assert closed.stages["s1"].workers == 2
 
 
+def test_the_time_to_the_first_batch_stays_that_of_the_first():
+    with chain((0,), (1,)).loader() as loader:
+        batches = iter(loader)
+        next(batches)
+        first = loader.profile().first_batch_s
+        assert len(list(batches)) == ITEMS - 1
+        assert loader.profile().first_batch_s == first
+
+
 def test_a_profile_after_an_error_counts_the_failure():
     def fails(x):
         if x == 5:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerators import drawn, places
@@ -215,6 +216,21 @@ def test_captions_and_keys_are_cut_by_rows_and_whole_values_are_not(make_executo
         {"x": x, "key": list("abcde"), "weights": Whole(torch.ones(9))}, loss, lambda m, part: m(part["x"])
     )
     assert seen == {0: (["a", "b", "c"], 9), 3: (["d", "e"], 9)}
+
+
+def test_arrays_of_one_dimension_are_cut_where_batches_are_cut_along_another(
+    make_executor: MakeExecutor,
+) -> None:
+    seen: dict[int, list[int]] = {}
+
+    def loss(outputs: torch.Tensor, part: dict[str, Any]) -> torch.Tensor:
+        seen[int(part["x"][0, 0])] = part["row"].tolist()
+        return outputs.sum() * 0
+
+    x = torch.arange(5, dtype=torch.double).expand(4, 5)
+    executor = make_executor(mlp(), 2, optimizer=sgd, dim=1)
+    executor.step({"x": x, "row": np.arange(5)}, loss, lambda m, part: m(part["x"].T))
+    assert seen == {0: [0, 1, 2], 3: [3, 4]}
 
 
 def test_wrong_losses_are_refused_by_name(make_executor: MakeExecutor) -> None:

@@ -148,6 +148,21 @@ def test_our_hooks_do_not_wait_for_held_side_streams(make_executor: MakeExecutor
     assert_close(executor, trained_alone(2, lambda step: 6))
 
 
+@pytest.mark.usefixtures("place")
+def test_what_replicas_without_rows_have_accumulated_is_reduced(make_executor: MakeExecutor) -> None:
+    """Of a model that uses all its parameters, so that buckets are full before backward has ended."""
+    alone, executor = model(), make_executor(model(), 3, optimizer=sgd)
+    optimizer = sgd(alone.parameters())
+    for _ in range(2):
+        with executor.no_sync():
+            executor.step(data(0), square)
+        executor.step(data(1, rows=1), square)
+        optimizer.zero_grad()
+        (square(alone(data(0)), None) + square(alone(data(1, rows=1)), None)).backward()
+        optimizer.step()
+    assert_close(executor, alone)
+
+
 def test_a_reducer_alone_sums_in_the_replicas_order() -> None:
     """((a + b) + c), to the last bit, whoever owns the bucket."""
     values = [1e16, 1.0, -1e16]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerators import drawn
+from accelerators import drawn, places
 from torch import nn
 
 from pipegraph.errors import ReplicaError
@@ -137,3 +137,17 @@ def test_a_failing_optimizer_step_closes_the_executor_clearly(make_executor: Mak
     )
     with pytest.raises(ReplicaError, match="closed: an optimizer step failed half-way"):
         executor.step(data(), square)
+
+
+def test_a_failure_behind_unscaling_leaves_nothing_in_the_scaler(make_executor: MakeExecutor) -> None:
+    torch.manual_seed(0)
+    executor = make_executor(
+        nn.Embedding(10, 4, sparse=True),
+        places(1) * 2,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+    )
+    scaler, rows = torch.amp.GradScaler(torch.get_default_device().type), torch.arange(6)
+    with pytest.raises(NotImplementedError, match="[Ss]parse"):
+        executor.step(rows, square, clip_norm=1.0, scaler=scaler)  # torch has no norm of sparse gradients
+    executor.step(rows, square, scaler=scaler)
+    assert_replicas_equal(executor)

@@ -12,7 +12,7 @@ from accelerators import places
 
 import pipegraph as pg
 from pipegraph.device.split import chunk_sizes_for
-from pipegraph.replicas import gather, scatter
+from pipegraph.replicas import Whole, gather, scatter
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -66,6 +66,15 @@ def test_containers_are_followed_and_everything_else_goes_whole() -> None:
         assert part["nothing"] is None
         assert part["empty"] == ()
     assert torch.equal(inputs["record"].x, x)  # type: ignore[attr-defined]
+
+
+def test_a_whole_tensor_that_one_part_changes_in_place_is_unchanged_to_the_backward_of_another() -> None:
+    first, second = scatter(Whole(torch.ones(3)), places(1) * 2)
+    x = torch.ones(3, requires_grad=True)
+    product = x * first
+    second.add_(0)
+    product.sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, first)
 
 
 def test_unequal_rows_are_an_error_that_names_them() -> None:

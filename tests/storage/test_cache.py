@@ -198,6 +198,14 @@ def test_when_the_downloading_process_is_killed_a_waiting_one_takes_over(
     assert [entry(1).name] == files(cache)
 
 
+def test_space_that_a_killed_process_had_reserved_counts_once(cache: NodeCache, programs: Any) -> None:
+    process = start_downloader(programs, cache)
+    with NodeCache(cache.folder, 1000) as full:  # room for this entry alone
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert content(1) == read(full, 1)
+
+
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pipegraph.errors import DataError
+from pipegraph.storage import shard_files
 from pipegraph.storage.folders import list_files
 from pipegraph.storage.formats import format_of
 from pipegraph.storage.shard_files import BytesFile, LocalFile, OverlayFile
@@ -89,6 +90,17 @@ def test_a_cached_parquet_block_needs_only_its_bytes_and_the_footer(tmp_path: Pa
         hollow[4 : whole.size - 4096] = bytes(whole.size - 4100)
         with OverlayFile(BytesFile(bytes(hollow)), block.offset, LocalFile(tmp_path / "block")) as file:
             assert form.read(whole, block)[:] == form.read(file, block)[:]
+
+
+def test_a_file_of_which_the_system_gives_little_at_once_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux gives at most 2 GiB at once: here as much as 7 bytes."""
+    pread = shard_files.pread
+    monkeypatch.setattr(shard_files, "pread", lambda fd, nbytes, offset: pread(fd, min(7, nbytes), offset))
+    (tmp_path / "a").write_bytes(bytes(range(100)))
+    with LocalFile(tmp_path / "a") as file:
+        assert file.read_at(10, 50) == bytes(range(10, 60))
 
 
 def npy(array: np.ndarray) -> bytes:
