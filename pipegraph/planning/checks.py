@@ -84,6 +84,18 @@ def check_order(spec: StageSpec, traits: Traits) -> None:
         )
 
 
+def check_fan_out(plan: Plan, stage: StagePlan) -> None:
+    """Several stages read what is in an order that a restart need not repeat: each would be at another place in it."""
+    joined = [
+        s for s in (stage, *lineage_above(stage, plan.stages)) if len(s.upstream) > 1 and s.unordered_above
+    ]
+    if joined and len(plan.consumers(stage.name)) > 1:
+        raise GraphError(
+            f"stage {stage.name!r}: several stages read it, and {joined[0].name!r} joins inputs of which one lies "
+            "below a stage with ordered=False, so they may come in another order behind a resume; make it ordered=True"
+        )
+
+
 def check_source(spec: StageSpec, source: Source) -> None:
     """A source has the methods by which its items are read."""
     kind = type(source)

@@ -11,6 +11,7 @@ from pipegraph.graph import Graph, Node
 from pipegraph.machine import lacking_for_processes
 from pipegraph.planning.checks import (
     check_cache,
+    check_fan_out,
     check_iterators,
     check_level,
     check_order,
@@ -50,6 +51,7 @@ def make_plan(graph: Graph, output: Node | str | None, kind_of: KindOf) -> Plan:
     for stage in plan.running:
         if stage.caches:
             check_cache(plan, stage)
+        check_fan_out(plan, stage)
     return plan
 
 
