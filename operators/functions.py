@@ -18,7 +18,6 @@ from pipegraph.contracts import Context, Operator, Traits
 from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import GraphError, shown
 from pipegraph.global_generators import Draws, enter_worker
-from pipegraph.handed_out import Results
 from pipegraph.parameters import function_name, iterator_of, not_awaited
 from pipegraph.tree import copy_containers
 
@@ -153,7 +152,6 @@ class _Function(Operator):
         self._async: _EventLoop | None = None
         self._context = Context("")
         self._draws = Draws()
-        self._results = Results(type(self).__name__)
 
     def config(self) -> dict[str, Any]:
         return {"function": function_name(self.function)}
@@ -166,7 +164,6 @@ class _Function(Operator):
     def open(self, context: Context) -> None:
         self._context = context
         self._draws = Draws(context.seed, context.stage)
-        self._results = Results(f"stage {context.stage!r}: {_stem(self.function)}")
         if self._is_async:
             self._async = context.share("event loop", _EventLoop)
             self._async.enter(context.stage)
@@ -206,8 +203,7 @@ class _Function(Operator):
 class Map(_Function):
     """Call a function on each item: ``Map(fn)``.
 
-    Results wait in queues and are not copied there. So return new arrays: a buffer that the function fills again for
-    the next item changes the results before it, and is refused where the first results show it.
+    Return a new array for each item: what waits in a queue is not copied.
 
     Args:
         function: gets the plain item (a sample or a batch); with a parameter ``rng`` also the item's own
@@ -215,8 +211,7 @@ class Map(_Function):
             stage has workers.
 
     Raises:
-        GraphError: ``function`` is not callable, or is a generator function; while it runs: it returned the same buffer
-            again with other values.
+        GraphError: ``function`` is not callable, or is a generator function.
     """
 
     @property
@@ -226,10 +221,9 @@ class Map(_Function):
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
         if self.random:
             for index, _ in enumerate(islice(bundle.data, start, None), start):
-                one = bundle.one(index)
-                made.append(self._results.check(self.call(one), one.data))
+                made.append(self.call(bundle.one(index)))
             return
-        function, draws, add = self._results.of(self.function), self._draws, made.append
+        function, draws, add = self.function, self._draws, made.append
         for item in draws.rows(bundle.epoch, bundle.lineages, made, start, bundle.data):
             out = function(item)
             if out.__class__ is CoroutineType:
@@ -241,7 +235,7 @@ class Map(_Function):
         data = chunk.data
         if data.__class__ is dict and "key" in data:
             chunk.keys = chunk.keys  # identity stays with the sample, also when the function drops the field
-        made = chunk.data = self._results.check(self.call(chunk), data)
+        made = chunk.data = self.call(chunk)
         if made.__class__ is CoroutineType:
             raise not_awaited(made)
         return chunk
@@ -300,7 +294,7 @@ class FlatMap(_Function):
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
         items = iterator_of(self.call(chunk))
         for index, item in enumerate(self._draws.each(items, chunk.epoch, chunk.lineages[0])):
-            item = copy_containers(self._results.check(item, chunk.data))
+            item = copy_containers(item)
             child = chunk.child(index, item)
             if item.__class__ is dict and "key" in item:
                 child.keys = (item["key"],)
