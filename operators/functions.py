@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterator
@@ -17,6 +16,7 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Traits
 from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import GraphError, shown
+from pipegraph.event_loop import LoopThread
 from pipegraph.global_generators import Draws, enter_worker
 from pipegraph.parameters import function_name, iterator_of, not_awaited
 from pipegraph.tree import copy_containers
@@ -42,8 +42,7 @@ class _EventLoop:
     def __init__(self) -> None:
         self._lock = concurrency.Lock()
         self._users = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: concurrency.Thread | None = None
+        self._loop: LoopThread | None = None
         self._calls: set[Future[Any]] = set()
         self._cancelled = False
 
@@ -51,34 +50,24 @@ class _EventLoop:
         with self._lock:
             self._users += 1
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = concurrency.Thread(
-                    target=self._run, args=(self._loop, stage), name=f"pipegraph-async-{stage}", daemon=True
-                )
-                self._thread.start()
-
-    @staticmethod
-    def _run(loop: asyncio.AbstractEventLoop, stage: str) -> None:
-        enter_worker(0, stage)
-        loop.run_forever()
+                begin = functools.partial(enter_worker, 0, stage)
+                self._loop = LoopThread(f"pipegraph-async-{stage}", begin)
 
     def leave(self) -> None:
         with self._lock:
             self._users -= 1
-            if self._users or self._loop is None or self._thread is None:
+            if self._users or self._loop is None:
                 return
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        asyncio.run_coroutine_threadsafe(_finish_tasks(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+            loop, self._loop = self._loop, None
+        loop.end()
+        loop.join()
 
     def call(self, function: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         with self._lock:
             assert self._loop is not None
             if self._cancelled:
                 raise Cancelled
-            call = asyncio.run_coroutine_threadsafe(_outcome(function), self._loop)
+            call = self._loop.submit(_outcome(function))
             self._calls.add(call)
         try:
             result, error = call.result()
@@ -115,14 +104,6 @@ async def _outcome(function: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[An
         return await function(), None
     except (KeyboardInterrupt, SystemExit) as error:
         return None, error
-
-
-async def _finish_tasks() -> None:
-    """Cancel every other task of the running loop."""
-    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _callables(function: Any) -> tuple[Any, Any]:
