@@ -16,7 +16,6 @@ from pipegraph.columns import pack
 from pipegraph.contracts import Context, Operator, Regroup, Source, Traits
 from pipegraph.errors import DataError, GraphError
 from pipegraph.global_generators import Draws
-from pipegraph.handed_out import Results
 from pipegraph.integers import amount, flag, integer
 from pipegraph.operators.collate import batch_of, collate as stack
 from pipegraph.parameters import function_name, not_awaited, plain_function
@@ -117,7 +116,6 @@ class Batch(Regroup):
         self._group_of: Callable[[Any], Any] | None = None
         self._group: Any = None
         self._draws = Draws()
-        self._results = Results("Batch")
         self.begin()
 
     def config(self) -> dict[str, Any]:
@@ -175,7 +173,6 @@ class Batch(Regroup):
     def open(self, context: Context) -> None:
         self.size = self._per_rank(context.world_size)
         self._draws = Draws(context.seed, context.stage)
-        self._results = Results(f"stage {context.stage!r}: collate")
         self.begin()
 
     def group_size(self, world_size: int = 1) -> int:
@@ -249,7 +246,7 @@ class Batch(Regroup):
         if self.collate is None and not self._fields:
             return stack(items, self.pad)
         self._draws.one(first.epoch, first.lineages[0])
-        made = stack(items, self._rules) if self.collate is None else self._results.of(self.collate)(items)
+        made = stack(items, self._rules) if self.collate is None else self.collate(items)
         if made.__class__ is CoroutineType:
             raise not_awaited(made)
         return made

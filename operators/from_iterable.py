@@ -18,7 +18,6 @@ from pipegraph import concurrency
 from pipegraph.contracts import Context, History, Source, Traits
 from pipegraph.errors import GraphError, PipegraphError, StateError, shown
 from pipegraph.global_generators import Draws
-from pipegraph.handed_out import Results
 from pipegraph.integers import flag
 from pipegraph.operators.ordered import POSITIONS_AT_ONCE
 from pipegraph.order.left import Left, check_history, left_of
@@ -43,8 +42,7 @@ class FromIterable(Source):
     Give a callable to create a new iterable for each epoch; if it has a parameter ``epoch``, it gets the epoch. A plain
     iterator can be read only once, so it is good for one epoch.
 
-    Items wait in queues and are not copied there. So yield new arrays: a buffer that is filled again for the next item
-    changes the items before it, and is refused where the first items show it.
+    Yield a new array for each item: what waits in a queue is not copied.
 
     On resume, the iterable is read again from its start, and the items already delivered are skipped. It must therefore
     yield the same items again. If the iterable or its iterator has ``state_dict()`` and ``load_state_dict(state)``, as
@@ -199,9 +197,7 @@ class FromIterable(Source):
             number += stride
         wanted.append(islice(items, left.start + number - len(left.front) - read, None, stride))
         found = chain.from_iterable(wanted)
-        if self._in_memory:
-            return found if type(self.iterable) is range else map(copy_containers, found)
-        return map(copy_containers, Results(f"stage {self._stage!r}: the iterable").each(found))
+        return found if type(self.iterable) is range else map(copy_containers, found)
 
     def _delivered(self, left: Left, start: int, stride: int, offset: int) -> int:
         """How many items there must be: the last one that was delivered is behind as many, but itself."""

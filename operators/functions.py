@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterator
@@ -17,8 +16,8 @@ from pipegraph.chunk import Chunk
 from pipegraph.contracts import Context, Operator, Traits
 from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import GraphError, shown
+from pipegraph.event_loop import LoopThread
 from pipegraph.global_generators import Draws, enter_worker
-from pipegraph.handed_out import Results
 from pipegraph.parameters import function_name, iterator_of, not_awaited
 from pipegraph.tree import copy_containers
 
@@ -43,8 +42,7 @@ class _EventLoop:
     def __init__(self) -> None:
         self._lock = concurrency.Lock()
         self._users = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: concurrency.Thread | None = None
+        self._loop: LoopThread | None = None
         self._calls: set[Future[Any]] = set()
         self._cancelled = False
 
@@ -52,34 +50,24 @@ class _EventLoop:
         with self._lock:
             self._users += 1
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = concurrency.Thread(
-                    target=self._run, args=(self._loop, stage), name=f"pipegraph-async-{stage}", daemon=True
-                )
-                self._thread.start()
-
-    @staticmethod
-    def _run(loop: asyncio.AbstractEventLoop, stage: str) -> None:
-        enter_worker(0, stage)
-        loop.run_forever()
+                begin = functools.partial(enter_worker, 0, stage)
+                self._loop = LoopThread(f"pipegraph-async-{stage}", begin)
 
     def leave(self) -> None:
         with self._lock:
             self._users -= 1
-            if self._users or self._loop is None or self._thread is None:
+            if self._users or self._loop is None:
                 return
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        asyncio.run_coroutine_threadsafe(_finish_tasks(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+            loop, self._loop = self._loop, None
+        loop.end()
+        loop.join()
 
     def call(self, function: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         with self._lock:
             assert self._loop is not None
             if self._cancelled:
                 raise Cancelled
-            call = asyncio.run_coroutine_threadsafe(_outcome(function), self._loop)
+            call = self._loop.submit(_outcome(function))
             self._calls.add(call)
         try:
             result, error = call.result()
@@ -118,14 +106,6 @@ async def _outcome(function: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[An
         return None, error
 
 
-async def _finish_tasks() -> None:
-    """Cancel every other task of the running loop."""
-    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 def _callables(function: Any) -> tuple[Any, Any]:
     return function, getattr(function, "__call__", None)  # noqa: B004
 
@@ -153,7 +133,6 @@ class _Function(Operator):
         self._async: _EventLoop | None = None
         self._context = Context("")
         self._draws = Draws()
-        self._results = Results(type(self).__name__)
 
     def config(self) -> dict[str, Any]:
         return {"function": function_name(self.function)}
@@ -166,7 +145,6 @@ class _Function(Operator):
     def open(self, context: Context) -> None:
         self._context = context
         self._draws = Draws(context.seed, context.stage)
-        self._results = Results(f"stage {context.stage!r}: {_stem(self.function)}")
         if self._is_async:
             self._async = context.share("event loop", _EventLoop)
             self._async.enter(context.stage)
@@ -206,8 +184,7 @@ class _Function(Operator):
 class Map(_Function):
     """Call a function on each item: ``Map(fn)``.
 
-    Results wait in queues and are not copied there. So return new arrays: a buffer that the function fills again for
-    the next item changes the results before it, and is refused where the first results show it.
+    Return a new array for each item: what waits in a queue is not copied.
 
     Args:
         function: gets the plain item (a sample or a batch); with a parameter ``rng`` also the item's own
@@ -215,8 +192,7 @@ class Map(_Function):
             stage has workers.
 
     Raises:
-        GraphError: ``function`` is not callable, or is a generator function; while it runs: it returned the same buffer
-            again with other values.
+        GraphError: ``function`` is not callable, or is a generator function.
     """
 
     @property
@@ -226,10 +202,9 @@ class Map(_Function):
     def work_into(self, made: list[Any], bundle: Bundle, start: int) -> None:
         if self.random:
             for index, _ in enumerate(islice(bundle.data, start, None), start):
-                one = bundle.one(index)
-                made.append(self._results.check(self.call(one), one.data))
+                made.append(self.call(bundle.one(index)))
             return
-        function, draws, add = self._results.of(self.function), self._draws, made.append
+        function, draws, add = self.function, self._draws, made.append
         for item in draws.rows(bundle.epoch, bundle.lineages, made, start, bundle.data):
             out = function(item)
             if out.__class__ is CoroutineType:
@@ -241,7 +216,7 @@ class Map(_Function):
         data = chunk.data
         if data.__class__ is dict and "key" in data:
             chunk.keys = chunk.keys  # identity stays with the sample, also when the function drops the field
-        made = chunk.data = self._results.check(self.call(chunk), data)
+        made = chunk.data = self.call(chunk)
         if made.__class__ is CoroutineType:
             raise not_awaited(made)
         return chunk
@@ -300,7 +275,7 @@ class FlatMap(_Function):
     def process(self, chunk: Chunk) -> Iterator[Chunk]:
         items = iterator_of(self.call(chunk))
         for index, item in enumerate(self._draws.each(items, chunk.epoch, chunk.lineages[0])):
-            item = copy_containers(self._results.check(item, chunk.data))
+            item = copy_containers(item)
             child = chunk.child(index, item)
             if item.__class__ is dict and "key" in item:
                 child.keys = (item["key"],)

@@ -27,8 +27,7 @@ class Traits:
         in_trainer: it works on devices, files or memory of the training process, so it cannot be opened in another one.
         seeds_itself: it has no user code that draws from torch's global generator, or selects the sample's generator by
             itself; else the engine does so before each call.
-        trusted: its resumes are exact by its own tests, so ``pg.testing`` need not check it. It calls no code of the
-            user's for positions, its groups leave in order, and its cursors are tuples.
+        trusted: it calls no code of the user's for positions, its groups leave in order, and its cursors are tuples.
         functions: the user's functions that it calls; a state names them, and tells where their code has changed.
         notes: lines about it for the printed plan.
         blocks: it does several rows in one call. A map has ``work_into(made, block, start)``, a source ``indices_of``

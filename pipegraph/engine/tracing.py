@@ -28,15 +28,6 @@ class Worked(NamedTuple):
     took_ns: int
 
 
-class Sent(NamedTuple):
-    """A stage sent a chunk or bundle of these samples."""
-
-    stage: str
-    at_ns: int
-    epoch: int
-    lineages: Sequence[Lineage]
-
-
 class DeliveredEvent(NamedTuple):
     """The training loop asked for a chunk and got it; its step lasts until it asks again."""
 
@@ -51,7 +42,6 @@ class Events(NamedTuple):
     """Recorded events; each kind is roughly in the order of time."""
 
     worked: Sequence[Worked] = ()
-    sent: Sequence[Sent] = ()
     delivered: Sequence[DeliveredEvent] = ()
 
 
@@ -62,22 +52,15 @@ class Tracer:
         self.on = False
         # The values of one kind's events, laid out flat: ``extend`` with one event is atomic.
         self._worked: deque[object] = deque(maxlen=4 * MAX_EVENTS)
-        self._sent: deque[object] = deque(maxlen=4 * MAX_EVENTS)
         self._delivered: deque[object] = deque(maxlen=5 * MAX_EVENTS)
 
     def take(self) -> Events:
         """The events since the last call; call it while ``on`` is False."""
-        return Events(
-            _take(Worked, self._worked), _take(Sent, self._sent), _take(DeliveredEvent, self._delivered)
-        )
+        return Events(_take(Worked, self._worked), _take(DeliveredEvent, self._delivered))
 
     def worked(self, stage: str, took_ns: int) -> None:
         """The calling thread has just worked for ``took_ns``."""
         self._worked.extend((concurrency.get_ident(), stage, perf_counter_ns(), took_ns))
-
-    def sent(self, stage: str, item: Chunk) -> None:
-        """A stage sends a chunk or a bundle."""
-        self._sent.extend((stage, perf_counter_ns(), item.epoch, item.lineages))
 
     def delivered(self, asked_ns: int, item: Chunk) -> None:
         """The training loop gets a chunk or a bundle."""

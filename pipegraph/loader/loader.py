@@ -38,7 +38,7 @@ from pipegraph.loader.equal_steps import check_counts_known, length_of, warn_of_
 from pipegraph.loader.options import LoaderOptions as LoaderOptions, agree_on_seed
 from pipegraph.loader.pass_totals import PassTotals
 from pipegraph.loader.place import VERSION, Place
-from pipegraph.loader.position import Progress, warn_of_unsaved
+from pipegraph.loader.position import Progress
 from pipegraph.machine import available_memory
 from pipegraph.planning.planner import tune_all, why_not_tuned
 from pipegraph.stopping import Closing
@@ -295,8 +295,6 @@ class Loader(Closing):
     def _digests(self, anew: bool = False) -> dict[str, str]:
         """What a state says of its graph."""
         found = self._digest
-        if found is None:
-            warn_of_unsaved(self.plan)
         if found is None or anew:
             found = self._digest = digests(self.plan)
         return found

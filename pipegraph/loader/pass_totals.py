@@ -99,7 +99,6 @@ class PassTotals:
             life = self._stage_totals(perf_counter_ns())
             durations = {"": waits}
             for name, meters in list(loader.meters.items()):
-                life["coreless_ns", name] = sum(meter.coreless_ns() for meter in meters)
                 durations[name] = Durations()
                 for meter in meters:
                     durations[name].merge(meter.watch.durations())

@@ -7,7 +7,6 @@ one assignment to ``Progress.place``), and each chunk then changes a single refe
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Mapping
 from functools import partial
@@ -19,7 +18,6 @@ from pipegraph.engine.run import Run
 from pipegraph.engine.stage.kept import encode_state
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.engine.stage.restore import restart_points
-from pipegraph.errors import PipegraphWarning
 from pipegraph.loader.place import (
     FORGET_EVERY,
     FORGET_SAMPLES,
@@ -28,7 +26,6 @@ from pipegraph.loader.place import (
     encode_delivered,
     encode_part,
 )
-from pipegraph.nested_samplers import keeps_state
 from pipegraph.planning.plan import Plan
 
 
@@ -257,18 +254,3 @@ class Progress:
 def _restart_of(progress: weakref.ref[Progress], source: str) -> tuple[int, int] | None:
     found = progress()
     return None if found is None else found.restart_of(source)
-
-
-def warn_of_unsaved(plan: Plan) -> None:
-    """Functions of stages have no state that is saved."""
-    for stage in plan.running:
-        for function in () if stage.source is not None else stage.traits.functions:
-            if keeps_state(function):
-                kind = type(function).__qualname__
-                warnings.warn(
-                    f"stage {stage.name!r}: a {kind} has state_dict() and load_state_dict(), and the loader's state "
-                    "does not hold it: the state of a function is not saved. If what it returns depends on it, make "
-                    f"{kind} a pg.Operator with these methods; the stage then resumes from them",
-                    PipegraphWarning,
-                    stacklevel=5,
-                )

@@ -1,8 +1,8 @@
 """What other programs read: a trace for Perfetto and chrome://tracing, and a profile as OpenMetrics text. Pure.
 
-The trace has one track per worker, and arrows from sample to step. Its format:
+The trace has one track per worker, and one of training, whose steps name their samples. Its format:
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (trace-event JSON). Work is a complete
-event ("X"); an arrow is a flow: "s" where a sample is first sent, "t" at each stage after that, "f" at its step.
+event ("X").
 
 OpenMetrics (https://prometheus.io/docs/specs/om/open_metrics_spec/) is what Prometheus reads; what is in the text is
 declared with each measurement. Only the whole life of a loader is written, since counters never fall: rates over time
@@ -11,20 +11,15 @@ are the reader's to compute.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipegraph.engine.tracing import DeliveredEvent, Events, Sent, Worked
+from pipegraph.engine.tracing import Events
 from pipegraph.errors import MissingExtraError
 from pipegraph.measurements import in_view
 
 from .bottleneck import CONSUMER
 from .values import Profile
-
-MAX_FLOWS = 5_000
-"""Samples that are followed; of more, as many are chosen at even distances."""
 
 SHOWN_SAMPLES = 8
 """Samples that a slice names."""
@@ -42,9 +37,8 @@ def trace_events(events: Events, threads: Mapping[int | None, str], graph: str) 
     if not any(events):
         return {"traceEvents": [], "displayTimeUnit": "ms"}
     worked = sorted(events.worked, key=lambda e: e.end_ns)
-    sent = sorted(events.sent, key=lambda e: e.at_ns)
     steps = sorted(events.delivered, key=lambda e: e.got_ns)
-    starts = [e.end_ns - e.took_ns for e in worked] + [e.asked_ns for e in steps] + [e.at_ns for e in sent]
+    starts = [e.end_ns - e.took_ns for e in worked] + [e.asked_ns for e in steps]
     zero = min(starts)
 
     def us(ns: int) -> float:
@@ -67,7 +61,6 @@ def trace_events(events: Events, threads: Mapping[int | None, str], graph: str) 
         long_us = max(1.0, (following - step.got_ns) / 1000)
         shown = _samples(step.epoch, step.lineages)
         made.append(_slice("step", step.thread, us(step.got_ns), long_us, args=shown))
-    made += _flows(worked, sent, steps, us)
     return {"traceEvents": made, "displayTimeUnit": "ms"}
 
 
@@ -82,41 +75,6 @@ def _slice(name: str, thread: int, ts: float, dur: float, **args: Any) -> dict[s
 def _samples(epoch: int, lineages: Sequence[Any]) -> dict[str, Any]:
     shown = [f"{lineage[0]} {lineage[1]}" for lineage in list(lineages)[:SHOWN_SAMPLES]]
     return {"epoch": epoch, "samples": len(lineages), "first": shown}
-
-
-def _flows(
-    worked: list[Worked], sent: list[Sent], steps: list[DeliveredEvent], us: Any
-) -> Iterable[dict[str, Any]]:
-    heads = [(step, (step.epoch, *step.lineages[0][:2])) for step in steps if len(step.lineages)]
-    heads = heads[:: max(1, -(-len(heads) // MAX_FLOWS))]
-    followed = {sample for _, sample in heads}
-    by_stage: dict[str, list[Worked]] = defaultdict(list)
-    for e in worked:
-        by_stage[e.stage].append(e)
-    ends = {stage: [e.end_ns for e in each] for stage, each in by_stage.items()}
-    path: dict[Any, list[tuple[Worked, int]]] = defaultdict(list)
-    for put in sent:
-        inside = {(put.epoch, *lineage[:2]) for lineage in put.lineages} & followed
-        if not inside or put.stage not in by_stage:
-            continue
-        slices = by_stage[put.stage]
-        at = bisect_left(ends[put.stage], put.at_ns)
-        # What is sent while its bundle is still in work lies inside that slice, else behind it.
-        current = next((s for s in slices[at : at + 64] if s.end_ns - s.took_ns <= put.at_ns), None)
-        found = current or (slices[at - 1] if at else None)
-        if found is not None:
-            for sample in inside:
-                path[sample].append((found, put.at_ns))
-    for number, (step, sample) in enumerate(heads):
-        places = path.get(sample, [])
-        if not places:
-            continue
-        for index, (slice_, at_ns) in enumerate(places):
-            middle = min(at_ns, slice_.end_ns) - min(slice_.took_ns, 1000) // 2
-            phase = "s" if index == 0 else "t"
-            yield _event(phase, "sample", slice_.thread, cat="sample", id=number, ts=us(middle))
-        at = us(step.got_ns) + 0.5
-        yield _event("f", "sample", step.thread, cat="sample", id=number, ts=at, bp="e")
 
 
 # -- OpenMetrics -----------------------------------------------------------------------------------

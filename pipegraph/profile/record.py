@@ -55,8 +55,7 @@ class Recording:
         loader: running or not yet.
         report: where to write the HTML report when the block ends; needs the ``report`` extra.
         trace: where to write a trace for Perfetto (https://ui.perfetto.dev) when the block ends: a track per worker,
-            and arrows from the source to the step for the first sample of each batch. The last 200,000 events of
-            each kind are kept.
+            and one of training, whose steps name their first samples. The last 200,000 events of each kind are kept.
         every: seconds between two looks, at least 0.05.
 
     Raises:

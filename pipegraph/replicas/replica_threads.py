@@ -73,13 +73,11 @@ class ReplicaThreads:
     """The threads of replicas, started once; their owner ends them.
 
     Args:
-        names: what failures are to be noted with, one per member: ``"replica 0 on cpu#0"``.
         intra_op: the width of each thread's tensor operations.
         devices: the members' own, to be made the current ones of their threads.
     """
 
-    def __init__(self, names: Sequence[str], intra_op: int, devices: Sequence[torch.device]) -> None:
-        self._names = tuple(names)
+    def __init__(self, intra_op: int, devices: Sequence[torch.device]) -> None:
         lines: dict[object, concurrency.SimpleQueue[_Order | None]] = {}
         self.members: list[concurrency.Thread] = []
         self._orders: list[concurrency.SimpleQueue[_Order | None]] = []
@@ -95,9 +93,8 @@ class ReplicaThreads:
         """Run jobs, each in its member's thread, and wait for all.
 
         Raises:
-            The failure of the lowest failing member, with its own type and
-            traceback and a note that names the member. A KeyboardInterrupt of the calling thread at once: the
-            jobs run on, and :meth:`close` waits for them.
+            The failure of the lowest failing member, with its own type and traceback. A KeyboardInterrupt of the
+            calling thread at once: the jobs run on, and :meth:`close` waits for them.
         """
         # Queues in C, because the Python code of futures and conditions can be interrupted while it holds a lock.
         done: concurrency.SimpleQueue[None] = concurrency.SimpleQueue()
@@ -107,9 +104,7 @@ class ReplicaThreads:
         for _ in orders:
             done.get()
         for member in sorted(orders):
-            failure = orders[member].failure
-            if failure is not None:
-                note_once(failure, f"in {self._names[member]}")
+            if (failure := orders[member].failure) is not None:
                 raise failure
         return {member: order.result for member, order in orders.items()}
 

@@ -53,9 +53,7 @@ class ReplicaRunner(Closing):
         ]
         self._names = names or [f"replica {replica} on {slot}" for replica, slot in enumerate(slots)]
         width = max(1, torch.get_num_threads() // max(1, len(slots)))
-        self.threads = (
-            ReplicaThreads(self._names, width, [slot.device for slot in slots]) if len(slots) != 1 else None
-        )
+        self.threads = ReplicaThreads(width, [slot.device for slot in slots]) if len(slots) != 1 else None
         self._watched = sorted({s.device for s in slots if s.index > 0 and s.device.type == "cpu"}, key=str)
 
     def seed_devices(self, seed: int) -> None:
@@ -73,7 +71,8 @@ class ReplicaRunner(Closing):
         if self.threads is None:
             return {0: _noted(jobs[0], self._names[0])}
         state = CallerState.capture(frozenset(device.type for device in self.backends))
-        orders = {r: partial(state.run, self._bound(r, job)) for r, job in jobs.items()}
+        bound = {r: partial(state.run, self._bound(r, job)) for r, job in jobs.items()}
+        orders = {r: partial(_noted, job, self._names[r]) for r, job in bound.items()}
         results: dict[int, Any] = {}
         for chosen in [{replica: order} for replica, order in orders.items()] if serial else [orders]:
             results.update(self.threads.run(chosen))

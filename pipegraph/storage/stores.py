@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, TypeVar, final
 
 from pipegraph import concurrency
 from pipegraph.errors import LoaderClosedError, PipegraphError, ShardError, StoreError, extra_module
+from pipegraph.event_loop import LoopThread
 from pipegraph.forks import lock_free_after_fork, use_native_threads
 from pipegraph.stopping import Closing
 
@@ -129,8 +130,7 @@ class StoreClient(Closing):
         self.counts, self._on_count = collections.Counter[str](), on_count
         self._versions = Versions()
         self._requests = Requests(self._obstore, self._retry, grace_s, self._count, self._versions)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: concurrency.Thread | None = None
+        self._loop: LoopThread | None = None
         self._closed = False
         self._process = os.getpid()
 
@@ -276,15 +276,15 @@ class StoreClient(Closing):
         with self._lock:
             loop, ended, self._closed = self._loop, self._closed, True
         if loop is not None and not ended:
-            asyncio.run_coroutine_threadsafe(_cancel_all(), loop)
+            loop.end()
 
     def close(self) -> None:
         """Cancel every request and end the thread. Idempotent."""
         self.interrupt()
         with self._lock:
-            thread, self._loop, self._thread = self._thread, None, None
-        if thread is not None:
-            thread.join()
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.join()
 
     def __repr__(self) -> str:
         with self._lock:  # names of options only: values may be secrets
@@ -302,12 +302,8 @@ class StoreClient(Closing):
                     "the store client was made before a fork; make one in each process, or use spawn"
                 )
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = concurrency.Thread(
-                    target=_run_loop, args=(self._loop,), name="pipegraph-store-io", daemon=True
-                )
-                self._thread.start()
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+                self._loop = LoopThread("pipegraph-store-io")
+            return self._loop.submit(work)
 
     def _result(self, work: Coroutine[Any, Any, T]) -> T:
         return answer_of(self._start(work))
@@ -397,20 +393,3 @@ def answer_of(request: Request[T]) -> T:
     except BaseException:
         request.cancel()
         raise
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
-
-
-async def _cancel_all() -> None:
-    loop = asyncio.get_running_loop()
-    tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    loop.call_soon(loop.stop)

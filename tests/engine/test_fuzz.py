@@ -12,11 +12,8 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, given, settings, strategies as st
 from lines import at_line
-from random_graphs.own_operators import WRONG
 from random_graphs.recipes import Recipe, Step, recipes, row_recipes
 
-import pipegraph as pg
-from pipegraph import operators as ops
 from pipegraph.engine.stage import bundle_size as pace
 from pipegraph.errors import LoaderClosedError, PipegraphWarning
 from pipegraph.testing.outcome import DeliveredChunk, Outcome, assert_equal_chunks, run_pass, samples
@@ -388,26 +385,3 @@ def test_a_loader_lives_as_its_model_does(recipe, actions, prefetch, turn):
         life.close()
         life.reference.close()
     assert set(threading.enumerate()) <= threads
-
-
-# -- what cannot resume ------------------------------------------------------------------------------
-
-
-@fuzzed
-@given(st.sampled_from(WRONG), st.integers(1, 5), st.integers(20, 45))
-def test_fan_ins_and_routes_that_could_not_resume_are_found(wrong, run, size):
-    start_deadline()
-
-    def make():
-        graph = pg.Graph("wrong")
-        node = graph.add(ops.FromSequence(range(size)), name="source")
-        operator = wrong(run)
-        if operator.kind == "fan_in":
-            graph.add(operator, node, node.then(abs), name="own")
-        else:
-            routed = graph.add(operator, node, name="own")
-            graph.add(ops.Concat(), routed[0], routed[1])
-        return graph
-
-    with pytest.raises(AssertionError, match=r"^stage 'own': "):
-        pg.testing.assert_resumes_exactly(make, epochs=1)

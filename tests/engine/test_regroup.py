@@ -1,4 +1,4 @@
-"""Regrouping operators of users: what they may do without a state, and how they resume with one."""
+"""Regrouping operators of users that hold samples of their own choice: how they resume with a state."""
 
 import pytest
 
@@ -84,14 +84,6 @@ def over(operator, items=None, ordered=True):
         return graph
 
     return make
-
-
-@pytest.mark.parametrize("kind", [Cut, FirstFit])
-def test_a_regroup_that_carries_over_without_a_state_is_found(kind):
-    with pytest.raises(
-        AssertionError, match=r"stage 'pack': the group of .* is not of consecutive whole chunks"
-    ):
-        assert_resumes_exactly(over(kind))
 
 
 @pytest.mark.parametrize("every", [1, 3, 64])

@@ -39,6 +39,89 @@ def test_resuming_that_loses_a_state_is_found():
         assert_resumes_exactly(forgetful)
 
 
+class FromTheFirst(pg.Source):
+    """Does not begin at ``start``."""
+
+    def length(self, epoch, rank, world_size):
+        return 20
+
+    def iterate(self, epoch, rank, world_size, start):
+        return ((number, number) for number in range(20))
+
+
+class Cut(pg.Regroup):
+    """Cuts what it gets into blocks of four; what is left goes into the next block, and no state holds it."""
+
+    def begin(self):
+        self.rest, self.held = [], []
+
+    def process(self, chunk):
+        self.rest += [chunk.data] * (1 + chunk.data % 3)
+        self.held.append(chunk)
+        while len(self.rest) >= 4:
+            yield pg.Chunk.group(self.held, self.rest[:4], batched=False)
+            self.rest = self.rest[4:]
+            self.held = self.held[-1:] if self.rest else []
+
+
+class TwoOfEach(pg.FanIn):
+    """Two items of each of two inputs in turn; its cursor does not say how many of them have come."""
+
+    def begin(self, inputs, epoch):
+        self.ended, self.count = set(), 0
+
+    def next_input(self):
+        turn = self.count // 2 % 2
+        return None if len(self.ended) == 2 else 1 - turn if turn in self.ended else turn
+
+    def end_input(self, index):
+        self.ended.add(index)
+
+    def process(self, chunk):
+        self.count += 1
+        return chunk
+
+    def cursor(self, positions):
+        return tuple(positions)
+
+    def cursors(self, cursor, inputs):
+        return cursor
+
+
+class TakesTurns(pg.FanOut):
+    """Counts its calls, and chooses by their number."""
+
+    outputs = 2
+    calls = 0
+
+    def choose(self, chunk):
+        self.calls += 1
+        return self.calls % 2
+
+
+FAULTY = {
+    "a source": lambda graph: graph.add(FromTheFirst()),
+    "a regroup": lambda graph: graph.add(ops.FromIterable(range(20))).then(Cut()),
+    "a fan-in": lambda graph: graph.add(
+        TwoOfEach(), graph.add(ops.FromIterable(range(10))), graph.add(ops.FromIterable(range(30, 40)))
+    ),
+    "a route": lambda graph: graph.add(
+        ops.Concat(), *graph.add(TakesTurns(), graph.add(ops.FromIterable(range(20))))
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAULTY)
+def test_an_operator_that_does_not_resume_exactly_is_found(case):
+    def make():
+        graph = pg.Graph("g")
+        FAULTY[case](graph)
+        return graph
+
+    with pytest.raises(AssertionError, match="restored after"):
+        assert_resumes_exactly(make)
+
+
 class Numbered(pg.Operator):
     """Tells which worker it is; where there are several, the first sample is held until another worker has one."""
 

@@ -40,9 +40,6 @@ class Sender:
                 stages with a single worker.
         """
         channels = self.channels
-        tracer = self.stage.run.tracer
-        if tracer.on and isinstance(item, Chunk):
-            tracer.sent(self.stage.name, item)
         if len(channels) == 1:
             sent = channels[0].put(item, True) if more else self._put(0, ticket, item, last)
             if not sent and item.buffers:

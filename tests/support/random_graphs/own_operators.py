@@ -1,16 +1,15 @@
-"""Sources, fan-ins and routes as users write them: right ones in several ways, and wrong ones."""
+"""Sources, fan-ins and routes as users write them, in several ways."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from pipegraph.chunk import Chunk
-from pipegraph.contracts import FanIn, FanOut, Operator, Source
+from pipegraph.contracts import FanIn, FanOut, Source
 from pipegraph.order import StridedOrder
 from random_graphs.stage_functions import weigh
 
@@ -138,69 +137,3 @@ class ByDraw(OwnRoute):
 
 
 ROUTES = [OwnRoute, ByPosition, ByDraw]
-
-
-# -- wrong ones --------------------------------------------------------------------------------------
-
-
-class FromTheStart(InTurn):
-    def cursors(self, cursor: Any, inputs: int) -> Sequence[Any]:
-        return [None] * inputs
-
-
-class Unsorted(InTurn):
-    def cursor(self, positions: Sequence[Any]) -> Any:
-        return (-self.at - self.sent, *positions, self.at)
-
-    def cursors(self, cursor: Any, inputs: int) -> Sequence[Any]:
-        _, *positions, self.at = cursor
-        return positions
-
-
-class Forgetful(InTurn):
-    def cursor(self, positions: Sequence[Any]) -> Any:
-        return tuple(positions)
-
-    def cursors(self, cursor: Any, inputs: int) -> Sequence[Any]:
-        return cursor  # type: ignore[no-any-return]
-
-
-class OneLate(InTurn):
-    held: Chunk | None = None
-
-    def process(self, chunk: Chunk) -> Chunk | None:
-        held, self.held = self.held, super().process(chunk)
-        return held
-
-
-class ByCounter(OwnRoute):
-    """Goes by its calls, ``run`` for each output."""
-
-    def __init__(self, run: int) -> None:
-        super().__init__(2)
-        self.run, self.calls = run, 0
-
-    def choose(self, chunk: Chunk) -> int:
-        self.calls += 1
-        return (self.calls - 1) // self.run % 2
-
-
-class BySharedCounter(ByCounter):
-    """The same, with a counter that all copies share."""
-
-    def __init__(self, run: int) -> None:
-        super().__init__(run)
-        self.count = itertools.count()
-
-    def choose(self, chunk: Chunk) -> int:
-        return next(self.count) // self.run % 2
-
-
-WRONG: list[Callable[[int], Operator]] = [
-    FromTheStart,
-    Unsorted,
-    Forgetful,
-    OneLate,
-    ByCounter,
-    BySharedCounter,
-]
