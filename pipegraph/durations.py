@@ -65,10 +65,6 @@ class Durations:
         found = self._sketch.get_quantile_value(quantile)
         return 0.0 if found is None else float(found) / 1e9
 
-    def bins(self) -> list[tuple[float, int]]:
-        """``(seconds, how many)`` in ascending order, within the accuracy."""
-        return [(self._mapping.value(key) / 1e9, count) for key, count in self._counts().items()]
-
     def since(self, earlier: Durations) -> Durations:
         """Those that an earlier copy of the same one did not hold."""
         before, made = earlier._counts(), Durations()

@@ -244,12 +244,6 @@ class StageProfile:
         "why it has no use of more workers; None if it may have.", "text", default=None
     )
     remedy: str = measurement("what helps such a stage instead.", "text", default="")
-    shared: bool = measurement(
-        "whether its workers wait for each other in their work, by its first calls: for a lock, a pool of connections, "
-        "a rate limit.",
-        "text",
-        default=False,
-    )
     pinned: bool = measurement("whether its output is in pinned memory.", "text", default=False)
 
     @property

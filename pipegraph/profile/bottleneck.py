@@ -47,18 +47,12 @@ READS = 0.4
 COMPUTES = 0.5
 """Share of its work, but for the time without a core, that a stage which is held back by cores runs on one."""
 
-Cause = Literal["unknown", "consumer", "stage", "storage", "cores", "lock", "shared", "bursts"]
+Cause = Literal["unknown", "consumer", "stage", "storage", "cores", "lock", "bursts"]
 """Why the bottleneck is one: training itself, the stage's own work, reading, too few cores, the GIL,
-something for which its workers wait for each other, or a queue too short for bursts."""
+or a queue too short for bursts."""
 
 BURSTS = 0.1
 """Share of its time that either side of a queue waits for it, from which on it is too short for bursts."""
-
-ALIKE = 0.75
-"""Part of the median that nearly all calls take at least where durations are alike."""
-
-QUICK = 0.6
-"""Part of the median that a call takes at most which did not wait for others."""
 
 
 @dataclass(frozen=True)
@@ -188,31 +182,3 @@ def find_cause(stage: StageProfile, reads: bool, cores_used: float, cores: float
 def in_bursts(edge: EdgeFacts) -> bool:
     """Whether a queue was empty for its consumer in turn with full for its producer."""
     return not edge.inline and min(edge.empty, edge.full) >= BURSTS
-
-
-def wait_for_each_other(durations: Sequence[tuple[float, int]], workers: int, passes: int) -> bool:
-    """Whether calls that came together took longer than those that came alone, at the start and the end of passes.
-
-    Workers that wait for one lock, a pool or a rate limit finish their first calls one after the other; from then on
-    each call waits for all others, equally long. Calls that differ by themselves do so all the time.
-
-    Args:
-        durations: of all calls, as ``(seconds, how many)`` in ascending order.
-
-    >>> wait_for_each_other([(0.01, 1), (0.02, 1), (0.03, 1), (0.04, 97)], 4, 1)
-    True
-    >>> wait_for_each_other([(0.01, 60), (0.04, 40)], 4, 1)
-    False
-    """
-    count = sum(times for _, times in durations)
-    if workers < 3 or count < 5 * workers:
-        return False
-    seen, median = 0, 0.0
-    for seconds, times in durations:
-        seen += times
-        if seen * 2 >= count:
-            median = seconds
-            break
-    quick = sum(times for seconds, times in durations if seconds <= QUICK * median)
-    unlike = sum(times for seconds, times in durations if seconds <= ALIKE * median)
-    return workers / 3 <= quick and unlike <= 2 * workers * passes and unlike * 5 < count

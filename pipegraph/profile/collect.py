@@ -23,7 +23,6 @@ from .bottleneck import (
     find_cause,
     find_lock_holder,
     in_bursts,
-    wait_for_each_other,
 )
 from .values import MIN_S, ChannelProfile, Profile
 
@@ -135,7 +134,6 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
         return StageProfile(within=stage.within, backend=stage.backend)
     workers = measured.workers.get(name, stage.workers)
     life, passes = measured.of(name)
-    life_passes = measured.life["passes", ""]
     counts = StageCounts(
         life=life,
         passes=passes,
@@ -162,8 +160,6 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
         counters=measured.counters.get(name, {}),
         fixed=_why_one_worker(stage),
         remedy=_instead(stage),
-        shared=counts.pieces == counts.durations.count
-        and wait_for_each_other(counts.durations.bins(), workers, max(1, life_passes)),
         pinned=stage.pinned,
     )
 
@@ -199,8 +195,7 @@ def _cause(
     if stage.drawing > stage.busy:  # its sampler's work, not that of its workers
         return bottleneck, "stage"
     reads = planned.source is not None or planned.traits.holds is not None
-    cause = find_cause(stage, reads, cores_used, cores)
-    return bottleneck, "shared" if stage.shared and cause in ("stage", "storage") else cause
+    return bottleneck, find_cause(stage, reads, cores_used, cores)
 
 
 def _wake_s(measured: Measured) -> float:

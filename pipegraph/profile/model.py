@@ -367,12 +367,6 @@ def _may_have(profile: Profile, stage: StageProfile, work: Work, computes: bool)
         return workers, "its sampler draws one index after the other", helps
     if work.locked:
         return workers, "it holds the GIL", 'backend="process"'
-    if stage.shared:
-        why = (
-            "its workers wait for each other: its first calls were faster than those that came together, as with a "
-            "lock, a pool of connections or a rate limit"
-        )
-        return workers, why, ""
     if computes and cores:
         return max(workers, cores), f"it computes, and there are {profile.cores:g} cores", ""
     if work.process and cores:

@@ -33,7 +33,7 @@ HAND_OVER = 0.2
 IDLE = 0.5
 """A training loop that waits for more than this share of its time does not set the pace."""
 
-ADVISED = ("stage", "storage", "shared", "lock")
+ADVISED = ("stage", "storage", "lock")
 """Causes for which other sizes may be a remedy."""
 
 CROWDED = 4
@@ -139,8 +139,6 @@ def _why(profile: Profile, stage: StageProfile) -> str:
             f"{busy}, and no core is free: {used}, and its work waits {_share(lacked)} of the time for one; "
             "more workers do not help"
         )
-    if profile.cause == "shared":
-        return f"{busy}, and they wait for each other: for a lock, a pool of connections or a rate limit"
     if profile.cause == "storage":
         return (
             f"{workers} reading {_share(stage.busy)} of the time, and on a core only {_share(stage.running or 0.0)}: "

@@ -77,7 +77,6 @@ class Profile:
     cause: Cause = measurement(
         'why the bottleneck is one: ``"consumer"`` (training sets the pace), ``"stage"`` (its own work), ``"storage"`` '
         '(reading), ``"cores"`` (all are in use), ``"lock"`` (it holds the GIL, for which others wait), '
-        '``"shared"`` (its workers wait for each other), '
         '``"bursts"`` (a queue is empty in turn with full), or ``"unknown"``.',
         "text",
         default="unknown",

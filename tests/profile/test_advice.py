@@ -93,8 +93,3 @@ def test_memory_limit_bounds_what_is_proposed_and_is_named():
     found = remade(found, "read", nbytes=100 * 100)
     assert 1 < found.advice.settings["read"]["workers"] <= 10
     assert "memory_limit leaves 900 bytes" in found.conclusion
-
-
-def test_workers_that_wait_for_each_other_are_not_multiplied():
-    found = remade(pipeline({"call": (0.080, 8)}), "call", shared=True)
-    assert found.advice.settings == {} and "wait for each other" in found.advice.limit

@@ -11,7 +11,6 @@ from pipegraph.profile.bottleneck import (
     find_bottleneck,
     find_cause,
     find_lock_holder,
-    wait_for_each_other,
 )
 
 
@@ -143,21 +142,6 @@ def test_threads_that_have_no_core_do_not_wait_for_the_lock():
     busy, cores = {"burn": 3.8, "rest": 0.1}, {"burn": 0.4, "rest": 0.0}
     assert find_lock_holder("burn", working(busy, cores), 5e-3) == "burn"
     assert find_lock_holder("burn", working(busy, cores, {"burn": 3.3}), 5e-3) is None
-
-
-@pytest.mark.parametrize(
-    ("durations", "workers", "expected"),
-    [
-        ([(0.01, 1), (0.02, 1), (0.03, 1), (0.04, 97)], 4, True),  # one after the other
-        ([(0.01, 4), (0.02, 4), (0.04, 192)], 16, True),  # four at a time
-        ([(0.04, 100)], 4, False),
-        ([(0.01, 60), (0.04, 40)], 4, False),  # by themselves
-        ([(0.01, 1), (0.04, 99)], 8, False),  # a single small item
-        ([(0.01, 1), (0.02, 1), (0.03, 1), (0.04, 9)], 4, False),  # too few to tell
-    ],
-)
-def test_workers_that_wait_for_each_other_are_told_by_their_first_calls(durations, workers, expected):
-    assert wait_for_each_other(durations, workers, 1) == expected
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,7 @@ class _Sketch:
         self.steps: list[Step] = []
         self.level: list[str] = []
         self.unordered: list[bool] = []
+        self.joined: list[bool] = []  # below a fan-in of such: one stage may read it
 
     def add(self, kind: str, *ups: tuple[int, int], level: str = "", wide: bool = False) -> int:
         """Draw a step of this kind; ``wide`` is ordered and has a long queue. Returns its number."""
@@ -238,6 +239,7 @@ class _Sketch:
         )
         self.level.append(level or (self.level[ups[0][0]] if ups else "sample"))
         self.unordered.append(unordered or not ordered)
+        self.joined.append((unordered and len(ups) > 1) or any(self.joined[up] for up, _ in ups))
         return len(self.steps) - 1
 
     def rows(self) -> int:
@@ -275,7 +277,8 @@ class _Sketch:
         last = len(self.steps) - 1
         others = st.integers(0, last)
         count = self.draw(st.integers(1, 2))
-        ups = [(last, 0), *((self.draw(others), 0) for _ in range(count))]
+        drawn = [self.draw(others) for _ in range(count)]
+        ups = [(last, 0), *((up, 0) for up in drawn if not self.joined[up])]
         ups = [
             (up, 0)
             for up, _ in ups
@@ -347,7 +350,7 @@ def recipes(draw_from: Any, failures: bool = True) -> Recipe:
         what = draw_from(st.integers(0, 9))
         if what < 6:
             sketch.one_input((len(sketch.steps) - 1, 0))
-        elif what < 9 or len(sketch.steps) > MAX_STAGES - 9:
+        elif what < 9 or len(sketch.steps) > MAX_STAGES - 9 or sketch.joined[-1]:
             sketch.several_inputs()
         else:
             sketch.routed()
