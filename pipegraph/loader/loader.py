@@ -15,9 +15,8 @@ from __future__ import annotations
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from math import inf
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from pipegraph.measurements import Measured
     from pipegraph.planning.plan import Plan
     from pipegraph.profile import Profile
-    from pipegraph.profile.record import Headspace
     from pipegraph.profile.search import Tuning
     from pipegraph.profile.tuner import Tuner
 
@@ -394,28 +392,6 @@ class Loader(Closing):
         if self._tuner is None:
             raise GraphError(why_not_tuned(self.plan))
         return self._tuner.tuning
-
-    def headspace(self, step: Callable[[Any], Any], *, batches: int = 8, steps: int = 50) -> Headspace:
-        """How fast training would be if it never waited for data: the most that tuning this loader can gain.
-
-        Times ``step`` on batches from a second loader of the same graph. Then closes that loader and times ``step`` on
-        batches that it has kept in memory. This loader's state does not change, but the effects of ``step`` remain,
-        such as training.
-
-        Args:
-            step: what training does with one batch. It must wait for the device:
-                ``torch.accelerator.synchronize()``.
-            batches: number of batches to keep in memory and repeat.
-            steps: number of steps to time, with the loader and without.
-
-        Raises:
-            GraphError: a number is less than 1.
-            DataError: the graph delivered too few batches.
-        """
-        from pipegraph.profile.record import measure_headspace
-
-        options = replace(self._options, epochs=None, equal_steps=False, autotune=False, log_every=None)
-        return measure_headspace(Loader(self._graph, self._output, options), step, batches, steps)
 
     # -- the end -------------------------------------------------------------------------------
 

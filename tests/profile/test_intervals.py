@@ -1,8 +1,7 @@
-"""Profiles of intervals, what a recording sees, and headspace."""
+"""Profiles of intervals, and what a recording sees."""
 
 import json
 import threading
-from dataclasses import replace
 
 import pytest
 from channel_states import wait_until
@@ -60,20 +59,3 @@ def test_a_profile_gives_numbers_to_loggers_and_a_recording_ends_its_thread():
         assert len(list(loader)) == 2000
     assert loader.profile().scalars()["add/workers"] == 1.0
     assert not any(thread.name == "pipegraph-recorder" for thread in threading.enumerate())
-
-
-def test_headspace_is_the_step_without_the_loader(monkeypatch):
-    clock = iter([0.0, 0.06, 1.0, 1.006])  # as six steps with the loader begin and end, and six without
-    monkeypatch.setattr("pipegraph.profile.record.perf_counter", lambda: next(clock))
-    graph = pg.Graph("slow")
-    graph.add(ops.FromIterable(range(12)), name="source")
-    seen = []
-    with graph.loader() as loader:
-        found = loader.headspace(seen.append, batches=3, steps=6)
-        assert list(loader) == list(range(12))
-    assert seen[:3] == [0, 1, 2] and seen[-6:] == [0, 1, 2, 0, 1, 2]
-    assert found.steps == 6
-    assert (found.step_s, found.replayed_step_s) == pytest.approx((0.01, 0.001))
-    assert found.gain == pytest.approx(9)
-    assert "more than 900 % faster" in str(found)
-    assert "more than 103 times as fast" in str(replace(found, step_s=1.03, replayed_step_s=0.01))
