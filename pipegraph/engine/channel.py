@@ -3,7 +3,7 @@
 Behaviour contract (what differs from this is a bug):
 
 * It never holds more than ``capacity`` items, nor more than ``max_bytes`` bytes, except that an
-  empty one admits one item of any size. The samples of a bundle count one by one.
+  empty one admits one item of any size (``Contents.admits``). The samples of a bundle count one by one.
 * ``put`` appends; ``put_at(seq, ...)`` appends in the order of sequence numbers (see ``reorder``), for
   stages with several workers. Items of later numbers wait inside, within the same bound, and always
   leave room for one item (bundle) of the number that is next: the head of the line can never be locked out.

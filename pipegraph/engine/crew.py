@@ -12,7 +12,8 @@ Behaviour contract (what differs from this is a bug):
 * A failure that belongs to no item goes to ``Run.fail``: the first error is kept, everything is
   cancelled, and the consumer raises it.
 * When every thread of a run waits (``activity``), the thread that noticed enlarges the smallest full
-  queue (Parks, "Bounded Scheduling of Process Networks", 1995), or ends the run with the reason. It never hangs.
+  queue that a fan-in reads (Parks, "Bounded Scheduling of Process Networks", 1995), or ends the run with the reason. It
+  never hangs.
 * ``close`` may be called from any thread at any moment. It cancels, wakes, and joins for ``GRACE_S``; a worker that
   has not returned by then is named with its stack in a ``StuckWorker`` warning and abandoned (its thread is a daemon).
 

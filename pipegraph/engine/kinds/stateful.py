@@ -5,7 +5,7 @@ while a regrouping operator holds samples: its state contains them, as chunks (s
 completion-order stage, where a restart handles samples one by one, does the snapshot wait until no sample is held. The
 cursor of an output is ``(n, base, snapshot, drop)``: its number in the epoch, the input cursor and the snapshot to
 restart from, and how many outputs to drop after that. The snapshot is wrapped in a dict, because code that handles
-cursors leaves dicts alone. The state is reset at each epoch: an epoch never depends on earlier ones (promise 3).
+cursors leaves dicts alone. The state is reset at each epoch: an epoch never depends on earlier ones.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class RemoteMap(Remote):
                 row = NOTHING if died.row < 0 else min(max(died.row, at), stop - 1)
                 if now.deaths.blamed(row):
                     return (), self._blame(died)
-                if row >= 0:  # those before it were lost with the process: do them again, then this one alone
+                if row >= 0:  # those before it were lost with the process: do them again, then go on
                     stop = max(row, at + 1)
             except Overdue as overdue:
                 row = min(max(overdue.row, at), stop - 1)

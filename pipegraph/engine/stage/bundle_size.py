@@ -1,8 +1,8 @@
 """Chooses the size of bundles from measured times: many rows if they are quick, one if they are slow.
 
-One worker does a whole bundle, and its finished rows wait for the rest. So a bundle holds at most ``BUNDLE_NS`` of
-measured work: its size doubles step by step up to that, and drops after two bundles in a row that took too long: one
-may have lost its core. A source, or a generator, of which an item took long hands over the next ``AFTER_WAIT`` items
+One worker does a whole bundle, and its finished rows wait for the rest. So a bundle grows up to ``BUNDLE_NS`` of
+measured work, doubling step by step, and shrinks after two in a row that took more than ``LONG_NS``: one may have lost
+its core. A source, or a generator, of which an item took long hands over the next ``AFTER_WAIT`` items
 one by one: it may wait for something again. Results never depend on it.
 """
 
