@@ -221,6 +221,15 @@ class Plain(data.IterableDataset[int]):
         return iter(range(self.count)[info.id :: info.num_workers] if info else range(self.count))
 
 
+@pytest.mark.parametrize(("dataset", "taken"), [(Squares(), 1), (Plain(20), 5)], ids=["map", "iterable"])
+def test_workers_begin_the_epoch_after_a_resumed_one_anew(dataset: Any, taken: int) -> None:
+    loader, again = (pg.DataLoader(dataset, 4, **PLACES[2]) for _ in range(2))
+    for _ in zip(range(taken), passing := iter(loader), strict=False):
+        state = loader.state_dict()
+    again.load_state_dict(state)
+    assert [flat(again), flat(again)] == [flat(passing), flat(loader)]
+
+
 INTERRUPTED = [
     {"num_workers": 0},
     {"num_workers": 2},

@@ -122,6 +122,14 @@ def test_random_documents_resume_exactly(lengths, length, method, window):
     assert_resumes_exactly(packed(method, length, window, lengths), epochs=1)
 
 
+def test_what_has_left_after_a_resume_inside_a_document_is_held_no_more():
+    make = packed("split", 1000, lengths=[1500] * 400)
+    with make().loader() as loader, make().loader(memory_limit="1 MB") as again:
+        next(iter(loader))
+        again.load_state_dict(loader.state_dict())
+        assert len(list(again)) == 599
+
+
 def test_below_an_unordered_stage_it_is_refused():
     graph = pg.Graph("g")
     graph.add(ops.FromIterable(documents([3]))).then(lambda x: x, workers=2, ordered=False).then(ops.Pack(2))

@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pipegraph as pg
@@ -42,6 +43,12 @@ def test_columns_hold_in_every_order(folder: Path, order: pg.order.Order) -> Non
         f"{p}-{i}" for p in range(PARTS) for i in range(ROWS)
     )
     assert {tuple(sample) for sample in found} == {("key",)}
+
+
+def test_whole_parts_of_several_blocks_give_each_sample_once(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(4, dtype=np.uint8)[:, None].repeat(8_000_000, 1))
+    with graph_of(tmp_path / "*.npy", pg.order.PartOrder()).loader() as loader:
+        assert sorted(int(sample["array"][0]) for sample in loader) == [0, 1, 2, 3]
 
 
 def test_columns_belong_to_the_digest(folder: Path) -> None:

@@ -26,10 +26,12 @@ SOURCES: dict[str, Source] = {
 }
 
 
-def elastic(source: Source, batch: Any, unbatch: bool = False) -> Make:
+def elastic(source: Source, batch: Any, unbatch: bool = False, *above: Any) -> Make:
     def make() -> pg.Graph:
         graph = pg.Graph(seed=3)
-        node = graph.add(source()).then(ops.Map(abs), workers=2).then(batch())
+        node = graph.add(source()).then(ops.Map(abs), workers=2)
+        for each in (*above, batch):
+            node = node.then(each())
         if unbatch:
             node.then(ops.Unbatch())
         return graph
@@ -85,6 +87,8 @@ def test_with_all_ranks_states_a_graph_that_is_not_elastic_continues_with_each_s
     rng = random.Random(2)
     seen = resized(inelastic, sizes, lambda size: rng.randint(1, 5), every_rank=True)
     assert sorted(seen) == [i for i in range(N) if i % 3]
+    split = elastic(SOURCES["strided"], lambda: ops.Batch(8), True, lambda: ops.Shuffle(20))
+    assert sorted(resized(split, sizes, lambda size: 13, every_rank=True)) == list(range(N))
 
 
 def test_without_them_it_is_an_error_that_names_the_stages():
