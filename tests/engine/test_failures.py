@@ -25,6 +25,8 @@ def test_a_failure_is_raised_at_its_items_place_as_itself(placement):
     assert error.__notes__ == ["pipegraph: stage 'work', sample 7 at position 7, epoch 0"]
     assert any(frame.name == "work" for frame in traceback.extract_tb(error.__traceback__))
     assert loader.profile().stages["work"].failed >= 1
+    *_, loader = collect(make(breaks(0), **placement))
+    assert loader.epoch == 1  # a pass that delivered nothing and failed is over all the same
 
 
 def test_the_lowest_place_wins_whichever_worker_fails_first():
@@ -219,6 +221,8 @@ def test_retry_tries_again_up_to_so_many_times(placement):
     got, error, loader = collect(make(Flaky(3, 3), on_error=pg.Retry(2), **placement))
     assert got == [0, 1, 2] and error.args == ("not yet 3",)
     assert loader.profile().stages["work"].retried == 2
+    got, error, loader = collect(make(Flaky(2, *range(300)), 300, on_error=pg.Retry(2), **placement))
+    assert error is None and got == list(range(300))  # of a bundle each row has its tries
 
 
 def test_retry_then_skip():

@@ -151,3 +151,16 @@ def test_what_a_function_has_started_ends_with_its_worker(tmp_path, end):
     started = (tmp_path / "pids").read_text().split()
     assert len(started) == (1 if end == "is closed" else 2)
     assert all(has_ended(int(pid)) for pid in started)
+
+
+def test_items_that_end_one_process_each_come_all_the_same(tmp_path):
+    def numbers():
+        for flag in [tmp_path / str(number) for number in range(3)]:
+            if not flag.exists():
+                flag.touch()
+                os._exit(7)
+            yield flag.name
+
+    graph = pg.Graph("g")
+    graph.add(ops.FromIterable(numbers), backend="process")
+    assert delivered(graph) == ["0", "1", "2"]

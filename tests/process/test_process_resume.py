@@ -4,7 +4,9 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+import torch
 
+import pipegraph as pg
 from pipegraph.testing import assert_resumes_exactly
 from pipegraph.testing.outcome import placed, run_pass
 
@@ -48,3 +50,30 @@ def test_a_state_taken_with_processes_is_good_without_and_the_other_way_round(na
         with second().loader() as loader:
             loader.load_state_dict(state)
             assert run_pass(loader).chunks == whole[max(1, len(whole) // 2) :]
+
+
+class Noise(pg.Source):
+    """Draws from torch's global generator for each item."""
+
+    def iterate(self, epoch, rank, world_size, start):
+        for step in range(start, 8):
+            yield step, float(torch.rand(()))
+
+    def length(self, epoch, rank, world_size):
+        return 8
+
+
+def test_a_source_in_a_process_draws_the_same_behind_a_resume():
+    def made():
+        graph = pg.Graph("noise", seed=1)
+        graph.add(Noise(), backend="process")
+        return graph.loader()
+
+    with made() as loader:
+        whole = list(loader)
+    with made() as loader:
+        items = iter(loader)
+        head, state = [next(items) for _ in range(3)], loader.state_dict()
+    with made() as loader:
+        loader.load_state_dict(state)
+        assert [*head, *loader] == whole
