@@ -8,6 +8,7 @@ import pytest
 
 import pipegraph as pg
 from pipegraph import operators as ops
+from pipegraph.contracts import RowOperator
 from tests.engine.breaking_stages import Broken, breaks, collect, make
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -125,3 +126,27 @@ def test_the_first_skip_of_a_stage_is_logged_once(caplog, placement):
             "stage 'work': sample 3 at position 3, epoch 0, was left out: Broken: no 3. on_error=Skip(budget=None) "
             "says so; further ones are only counted, and listed in loader.profile().quarantined"
         )
+
+
+class HalfFails(RowOperator):
+    """Fails at the rows from 150 on."""
+
+    def begin_batch(self, chunk):
+        return chunk
+
+    def do_row(self, chunk, row):
+        if row >= 150:
+            raise ValueError(row)
+
+    def end_batch(self, chunk, kept):
+        return chunk
+
+    def process(self, chunk):
+        return chunk
+
+
+def test_a_share_is_of_the_rows_of_a_batch_that_came_before():
+    graph = pg.Graph("rows")
+    graph.add(ops.FromSequence(range(200))).then(ops.Batch(200)).then(HalfFails(), on_error=pg.Skip(0.02))
+    with graph.loader() as loader, pytest.raises(ValueError, match="153"):
+        list(loader)
