@@ -134,6 +134,7 @@ class FromSequence(OrderedSource):
         found = replace(
             super().traits,
             group=ITEMS_AT_ONCE if self._several else 1,
+            light=not self.draws and isinstance(self.dataset, (*LOOPS_CHANGE, tuple, range)),
             functions=(type(self.dataset).__getitem__,),
         )
         if not self.draws:

@@ -7,6 +7,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -129,9 +130,11 @@ class OrderedSource(Source):
 
     def positions(self, epoch: int, rank: int, world_size: int, start: int) -> Iterator[int | Drawn]:
         stop = self._left(epoch, rank, world_size, self._consumed(epoch))
-        for first in range(start, stop, POSITIONS_AT_ONCE):
-            steps = range(first, min(stop, first + POSITIONS_AT_ONCE))
-            yield from self.positions_of(steps, epoch, rank, world_size)
+        steps = range(start, stop)
+        blocks = (
+            steps[first : first + POSITIONS_AT_ONCE] for first in range(0, len(steps), POSITIONS_AT_ONCE)
+        )
+        return chain.from_iterable(self.positions_of(block, epoch, rank, world_size) for block in blocks)
 
     def positions_of(self, steps: range, epoch: int, rank: int, world_size: int) -> Iterable[int]:
         if not self.random_access:

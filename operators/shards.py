@@ -75,7 +75,13 @@ class ShardSelect(OrderedSource):
 
     @property
     def traits(self) -> Traits:
-        return replace(super().traits, group=DEALT_AT_ONCE, encoded=True, one_world_size=self.whole_parts)
+        return replace(
+            super().traits,
+            group=DEALT_AT_ONCE,
+            encoded=True,
+            light=self.random_access,
+            one_world_size=self.whole_parts,
+        )
 
     def find(self, stopping: Stopping) -> None:
         """List the parts, or find their manifest, unless that was done; ``stopping`` ends the wait for a store."""

@@ -76,7 +76,7 @@ class FromTable(OrderedSource):
 
     @property
     def traits(self) -> Traits:
-        return replace(super().traits, columns=True)
+        return replace(super().traits, columns=True, light=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_rows": None}
@@ -220,7 +220,7 @@ class FromTokens(OrderedSource):
 
     @property
     def traits(self) -> Traits:
-        return replace(super().traits, columns=True)
+        return replace(super().traits, columns=True, light=True)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**vars(self), "_windows": None}

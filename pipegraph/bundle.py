@@ -12,9 +12,10 @@ hand-over is shared, and users never see it:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, repeat
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any
 
 from pipegraph.chunk import Chunk, Cursor, Lineage, Lineages
@@ -217,12 +218,14 @@ class PackedParts:
     def part(self, start: int, stop: int) -> Any:
         """Samples ``start`` to ``stop``, in the same memory; exactly one part is returned as it is."""
         parts, spans = [], []
-        for part, (first, last) in zip(self.parts, self.spans, strict=True):
-            if first < stop and last > start:
-                low, high = max(start, first), min(stop, last)
-                whole = low == first and high == last
-                parts.append(part if whole else part.part(low - first, high - first))
-                spans.append((low - start, high - start))
+        for at in range(bisect_right(self.spans, start, key=itemgetter(1)), len(self.spans)):
+            part, (first, last) = self.parts[at], self.spans[at]
+            if first >= stop:
+                break
+            low, high = max(start, first), min(stop, last)
+            whole = low == first and high == last
+            parts.append(part if whole else part.part(low - first, high - first))
+            spans.append((low - start, high - start))
         return PackedParts.of(parts, spans)
 
     def rows(self) -> list[Any]:

@@ -38,6 +38,8 @@ class Traits:
             to, as ``EncodedRows``, for a next stage in processes, or one that ``unpacks`` it; None where it cannot.
         unpacks: a map that takes rows ``encoded`` by the stage above it.
         group: positions that a random-access source is asked for at a time.
+        light: a source that hands out what lies in memory, without code of the user's: the stage below reads it in its
+            own threads.
         one_worker: a map that must have a single worker.
         most_threads: workers with which threads are as fast as processes; None for any number. A stage that has more of
             them, and whose backend is left to the plan, runs in processes.
@@ -95,6 +97,7 @@ class Traits:
     encoded: bool = False
     unpacks: bool = False
     group: int = 1
+    light: bool = False
     one_worker: bool = False
     most_threads: int | None = None
     needs_order: bool = False

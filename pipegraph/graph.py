@@ -143,7 +143,8 @@ class Graph:
                 ``docs/processes.md``); or ``"ray"`` or ``pg.Ray(resources, runtime_env)``, which runs the workers as
                 actors on other machines (``docs/ray.md``). By default threads; processes where the operator is known
                 to be slower in so many threads (``DecodeImage`` with more than 4 workers): the plan says so.
-            capacity: maximum number of items in the output queue; by default 64 samples, or 2 batches per worker.
+            capacity: maximum number of items in the output queue; by default 64 samples, or 2 batches per worker
+                (1,024 and 8 behind a source and behind ``Batch``, while they take less than 2 MB).
                 ``"auto"`` begins with that, and the tuner changes it.
             max_bytes: maximum number of bytes in the output queue; by default a share of ``memory_limit``.
             ordered: whether chunks leave in the order in which they arrived.

@@ -3,7 +3,8 @@
 Behaviour contract (what differs from this is a bug):
 
 * It never holds more than ``capacity`` items, nor more than ``max_bytes`` bytes, except that an
-  empty one admits one item of any size (``Contents.admits``). The samples of a bundle count one by one.
+  empty one admits one item of any size (``Contents.admits``), and all that an inline stage makes in a step that its
+  own reader drives. The samples of a bundle count one by one.
 * ``put`` appends; ``put_at(seq, ...)`` appends in the order of sequence numbers (see ``reorder``), for
   stages with several workers. Items of later numbers wait inside, within the same bound, and always
   leave room for one item (bundle) of the number that is next: the head of the line can never be locked out.
@@ -89,6 +90,7 @@ class Channel:
         self._contents = Contents(capacity, max_bytes, sequenced, bundle_rows, heavy_capacity)
         self._unwanted = Unwanted()
         self._cancelled = False
+        self._driven = False  # whether its reader steps the pump: nobody else would make room
         self._putters = Putters()
         self._getters: deque[Waiter] = deque()
         self._tickets = 0
@@ -152,9 +154,9 @@ class Channel:
     def _may_enter(self, seq: int, item: Item | None) -> bool:
         if item is None:
             return self._contents.is_next(seq)
-        return self._contents.admits(seq, item) or (
-            self._unwanted.active and self._unwanted.left_of(item) is None
-        )
+        if self._driven or self._contents.admits(seq, item):
+            return True
+        return self._unwanted.active and self._unwanted.left_of(item) is None
 
     def _enter(
         self, seq: int, item: Item | None, last: bool, stamp: Stamp | None, more: bool = False
@@ -224,12 +226,17 @@ class Channel:
                     self._getters.append(waiter)
                     self._has_changed()
             if pump is not None:
-                try:
-                    pump.step()
-                finally:
-                    pump.leave()
+                self._drive(pump)
                 continue
             self._wait(waiter, self._getters)
+
+    def _drive(self, pump: StagePump) -> None:
+        self._driven = True
+        try:
+            pump.step()
+        finally:
+            self._driven = False
+            pump.leave()
 
     def take_ahead(self, rows: int | None = None) -> tuple[int, Item] | None:
         """As :meth:`take`, for a thread with an item still in work; None if there is no item to spare. Never waits.
@@ -239,10 +246,9 @@ class Channel:
         """
         pump = self.pump
         if pump is not None and pump.more and not self._contents.ready and pump.try_enter():
-            try:
-                if pump.more:
-                    pump.step()
-            finally:
+            if pump.more:
+                self._drive(pump)
+            else:
                 pump.leave()
         with self._lock:
             ready, may = self._contents.ready, self.may_take

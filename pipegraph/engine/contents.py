@@ -20,7 +20,7 @@ from pipegraph.engine.activity import Waiter
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.reorder import ReorderBuffer
 
-LIGHT_BYTES = 1 << 20
+LIGHT_BYTES = 2 << 20
 """A channel holds more than ``heavy_capacity`` items only while their bytes together do not exceed this."""
 
 

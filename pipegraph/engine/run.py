@@ -20,7 +20,7 @@ from pipegraph.engine.stage.restore import Resume, expands_below, restart_points
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import StagePump, Worker
 from pipegraph.errors import MemoryLimitError, PipegraphError
-from pipegraph.planning.plan import SAMPLES_PER_QUEUE, StagePlan
+from pipegraph.planning.plan import StagePlan
 from pipegraph.stopping import Stopping
 from pipegraph.units import format_bytes
 
@@ -95,9 +95,7 @@ class Run:
                 self.activity,
                 sequenced=self.stages[producer.name].by_ticket,
                 bundle_rows=producer.bundle_rows,
-                heavy_capacity=SAMPLES_PER_QUEUE
-                if producer.bundle_rows > 1 and producer.spec.capacity is None
-                else None,
+                heavy_capacity=producer.heavy_capacity,
             )
             channel.on_split = self.account.hold
             channel.readers = plan.stages[consumer].workers if consumer else 1
@@ -129,8 +127,6 @@ class Run:
 
     def _pace(self, stage: StagePlan) -> Pace:
         """The bundle sizes with which a stage begins."""
-        if stage.backend.in_consumer:
-            return Pace(1)
         nbytes = max(1, min(self.account.limit // BUNDLES_PER_LIMIT, stage.backend.bundle_bytes))
         reader = self._loader.readers.get(stage.name)
         rows, fewest, size, batches = stage.kind.bundle_sizes(stage, self.plan, reader, self.world_size)

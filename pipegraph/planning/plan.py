@@ -21,6 +21,9 @@ queues of cheap items must be long enough to pay it rarely. Measured in benchmar
 BATCHES_PER_WORKER = 2
 """Default capacity of a queue of batches, per worker: one in work, one ready."""
 
+LIGHT_BATCHES = 8
+"""The same of a ``Batch``, while its batches are light (``contents.LIGHT_BYTES``): several are handed over together."""
+
 
 _PLURAL = {"batch": "batches", "batches": "lists"}
 
@@ -68,6 +71,15 @@ class StagePlan:
     def name(self) -> str:
         """The stage's name."""
         return self.spec.name
+
+    @property
+    def heavy_capacity(self) -> int | None:
+        """The items that its queue holds whatever their size; None: ``capacity``."""
+        if self.spec.capacity is not None:
+            return None
+        if self.bundle_rows > 1:
+            return SAMPLES_PER_QUEUE
+        return BATCHES_PER_WORKER if self.traits.stacks else None
 
     @property
     def runs(self) -> bool:

@@ -20,13 +20,21 @@ from pipegraph.planning.checks import (
     check_state,
 )
 from pipegraph.planning.kind import KindOf, StageKind
-from pipegraph.planning.plan import BATCHES_PER_WORKER, SAMPLES_PER_QUEUE, Plan, StagePlan, lineage_above
+from pipegraph.planning.plan import (
+    BATCHES_PER_WORKER,
+    LIGHT_BATCHES,
+    SAMPLES_PER_QUEUE,
+    Plan,
+    StagePlan,
+    lineage_above,
+)
 from pipegraph.planning.rewrites import (
     Draft,
     bundle_rows,
     choose_memory,
     fuse,
     leave_out_copies,
+    read_below,
     read_in_rows,
 )
 from pipegraph.stage_spec import Edge, StageSpec
@@ -38,7 +46,7 @@ def make_plan(graph: Graph, output: Node | str | None, kind_of: KindOf) -> Plan:
     draft = Draft(asked)
     for name in _ancestors(graph, asked):
         draft[name] = _plan_stage(graph.stages[name], draft, kind_of)
-    for rewrite in (leave_out_copies, read_in_rows, fuse, choose_memory):
+    for rewrite in (leave_out_copies, read_in_rows, read_below, fuse, choose_memory):
         rewrite(draft)
     check_iterators(draft)
     for cache in [stage for stage in draft.values() if stage.caches]:
@@ -124,6 +132,7 @@ def _plan_stage(spec: StageSpec, draft: Draft, kind_of: KindOf) -> StagePlan:
     if capacity is None:
         whole = level.startswith("batch") or (level == "part" and (above or fixed is not None))
         capacity = BATCHES_PER_WORKER * workers if whole else max(SAMPLES_PER_QUEUE, 2 * workers)
+        capacity = LIGHT_BATCHES if traits.stacks else capacity
     return StagePlan(
         spec,
         upstream,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pipegraph.backends import Ray
+from pipegraph.backends import INLINE, Ray
 from pipegraph.contracts import Operator
 from pipegraph.planning.plan import StagePlan
 from pipegraph.stage_spec import Edge
@@ -128,6 +128,19 @@ def fuse(draft: Draft) -> None:
         draft.leave_out(below.name, f"its work is done in {above.name!r}, in one go", above.name)
 
 
+def read_below(draft: Draft) -> None:
+    """A light source has no thread of its own: the stage that alone reads it does so in its threads. A hand-over would
+    take longer than reading. Not one in processes, whose threads take items ahead.
+    """
+    for below in draft.running():
+        if below.backend.in_consumer or below.remote or len(below.upstream) != 1:
+            continue
+        source, spec = draft.above(below), draft.above(below).spec
+        left_open = spec.backend is None and spec.workers == 1 and not spec.tuned
+        if source.traits.light and left_open and draft.sole_reader(source) is below:
+            draft.change(source.name, backend=INLINE)
+
+
 def _placement(stage: StagePlan) -> tuple[object, ...]:
     """Where a stage works, and with how many workers."""
     spec = stage.spec
@@ -192,12 +205,12 @@ def bundle_rows(draft: Draft) -> None:
 
 
 def _hands_over_rows(stage: StagePlan, draft: Draft) -> bool:
-    """Whether a stage makes rows for a single consumer, in a thread or process of its own.
+    """Whether a stage makes rows for a single consumer.
 
-    An inline stage makes one row per request, and one above a cache those that are not in it. With several consumers,
-    one may wait for a row while another, whose queue is full, keeps the bundle from being sent.
+    One above a cache makes those rows that are not in it. With several consumers, one may wait for a row while another,
+    whose queue is full, keeps the bundle from being sent.
     """
-    if stage.cached_in is not None or stage.backend.in_consumer or stage.level not in ("sample", "part"):
+    if stage.cached_in is not None or stage.level not in ("sample", "part"):
         return False
     edges = [draft.shortcut(draft.output), *(edge for each in draft.running() for edge in each.upstream)]
     return [edge.stage for edge in edges].count(stage.name) == 1 and stage.kind.hands_over_rows(stage)

@@ -62,6 +62,41 @@ def test_rows_travel_in_bundles_whatever_comes_next(below):
 # -- how many --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("source", "below", "own_thread"),
+    [
+        pytest.param({}, {}, False, id="left open"),
+        pytest.param({"backend": "thread"}, {}, True, id="asked for"),
+        pytest.param({"workers": 2}, {}, True, id="several workers"),
+        pytest.param({}, {"backend": "process"}, True, id="processes take items ahead"),
+    ],
+)
+def test_what_lies_in_memory_is_read_in_the_threads_of_the_stage_below(source, below, own_thread):
+    graph = pg.Graph("rows")
+    graph.add(ops.FromSequence(list(range(10))), name="rows", **source).then(ops.Map(abs), **below)
+    assert (graph.plan().stages["rows"].backend == "thread") is own_thread
+    with graph.loader() as loader:
+        assert list(loader) == list(range(10))
+
+
+def test_a_stage_that_its_reader_drives_never_waits_for_room(long_bundles):
+    """What is left of a bundle behind a failed row is more than the queue admits, and only its reader could take it."""
+    graph = pg.Graph("rows")
+    rows = graph.add(ops.FromSequence([b"-" * size for size in range(100, 108)]))
+
+    def work(row):
+        if len(row) == 104:
+            raise ValueError(row)
+        return row
+
+    rows.then(ops.Map(work), backend="inline", max_bytes=250)
+    found = []
+    with graph.loader() as loader, pytest.raises(ValueError, match="----"):
+        for row in loader:
+            found.append(len(row))
+    assert found == [100, 101, 102, 103]
+
+
 def test_quick_rows_travel_in_longer_and_longer_bundles_and_slow_ones_alone():
     pace = Pace(64)
     sizes = []

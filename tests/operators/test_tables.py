@@ -127,6 +127,15 @@ def test_windows_of_tokens(tmp_path: Path, kind: str) -> None:
     assert source.item(0)["tokens"][0] == 0
 
 
+def test_a_batch_of_long_windows_keeps_no_other_alive() -> None:
+    """Several are read in one go."""
+    found = batches(ops.FromTokens(np.arange(200_000, dtype=np.uint16), window=500), size=4)
+    assert [batch["tokens"][0, 0].item() for batch in found] == [
+        at % (1 << 16) for at in range(0, 200_000, 2000)
+    ]
+    assert {batch["tokens"].untyped_storage().nbytes() for batch in found} == {4 * 500 * 8}
+
+
 @pytest.mark.parametrize(
     ("tokens", "options", "message"),
     [

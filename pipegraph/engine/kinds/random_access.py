@@ -14,12 +14,13 @@ from operator import index as as_int
 from time import perf_counter_ns
 from typing import Any
 
-from pipegraph.bundle import Bundle, filled
+from pipegraph.bundle import Bundle, PackedParts, filled
 from pipegraph.chunk import Chunk, EndOfEpoch, Failure, Lineages
 from pipegraph.contracts import DrawnRows
 from pipegraph.engine.activity import Activity
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.kinds.source import SourceKind, failure_of, snapshot_of
+from pipegraph.engine.stage.hand_over import batches_of
 from pipegraph.engine.stage.parallel import ByBundle, parallel
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import MORE, Loop, StagePump, Worker
@@ -161,6 +162,7 @@ class _Reads(ByBundle):
         self._bundles = stage.plan.traits.blocks
         self._draws = Draws(stage.run.seed, stage.name)
         self._copies = False
+        self._run = stage
         if not self._bundles:
             self.packs = None
 
@@ -168,7 +170,19 @@ class _Reads(ByBundle):
         return filled(chunk, self.worker.operator.read(chunk.data, chunk.epoch))
 
     def given(self, bundle: Bundle) -> Any:
-        return self.worker.operator.indices_of(bundle.data, bundle.epoch) if self._bundles else bundle
+        if not self._bundles:
+            return bundle
+        run = self._run
+        self._spans = batches_of(run, bundle) if run.pace.heavy and not run.unpacked_below else ()
+        return self.worker.operator.indices_of(bundle.data, bundle.epoch)
+
+    def columns(self, given: Any) -> Any:
+        """Of large rows those of each batch by themselves: else they would be copied."""
+        spans, columns = self._spans, self.worker.operator.columns
+        if len(spans) < 2:
+            return columns(given)
+        parts = [columns(given[start:stop]) for start, stop in spans]
+        return None if None in parts else PackedParts(parts, spans)
 
     def work_into(self, made: list[object], given: Any, at: int) -> None:
         source = self.worker.operator

@@ -27,8 +27,10 @@ AFTER_WAIT = 256
 LIGHT_ROW_BYTES = 32 << 10
 """Rows up to this size are packed where they are made: an extra copy costs less than keeping separate objects."""
 
+CALL_BYTES = 1 << 10
+"""Rows above this size are read batch by batch, each into memory of its own; smaller ones together, and then copied."""
 
-BATCHES_BYTES = 512 << 10
+BATCHES_BYTES = 1 << 20
 """Several batches are handed over together up to this size: a core still has their rows in its cache to pack."""
 
 
@@ -99,6 +101,11 @@ class Pace:
     def packs(self, rows: int) -> bool:
         """Whether to pack ``rows`` rows before their batch is complete."""
         return rows > 1 and (self._heaviest <= LIGHT_ROW_BYTES or rows == self.size)
+
+    @property
+    def heavy(self) -> bool:
+        """Whether to copy a row costs more than its share of a call."""
+        return self._heaviest > CALL_BYTES
 
     def note(self, rows: int, spent_ns: int, nbytes: int) -> None:
         """Record how long the stage took for a bundle."""

@@ -175,6 +175,8 @@ def _what_is_left(stage: StageRun, worker: Worker, ticket: int, out: Bundle, hel
 
 def _by_batch(stage: StageRun, bundle: Bundle, made: Any) -> Any:
     """Columns as separate memory for each batch: one that is kept long does not keep the others alive."""
+    if isinstance(made, PackedParts):
+        return made
     spans = [(0, bundle.count)] if stage.unpacked_below else batches_of(stage, bundle)
     if len(spans) == 1 and not stage.plan.remote:  # memory between processes is used again
         return made
