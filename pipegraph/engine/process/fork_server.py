@@ -16,14 +16,16 @@ import signal
 import socket
 import sys
 import traceback
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from pipegraph.engine.process import surroundings
 from pipegraph.global_generators import install
 
-SPAWN, REAP = b"s", b"r"
-"""The kind of a request: the first byte of its message."""
+SPAWN, REAP, AHEAD = b"s", b"r", b"a"
+"""The kind of a request: the first byte of its message. ``AHEAD``, which is not answered: fork so many processes now,
+for requests to come."""
 _PR_SET_PDEATHSIG = 1
 _ROOM = 1 << 16
 
@@ -70,6 +72,9 @@ def preload(names: Sequence[str] = ()) -> None:
 def _fork_on_request(sock: socket.socket) -> None:
     """Serve requests until the trainer ends."""
     workers: set[int] = set()
+    ready: deque[tuple[int, socket.socket]] = (
+        deque()
+    )  # forked, with the line on which each waits for its descriptors
     while True:
         try:
             request, fds = receive(sock)
@@ -81,20 +86,21 @@ def _fork_on_request(sock: socket.socket) -> None:
                 socket.send_fds(sock, [pickle.dumps(_reaped(pid))], [])
                 workers.discard(pid)
                 continue
-            known = multiprocessing.Process()  # here, for each to have another number
             try:
-                pid = os.fork()
+                for _ in range(int(request[1:]) if request[:1] == AHEAD else not ready):
+                    ready.append(_fork_worker(sock, [line for _, line in ready]))
+                    workers.add(ready[-1][0])
             except OSError as error:
-                socket.send_fds(sock, [pickle.dumps((0, error))], [])
+                if request[:1] == SPAWN:
+                    socket.send_fds(sock, [pickle.dumps((0, error))], [])
                 continue
-            if not pid:
-                _become_worker(sock, fds, known)
-            workers.add(pid)
-            with contextlib.suppress(OSError):  # also here: one of the two comes first
-                os.setpgid(pid, pid)
-            sentinel = os.pidfd_open(pid)
-            socket.send_fds(sock, [pickle.dumps((pid, None))], [sentinel])
-            os.close(sentinel)
+            if request[:1] == SPAWN:
+                pid, line = ready.popleft()
+                with line, contextlib.suppress(BrokenPipeError):  # it was killed meanwhile
+                    socket.send_fds(line, [SPAWN], fds)
+                sentinel = os.pidfd_open(pid)
+                socket.send_fds(sock, [pickle.dumps((pid, None))], [sentinel])
+                os.close(sentinel)
         except (BrokenPipeError, ConnectionResetError):
             break
         finally:
@@ -102,6 +108,23 @@ def _fork_on_request(sock: socket.socket) -> None:
                 os.close(each)
     for pid in workers:
         _end_group(pid)
+
+
+def _fork_worker(zygote: socket.socket, lines: Sequence[socket.socket]) -> tuple[int, socket.socket]:
+    """The pid of a new process, and our end of its line; in that process this does not return."""
+    known = multiprocessing.Process()  # here, for each to have another number
+    ours, theirs = surroundings.socket_pair(socket.SOCK_SEQPACKET)
+    with theirs:
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            raise
+        if not pid:
+            _become_worker((zygote, ours, *lines), theirs, known)
+    with contextlib.suppress(OSError):  # also here: one of the two comes first
+        os.setpgid(pid, pid)
+    return pid, ours
 
 
 def _reaped(pid: int) -> int | None:
@@ -149,7 +172,10 @@ def _name_process(process: multiprocessing.Process, parent: int) -> None:
     known._parent_process = known._ParentProcess(process._parent_name, parent, os.pidfd_open(parent))  # type: ignore[attr-defined]
 
 
-def _become_worker(zygote: socket.socket, fds: list[int], process: multiprocessing.Process) -> None:
+def _become_worker(
+    zygotes: Sequence[socket.socket], line: socket.socket, process: multiprocessing.Process
+) -> None:
+    """Args: zygotes: what is the zygote's, and closed here. line: gives the worker's descriptors."""
     code = 1
     try:
         parent = os.getppid()
@@ -158,15 +184,21 @@ def _become_worker(zygote: socket.socket, fds: list[int], process: multiprocessi
         if os.getppid() != parent:
             return
         _name_process(process, parent)
-        zygote.close()
-        surroundings.enter(fds[: surroundings.DESCRIPTORS])
-        fds = fds[surroundings.DESCRIPTORS :]
+        for each in zygotes:
+            each.close()
         signal.signal(signal.SIGTERM, _caught)
         # Torch renews its thread pool at its first use in a fork; of two threads that do so at a time one fails.
         sys.modules["torch"].set_num_threads(1)
         # Processes forked by a user's function must end on SIGTERM: multiprocessing's pools wait for that.
         os.register_at_fork(after_in_child=_end_by_sigterm)
         worker_life = sys.modules["pipegraph.engine.process.worker_life"]
+        try:
+            with line:
+                _, fds = receive(line)
+        except EOFError:  # nobody has asked for it
+            return
+        surroundings.enter(fds[: surroundings.DESCRIPTORS])
+        fds = fds[surroundings.DESCRIPTORS :]
         with surroundings.socket_of(fds[0]) as sock:
             code = worker_life.main(sock, *fds[1:]) or 0
     except SystemExit as end:

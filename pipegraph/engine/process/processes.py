@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pipegraph.backends import PROCESS
 from pipegraph.contracts import Context, Operator, Source
 from pipegraph.engine.process import zygote
 from pipegraph.engine.process.process_host import ProcessHost
@@ -37,7 +38,8 @@ class Processes(Pool[Sealed]):
     def parent(self) -> zygote.Zygote:
         """The zygote, borrowed only when the first operator has been pickled."""
         if self._borrowed is None:
-            self._borrowed = zygote.borrow()
+            processes = [stage.workers for stage in self._plan.running if stage.backend == PROCESS]
+            self._borrowed = zygote.borrow(sum(processes))
         return self._borrowed
 
     def _seal(self, operator: Operator | Source, stage: str) -> Sealed:

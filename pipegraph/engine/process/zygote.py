@@ -35,7 +35,7 @@ from typing import Any
 from pipegraph import concurrency, forks
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.process import surroundings
-from pipegraph.engine.process.fork_server import REAP, SPAWN, preload, receive, serve
+from pipegraph.engine.process.fork_server import AHEAD, REAP, SPAWN, preload, receive, serve
 from pipegraph.importing import importing
 
 
@@ -75,12 +75,17 @@ class Child:
 
 
 class Zygote:
-    """The trainer's handle of a zygote. Thread-safe: requests are made one at a time under ``_lock``."""
+    """The trainer's handle of a zygote. Thread-safe: requests are made one at a time under ``_lock``.
 
-    def __init__(self) -> None:
+    Args:
+        workers: so many will be asked for soon.
+    """
+
+    def __init__(self, workers: int) -> None:
         self._lock = concurrency.Lock()
         self.forked = True
         self._begin()
+        self._sock.send(AHEAD + str(workers).encode())
         forks.notify(self)
 
     def _begin(self) -> None:
@@ -232,15 +237,15 @@ _users = 0
 _lasting: Zygote | None = None  # itself a user of the shared one
 
 
-def borrow() -> Zygote:
-    """The zygote that all loaders of this process share, started on first use. Each call must be paired with a
-    :func:`release`."""
+def borrow(workers: int = 0) -> Zygote:
+    """The zygote that all loaders of this process share, started on first use, where ``workers`` will be asked of it.
+    Each call must be paired with a :func:`release`."""
     global _shared, _users, _lasting
     with _lock:
         _users += 1
         try:
             if _shared is None:
-                _shared = Zygote()
+                _shared = Zygote(workers)
                 if not _shared.forked:
                     _lasting = _shared
                     _users += 1
@@ -261,11 +266,11 @@ def keep_for(owner: object) -> None:
 
 
 @contextlib.contextmanager
-def renewed() -> Iterator[None]:
+def renewed(workers: int) -> Iterator[None]:
     """If only idle owners keep the zygote, and the trainer may be forked, have the next loader fork it as it is then.
     Workers see what the script has changed in modules since, as those of torch's loader do, which are forked too.
 
-    The old one ends, and the new one begins, while the next loader makes its plan within this.
+    The old one ends, and the new one begins and forks ``workers``, while the next loader makes its plan within this.
     """
     global _shared, _users
     with _lock:
@@ -279,7 +284,7 @@ def renewed() -> Iterator[None]:
         return
     old.hang_up()
     try:
-        new = borrow()
+        new = borrow(workers)
         try:
             yield
         finally:

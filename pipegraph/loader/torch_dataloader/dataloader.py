@@ -219,7 +219,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             restored, stands = self._restored, self._base_state()
             processes = self.workers == "process"
             try:
-                with zygote.renewed() if processes else contextlib.nullcontext():
+                with zygote.renewed(self.num_workers) if processes else contextlib.nullcontext():
                     begun = Pipelined(self)
                 if processes:
                     zygote.keep_for(self)  # for passes to come, by which the trainer may have threads
