@@ -29,6 +29,9 @@ class FanInKind(StageKind):
     reads_in_turn = True
     stateless = "a fan-in keeps its state in its cursor: return it from cursor(), and restore it in cursors()"
 
+    def hands_over_rows(self, stage: StagePlan) -> bool:
+        return not stage.unordered_above
+
     def level(self, operator: Operator | Source, inputs: Sequence[str]) -> str:
         batches = "batch" in inputs and operator.gives == "same"
         return "batch" if batches else super().level(operator, inputs)
@@ -68,7 +71,7 @@ class _FanningIn(Serial):
 
     def __init__(self, stage: StageRun, worker: Worker) -> None:
         super().__init__(stage, worker)
-        self._inboxes = [RowIntake(channel, self.account) for channel in stage.inboxes]
+        self._inboxes = [RowIntake(channel, self.account, self.hand_on) for channel in stage.inboxes]
         plan = stage.run.plan
         self._ways = ways_in(plan, stage.plan)
         self._tracked = plan.stages[

@@ -22,7 +22,6 @@ from pipegraph.engine.stage_worker import Loop, Worker
 from pipegraph.errors import MemoryLimitError
 from pipegraph.planning.kind import Reached, Restart, StageKind
 from pipegraph.planning.plan import StagePlan
-from pipegraph.tree import buffers
 from pipegraph.units import format_bytes
 
 
@@ -34,7 +33,7 @@ class RegroupKind(StageKind):
     collects = True
 
     def hands_over_rows(self, stage: StagePlan) -> bool:
-        return stage.traits.blocks and not stage.unordered_above
+        return not stage.unordered_above
 
     def split(self, stage: StagePlan, cursor: Cursor) -> tuple[Restart, list[Cursor]]:
         operator = cast(Regroup, copy.copy(stage.operator))
@@ -72,7 +71,6 @@ class _Regrouping(Serial):
         spends = self.operator.spent is not None
         in_order = _HeldInOrder if stage.plan.traits.trusted else _HeldBySample
         self.held = _HeldUntilSpent(stage) if spends else in_order(stage)
-        self._together = stage.plan.bundle_rows
         if stage.collects:
             self.get = stage.inboxes[0].get
         self._process = stage.failures.seeded(self.operator.process)
@@ -118,28 +116,7 @@ class _Regrouping(Serial):
         if spent := self.operator.spent:
             self.account.release(self.held.drop(spent))
             spent.clear()
-        together = self._together
-        return made if together == 1 else in_bundles(made, together, self.stage.pace.nbytes)
-
-
-def in_bundles(made: Sequence[Chunk | Failure], rows: int, nbytes: int) -> Iterator[Chunk | Failure]:
-    """The results of a call, with rows in bundles of up to ``rows`` rows and about ``nbytes`` bytes."""
-    waiting: list[Chunk] = []
-    for out in made:
-        if not isinstance(out, Chunk) or isinstance(out, Bundle) or not Bundle.takes(out):
-            if waiting:
-                yield Bundle.of(waiting)
-            waiting = []
-            yield out
-            continue
-        if not waiting:
-            rows = min(rows, max(1, nbytes // max(1, sum([size for _, size in buffers(out.data)]))))
-        waiting.append(out)
-        if len(waiting) >= rows:
-            yield Bundle.of(waiting)
-            waiting = []
-    if waiting:
-        yield Bundle.of(waiting)
+        return made
 
 
 class _HeldBySample(Held):

@@ -51,6 +51,9 @@ class StatefulKind(StageKind):
         self.expands = of.expands
         self.gathers = of.gathers
 
+    def hands_over_rows(self, stage: StagePlan) -> bool:
+        return not stage.unordered_above
+
     def overtakes(self, operator: Operator | Source) -> bool:
         return self.of.overtakes(operator)
 

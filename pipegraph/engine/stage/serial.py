@@ -14,24 +14,28 @@ from pipegraph.bundle import Bundle
 from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Item, Lineage
 from pipegraph.engine.channel import Channel
 from pipegraph.engine.memory import Account, Buffers
+from pipegraph.engine.stage.bundle_size import BUNDLE_NS
 from pipegraph.engine.stage.failure_policy import outcome_of
 from pipegraph.engine.stage.hand_over import hand_over, rows_of
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import Loop, Worker
+from pipegraph.tree import buffers
 
 
 class RowIntake:
-    """Takes single rows from a channel, for one worker."""
+    """Takes single rows from a channel, for one worker; ``waits`` is called before it may wait for one."""
 
-    def __init__(self, channel: Channel, account: Account) -> None:
+    def __init__(self, channel: Channel, account: Account, waits: Callable[[], None]) -> None:
         self._channel = channel
         self._account = account
+        self._waits = waits
         self._rows: list[Chunk] = []  # the rest of a bundle, in reverse order
 
     def get(self) -> Item:
         """The next chunk or token; blocks while there is none."""
         if self._rows:
             return self._rows.pop()
+        self._waits()
         item: Item = self._channel.get()
         if item.__class__ is not Bundle:
             return item
@@ -78,7 +82,12 @@ class Serial:
         self.account = stage.run.account
         self.gathers = stage.plan.kind.gathers
         self.held = Held()
-        self.get: Callable[[], Item] = RowIntake(stage.inboxes[0], self.account).get
+        self._together = stage.plan.bundle_rows
+        self._rows: list[Chunk] = []  # results that wait for others, to be handed over with them
+        self._room = 1
+        self._of: list[tuple[int, int]] = []  # the buffers that they were made of
+        self._since_ns = 0
+        self.get: Callable[[], Item] = RowIntake(stage.inboxes[0], self.account, self.hand_on).get
         """The next item; the end of the epoch after the last."""
 
     def begin(self, epoch: int, cursor: Cursor) -> None:
@@ -93,9 +102,27 @@ class Serial:
         return ()
 
     def send(self, out: Chunk | Failure, more: bool = False) -> None:
-        """Hand over a result; ``more``: as for ``Sender.send``."""
+        """Hand over a result, or keep a row for the next ones; ``more``: as for ``Sender.send``."""
         held = self.held.leave(out.lineages) if isinstance(out, Chunk) else ()
-        hand_over(self.stage, self.worker, 0, out, held, True, more)
+        if self._together == 1 or not isinstance(out, Chunk) or not Bundle.takes(out):
+            self.hand_on()
+            hand_over(self.stage, self.worker, 0, out, held, True, more)
+            return
+        if not self._rows:
+            nbytes = sum([size for _, size in buffers(out.data)])
+            self._room = min(self._together, max(1, self.stage.pace.nbytes // max(1, nbytes)))
+            self._since_ns = self.worker.meter.busy_ns
+        self._rows.append(out)
+        self._of += held
+        if len(self._rows) >= self._room or self.worker.meter.busy_ns - self._since_ns > BUNDLE_NS:
+            self.hand_on()
+
+    def hand_on(self) -> None:
+        """Hand over the rows that wait: the worker may have to wait for its next item."""
+        rows, held = self._rows, tuple(self._of)
+        if rows:
+            self._rows, self._of = [], []
+            hand_over(self.stage, self.worker, 0, Bundle.of(rows) if len(rows) > 1 else rows[0], held)
 
     def made(self, item: Chunk | EndOfEpoch, call: Callable[[], list[Chunk]]) -> Sequence[Chunk | Failure]:
         """What the operator makes in a call, or what the policy puts in the place of the samples that failed in it."""
@@ -136,6 +163,7 @@ def serial(work: Serial) -> Loop:
                 to_all(stage, item)
             yield
         yield from work.end(item)
+        work.hand_on()
         work.account.release(work.held.leave_all())
         to_all(stage, item)
         yield
