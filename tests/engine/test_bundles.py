@@ -1,5 +1,7 @@
 """Rows handed over in bundles: where, how many, and that nothing else changes. test_fuzz.py compares whole graphs."""
 
+import threading
+
 import pytest
 
 import pipegraph as pg
@@ -7,7 +9,7 @@ from pipegraph import operators as ops
 from pipegraph.bundle import Bundle
 from pipegraph.chunk import Lineages
 from pipegraph.engine.kinds import source
-from pipegraph.engine.stage import bundle_size as pacing
+from pipegraph.engine.stage import bundle_size as pacing, serial
 from pipegraph.engine.stage.bundle_size import Pace
 
 
@@ -109,7 +111,27 @@ def test_quick_rows_travel_in_longer_and_longer_bundles_and_slow_ones_alone():
     assert pace.rows() == 1
 
 
-# -- queues ----------------------------------------------------------------------------------------
+def test_a_row_that_took_long_does_not_wait_for_the_next_one(monkeypatch):
+    """Of an operator in sequence: quick rows of a bundle leave it together."""
+    monkeypatch.setattr(serial, "BUNDLE_NS", -1)
+    seen = [threading.Event() for _ in range(5)]
+
+    class Slow(pg.Operator):
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+        def process(self, chunk):
+            assert not chunk.data or seen[chunk.data - 1].wait(60), "the row before has not been delivered"
+            return chunk
+
+    graph = pg.Graph("rows")
+    graph.add(ops.FromSequence(list(range(5)))).then(Slow())
+    with graph.loader() as loader:
+        for row in loader:
+            seen[row].set()
 
 
 # -- what stays the same ---------------------------------------------------------------------------

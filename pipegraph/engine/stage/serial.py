@@ -102,7 +102,8 @@ class Serial:
         return ()
 
     def send(self, out: Chunk | Failure, more: bool = False) -> None:
-        """Hand over a result, or keep a row for the next ones; ``more``: as for ``Sender.send``."""
+        """Hand over a result, or keep a row for the next ones, for up to ``BUNDLE_NS`` of work; ``more``: as for
+        ``Sender.send``."""
         held = self.held.leave(out.lineages) if isinstance(out, Chunk) else ()
         if self._together == 1 or not isinstance(out, Chunk) or not Bundle.takes(out):
             self.hand_on()
@@ -111,7 +112,6 @@ class Serial:
         if not self._rows:
             nbytes = sum([size for _, size in buffers(out.data)])
             self._room = min(self._together, max(1, self.stage.pace.nbytes // max(1, nbytes)))
-            self._since_ns = self.worker.meter.busy_ns
         self._rows.append(out)
         self._of += held
         if len(self._rows) >= self._room or self.worker.meter.busy_ns - self._since_ns > BUNDLE_NS:
@@ -119,7 +119,7 @@ class Serial:
 
     def hand_on(self) -> None:
         """Hand over the rows that wait: the worker may have to wait for its next item."""
-        rows, held = self._rows, tuple(self._of)
+        rows, held, self._since_ns = self._rows, tuple(self._of), self.worker.meter.busy_ns
         if rows:
             self._rows, self._of = [], []
             hand_over(self.stage, self.worker, 0, Bundle.of(rows) if len(rows) > 1 else rows[0], held)
