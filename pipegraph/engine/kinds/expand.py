@@ -134,6 +134,8 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
             continue
         parents = rows_of(item, stage.run.account) if item.__class__ is Bundle else [item]
         held = tuple([each for parent in parents for each in parent.buffers])
+        if process is None:
+            operator.coming(parents)
         busy = since = meter.busy_ns
         waiting: list[Chunk] = []
         for row, parent in enumerate(parents):

@@ -16,7 +16,7 @@ from typing import Any
 from pipegraph.contracts import Context
 from pipegraph.engine.remote.contract import Call, Died, Overdue
 from pipegraph.engine.remote.host import Host
-from pipegraph.engine.remote.worker import PULL
+from pipegraph.engine.remote.worker import PULL, Pulled
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 
 TRIES = 2
@@ -113,16 +113,17 @@ class Remote:
             with suppress(Died):
                 return self._once(Call(name, *args), deaths)
 
-    def _pulled(self, begin: Callable[[int], Call], start: int) -> Iterator[Any]:
+    def _pulled(self, begin: Callable[[int], Call], start: int, first: Pulled | None = None) -> Iterator[Any]:
         """The items that a call makes one after the other, from number ``start`` on; after a death a new process begins
-        at the next one. ``begin(n)`` is the call that begins at number n."""
+        at the next one. ``begin(n)`` is the call that begins at number n; ``first``: its answer, if it is there."""
         done, deaths, call = start, Deaths(), begin(start)
         while True:
             try:
-                items, ended, error, self._snapshot = self._once(call, deaths)
+                items, ended, error, self._snapshot = first or self._once(call, deaths)
             except Died:
                 call = begin(done)
                 continue
+            first = None
             deaths.clear()
             done += len(items)
             yield from items

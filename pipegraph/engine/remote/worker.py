@@ -235,6 +235,16 @@ class ProcessWorker:
         made = (process if self._own else drawing(process, self._draws))(chunk)
         return self._begin(islice(made, drop, None), PULL if self._waits.alone is False else 1)
 
+    def expand_all(self, chunks: Sequence[Chunk]) -> list[Pulled]:
+        """As :meth:`expand`, of several, up to the first that has more children, or has failed."""
+        found: list[Pulled] = []
+        for chunk in chunks:
+            found.append(self.expand(chunk, 0))
+            _, ended, error, _ = found[-1]
+            if not ended or error is not None:
+                break
+        return found
+
     def iterate(
         self,
         epoch: int,
@@ -282,6 +292,8 @@ class ProcessWorker:
                 if len(found) >= most or now - start > PULL_NS or self._waits.alone:
                     break
             else:
+                if last_ns is not None:
+                    self._waits.note(0, time.monotonic_ns() - last_ns)
                 return found, True, None, None
         except BaseException as error:
             return found, True, Carried(error), None

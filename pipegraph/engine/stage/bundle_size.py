@@ -49,8 +49,9 @@ class Waits:
 
     def note(self, items: int, spent_ns: int) -> None:
         """Record how long items took."""
-        self._left = AFTER_WAIT if spent_ns > LONG_NS else self._left - items
-        self.alone = self._left > 0
+        waited = spent_ns > LONG_NS
+        self.alone = self._left > items and (waited or self.alone is True)
+        self._left = AFTER_WAIT if waited else self._left - items
 
 
 class Pace:

@@ -1,0 +1,55 @@
+"""Expanding stages in processes: one call begins several chunks, and nothing else changes."""
+
+import os
+import signal
+
+import pytest
+
+import pipegraph as pg
+from pipegraph import operators as ops
+from pipegraph.engine.remote.host import Host
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The names of the calls, in their order."""
+    made, answer = [], Host.answer
+
+    def answering(host, call, *args, **options):
+        made.append(call.name)
+        return answer(host, call, *args, **options)
+
+    monkeypatch.setattr(Host, "answer", answering)
+    return made
+
+
+def children(x):
+    """None, few, and now and then more than one answer holds."""
+    return [(x, child) for child in range(300 if x % 40 == 7 else x % 4)]
+
+
+@pytest.mark.parametrize("trouble", ["none", "skipped", "tried again", "killed"])
+def test_several_chunks_are_begun_in_one_call_whatever_becomes_of_them(trouble, calls, tmp_path):
+    def work(x):
+        mark = tmp_path / str(x)
+        for index, child in enumerate(children(x)):
+            if x % 10 == 6 and index == 1 and (trouble == "skipped" or not mark.exists()):
+                mark.touch()
+                if trouble == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if trouble != "none":
+                    raise ValueError(x)
+            yield child
+
+    policy = {"skipped": pg.Skip(0.5), "tried again": pg.Retry(2)}.get(trouble, "raise")
+    graph = pg.Graph("documents")
+    graph.add(ops.FromSequence(range(120))).then(ops.FlatMap(work), backend="process", on_error=policy)
+    with graph.loader() as loader:
+        found = [tuple(row) for row in loader]
+    lost = (
+        [(x, child) for x in range(6, 120, 10) for child in range(1, x % 4)] if trouble == "skipped" else []
+    )
+    assert found == [each for x in range(120) for each in children(x) if each not in lost]
+    assert calls.count("expand_all") > 3
