@@ -2,8 +2,8 @@
 
 One worker does a whole bundle, and its finished rows wait for the rest. So a bundle grows up to ``BUNDLE_NS`` of
 measured work, doubling step by step, and shrinks after two in a row that took more than ``LONG_NS``: one may have lost
-its core. A source, or a generator, of which an item took long hands over the next ``AFTER_WAIT`` items
-one by one: it may wait for something again. Results never depend on it.
+its core. A source, or a generator, of which two of ``AFTER_WAIT`` items took long hands over the next ones one by one:
+it may wait for something again. Results never depend on it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONG_NS = 8 * BUNDLE_NS
 takes 5 ms."""
 
 AFTER_WAIT = 256
-"""Not for good, because an item also takes long when its thread waits for the GIL or a core."""
+"""Two, and not for good, because an item also takes long when its thread waits for the GIL or a core."""
 
 LIGHT_ROW_BYTES = 32 << 10
 """Rows up to this size are packed where they are made: an extra copy costs less than keeping separate objects."""
