@@ -45,5 +45,5 @@ class InTurn(FanIn):
         return (self._sent, self._at, *positions)
 
     def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
-        self._sent, self._at, *positions = cursor
-        return positions
+        self._sent, self._at = cursor[:2]
+        return list(cursor[2:])

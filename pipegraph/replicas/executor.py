@@ -34,7 +34,7 @@ from pipegraph.replicas.calls import (
 from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers
 from pipegraph.replicas.reducer import Reducer
 from pipegraph.replicas.replica_threads import ReplicaThreads, no_autocast, note_once
-from pipegraph.replicas.runner import ReplicaRunner, warn_if_unequal
+from pipegraph.replicas.runner import ReplicaRunner
 from pipegraph.replicas.scatter import batch_feed, call_feed, gather
 from pipegraph.stopping import Closing
 
@@ -160,7 +160,6 @@ class ReplicaExecutor(Closing):
         self._runner = ReplicaRunner(slots)
         self._reducer: Reducer | None = None
         try:
-            warn_if_unequal(list(self._runner.backends))
             if len(self._replicas.modules) > 1:
                 replicas = self._replicas
                 self._reducer = Reducer(
