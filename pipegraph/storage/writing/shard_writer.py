@@ -293,14 +293,13 @@ class ShardWriter:
                 raise DataError(f"a sample is a dict of fields, got {type(sample).__name__}")
             if odd := [name for name in sample if not isinstance(name, str)]:
                 raise DataError(f"the names of fields are texts, got {odd[0]!r}; write {str(odd[0])!r}")
-            encoded = encoder.encode(sample, number)
-            nbytes = encoder.size(encoded)
+            encoded, nbytes = encoder.encode(sample, number)
             if self._shard is not None and self._held + nbytes > self._nbytes:
                 self._finish_shard()
             if self._shard is None:
                 self._shard = OpenShard(self._target.path(len(self._target.finished)), encoder)
                 self._held = 0
-            encoder.add(encoded)
+            encoder.add(encoded, nbytes)
             self._held += nbytes
         except DataError as error:
             note(error, f"ShardWriter: sample {number}")
@@ -335,11 +334,9 @@ class ShardWriter:
 
     def _give_up(self) -> None:
         """Let another process write here; what is not finished is removed."""
-        try:
-            if self._shard is not None:
-                self._shard.abandon()
-        finally:
-            self._target.close()
+        self._target.close()
+        if self._shard is not None:
+            self._shard.abandon()
 
     def __enter__(self) -> Self:
         return self
