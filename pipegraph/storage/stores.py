@@ -209,8 +209,6 @@ class StoreClient(Closing):
 
     def read(self, url: str, offset: int, nbytes: int) -> bytes:
         """A range of an object; a long one in parallel pieces. Raises as `submit`."""
-        if nbytes <= self.range_nbytes:
-            return answer_of(self.submit(url, offset, nbytes))
         pieces: dict[int, bytes] = {}
         self.download(url, offset, nbytes, pieces.__setitem__)
         return b"".join(pieces[at] for at in sorted(pieces))
@@ -244,10 +242,6 @@ class StoreClient(Closing):
             LoaderClosedError: the client was closed.
         """
         store, path = self._store(url)
-        if nbytes == 0:
-            done = Request[bytes]()
-            done.set_result(b"")
-            return done
         if isinstance(store, OtherStore):
             return self._start(self._read_other(store, url, offset, nbytes))
         return self._start(self._requests.read(store, path, url, offset, nbytes))
