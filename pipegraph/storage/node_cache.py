@@ -177,7 +177,7 @@ class NodeCache(Closing):
                 if not is_at(fd, path):
                     os.close(fd)
                     continue
-                file = LocalFile.of(fd, what.uri)
+                file = LocalFile(what.uri, fd)
             except BaseException:
                 os.close(fd)
                 raise
@@ -269,7 +269,7 @@ class NodeCache(Closing):
     def _fill(self, what: Cacheable, fd: int, download: Download) -> LocalFile:
         """Fetch an entry, and make it visible; readers of other processes wait for its lock to become shared."""
         there = os.path.join(self._partial, what.name)
-        file = LocalFile.of(fd, what.uri)
+        file = LocalFile(what.uri, fd)
         try:
             self._reserve(what, fd)
             file.size = what.nbytes

@@ -6,7 +6,6 @@ and a cached block of either look the same.
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import stat
@@ -81,18 +80,10 @@ class LocalFile(ShardFile):
     Not ``mmap``: a file cut short under a map kills the process (SIGBUS) where ``pread`` gives an error.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._take(os.open(path, TO_READ), os.fspath(path))
-
-    @classmethod
-    def of(cls, fd: int, name: str) -> LocalFile:
-        """Take over an open file; `close` closes it."""
-        file = cls.__new__(cls)
-        file._take(fd, name)
-        return file
-
-    def _take(self, fd: int, name: str) -> None:
-        self.name, self._fd, self.status = name, fd, os.fstat(fd)
+    def __init__(self, path: str | os.PathLike[str], fd: int | None = None) -> None:
+        """`fd`: of a file that is open already; `close` closes it."""
+        fd = os.open(path, TO_READ) if fd is None else fd
+        self.name, self.status, self._fd = os.fspath(path), os.fstat(fd), fd
         self.size = self.status.st_size
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
@@ -224,11 +215,9 @@ def read_file(path: Any) -> bytes:
     file = os.open(path, TO_READ)
     try:
         status = os.fstat(file)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         # Before it is read: of a pipe there is what was written so far, and a device may have no end.
         if not stat.S_ISREG(status.st_mode):
-            raise DataError(f"Load: {os.fspath(path)!r} is no regular file (a pipe or a device)")
+            raise DataError(f"Load: {os.fspath(path)!r} is no regular file (a folder, a pipe or a device)")
         content = os.read(file, status.st_size + 1)
         # A file that grows, one of /proc, and one larger than the system reads at once.
         if len(content) != status.st_size:
