@@ -27,6 +27,7 @@ from pipegraph.parameters import (
     is_iterator,
     iterator_of,
     length_of,
+    names_taken,
     without_rewind,
 )
 from pipegraph.tree import copy_containers
@@ -156,7 +157,7 @@ class FromIterable(Source):
 
     def _items(self, epoch: int, resumed: bool) -> Iterable[Any]:
         if self._callable:
-            takes_epoch = "epoch" in _parameters(self.iterable)
+            takes_epoch = "epoch" in names_taken(self.iterable)
             made = self.iterable(epoch=epoch) if takes_epoch else self.iterable()
             return made  # type: ignore[no-any-return]
         if self._one_shot:
@@ -229,13 +230,6 @@ class FromIterable(Source):
     def restore(self, step: int, snapshot: Any) -> None:
         # None: another loader was reading the same object then.
         self._from = None if snapshot is None else (step, snapshot)
-
-
-def _parameters(function: Any) -> Iterable[str]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return ()
 
 
 class Turn:
