@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from graphlib import TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,16 +139,14 @@ def layers(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> list[list[
         names: in topological order.
         edges: ``(from, to)``.
     """
-    above: dict[str, list[str]] = {}
+    sorter = TopologicalSorter(dict.fromkeys(names, ()))
     for producer, consumer in edges:
-        above.setdefault(consumer, []).append(producer)
-    depth: dict[str, int] = {}
+        sorter.add(consumer, producer)
+    sorter.prepare()
     found: list[list[str]] = []
-    for name in names:
-        depth[name] = max((depth[each] + 1 for each in above.get(name, ())), default=0)
-        if depth[name] == len(found):
-            found.append([])
-        found[depth[name]].append(name)
+    while sorter.is_active():
+        found.append(list(sorter.get_ready()))
+        sorter.done(*found[-1])
     return found
 
 
