@@ -89,7 +89,6 @@ RANGE_NBYTES: Final = 8 << 20
 PARALLEL: Final = 8
 
 _memory_stores: dict[str, Any] = {}
-_memory_lock = lock_free_after_fork()
 
 
 @final
@@ -334,7 +333,7 @@ class StoreClient(Closing):
             )
         make = importlib.import_module("obstore.store")
         if root.startswith("memory://"):
-            with _memory_lock:  # one per name and process, as files are
+            with _lock:  # one per name and process, as files are
                 return _memory_stores.setdefault(root, make.MemoryStore())
         options = dict(self._options)
         # Ours are the only tries and time limits: one that resumes, and one that counts bytes.
