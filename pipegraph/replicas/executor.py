@@ -374,9 +374,8 @@ class ReplicaExecutor(Closing):
     def _note_readers(self, attributes: bool = True) -> None:
         """Replicas with a stream of their own read the buffers, and attributes, that the caller's stream has copied."""
         for replica in range(1, len(self._replicas.modules)):
-            if self._runner.has_stream(replica):
-                for held in self._replicas.held(replica, attributes):
-                    self._runner.reads(replica, held)
+            for held in self._replicas.held(replica, attributes):
+                self._runner.reads(replica, held)
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Calls inside only accumulate gradients: no reduction, no optimizer step. Divide the loss by k."""

@@ -93,10 +93,6 @@ class ReplicaRunner(Closing):
 
         return run
 
-    def has_stream(self, replica: int) -> bool:
-        """Whether a replica works on a stream of its own."""
-        return self._own[replica] is not None
-
     def reads(self, replica: int, held: Any) -> None:
         """A replica's stream reads the caller's tensors: freed in a backward, they are not given away before."""
         if (stream := self._own[replica]) is not None:
