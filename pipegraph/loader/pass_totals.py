@@ -75,11 +75,6 @@ class PassTotals:
             # At once: interrupted between the two, the interval would count twice.
             self._total, self._interval = self._so_far(), None
 
-    def totals(self) -> Totals:
-        """The sum of all intervals, the running one included."""
-        with self._lock:
-            return self._so_far()
-
     def measure(
         self,
         items: int,
