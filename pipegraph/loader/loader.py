@@ -226,7 +226,7 @@ class Loader(Closing):
                 horizon = epoch
             elif place.nothing:
                 horizon = epoch - 1  # nothing is read
-            progress.read_from(place)
+            place.anew = progress.beginnings_of(place)  # before the sources are read
             return crew.start_run(epoch, horizon, place.resume())
         except Cancelled:
             self._end()

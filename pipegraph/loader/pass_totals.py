@@ -36,12 +36,6 @@ class Interval:
         self.left_ns = perf_counter_ns()
 
 
-def _queues_of(run: Run) -> dict[Edge, QueueLook]:
-    """The queues of a run, now."""
-    stats = ((edge, channel.stats()) for edge, channel in run.channels.items())
-    return {edge: QueueLook(each.capacity, each.depth, each.nbytes, each.depth) for edge, each in stats}
-
-
 class PassTotals:
     """The totals of one crew. Thread-safe."""
 
@@ -154,7 +148,10 @@ class PassTotals:
                     found["child_ns", name] += ran
                     found["coreless_ns", name] += waited
                     process_bytes = max(process_bytes, _own_bytes(pid))
-        self._queues = _queues_of(run)
+        stats = ((edge, channel.stats()) for edge, channel in run.channels.items())
+        self._queues = {
+            edge: QueueLook(each.capacity, each.depth, each.nbytes, each.depth) for edge, each in stats
+        }
         self._memory = run.account.used, run.account.peak
         self._scheduled, self._process_bytes = found, process_bytes
 

@@ -100,7 +100,8 @@ def render_metrics(profile: Profile) -> str:
             if family not in families:
                 kind = "summary" if quantile else "gauge" if family == name else "counter"
                 unit = each.unit if family.endswith(f"_{each.unit}") else ""
-                families[family] = Metric(family, _help(each.about), kind, unit)
+                about = each.about[0].upper() + each.about[1:].replace("``", "")
+                families[family] = Metric(family, about, kind, unit)
             more = {"quantile": quantile} if quantile else {}
             families[family].add_sample(name, {**graph, **labels, **more}, float(getattr(record, field)))
 
@@ -123,7 +124,3 @@ def render_metrics(profile: Profile) -> str:
 
     text: bytes = generate_latest(Registry())  # type: ignore[no-untyped-call]
     return text.decode()
-
-
-def _help(about: str) -> str:
-    return about[0].upper() + about[1:].replace("``", "")
