@@ -179,7 +179,6 @@ class OpenShard:
         folder, name = os.path.split(path)
         self._path, self._encoder = path, encoder
         self._temporary = os.path.join(folder, f".{name}{PARTIAL}{os.getpid()}")
-        Path(self._temporary).unlink(missing_ok=True)  # of an earlier process with the same number
         self._file = open(self._temporary, "xb", _PIECE_NBYTES)  # noqa: SIM115  abandon() closes it
         encoder.begin(self._file)
 
