@@ -29,13 +29,9 @@ SHOWN_QUARANTINED = 100
 """Samples that the page lists; the rest is a number."""
 
 
-def require_jinja() -> None:
-    """Raises MissingExtraError where no report could be written."""
-    _template()
-
-
 @cache
-def _template() -> Template:
+def page_template() -> Template:
+    """Raises MissingExtraError where no report could be written."""
     jinja2 = extra_module("jinja2", "report", "the HTML report")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -76,7 +72,7 @@ def render_report(profile: Profile, moments: Sequence[Moment] = ()) -> str:
             "starved": format_share(profile.stall_share),
         },
     }
-    return _template().render(facts)
+    return page_template().render(facts)
 
 
 def _charts(profile: Profile, moments: Sequence[Moment]) -> list[dict[str, Any]]:
