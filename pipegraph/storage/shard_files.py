@@ -89,25 +89,14 @@ class LocalFile(ShardFile):
     def read_at(self, offset: int, nbytes: int) -> bytes:
         self.check_range(offset, nbytes)
         data = pread(self._fd, nbytes, offset)
-        if len(data) != nbytes:
-            data = self._rest(data, offset, nbytes)
+        while len(data) != nbytes:  # one pread gives at most 2 GiB - 4 KiB on Linux
+            more = pread(self._fd, nbytes - len(data), offset + len(data))
+            if not more:
+                raise ShardError(
+                    f"{self.name}: the file was cut short to {os.fstat(self._fd).st_size} bytes while it was read"
+                )
+            data += more
         return data
-
-    def fileno(self) -> int:
-        """The file descriptor."""
-        return self._fd
-
-    def _rest(self, data: bytes, offset: int, nbytes: int) -> bytes:
-        # One pread gives at most 2 GiB - 4 KiB on Linux.
-        pieces, have = [data], len(data)
-        while have < nbytes and pieces[-1]:
-            pieces.append(pread(self._fd, nbytes - have, offset + have))
-            have += len(pieces[-1])
-        if have != nbytes:
-            raise ShardError(
-                f"{self.name}: the file was cut short to {os.fstat(self._fd).st_size} bytes while it was read"
-            )
-        return b"".join(pieces)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -221,10 +210,8 @@ def read_file(path: Any) -> bytes:
         content = os.read(file, status.st_size + 1)
         # A file that grows, one of /proc, and one larger than the system reads at once.
         if len(content) != status.st_size:
-            parts = [content]
-            while parts[-1]:
-                parts.append(os.read(file, 1 << 20))
-            content = b"".join(parts)
+            with open(file, "rb", closefd=False) as rest:
+                content += rest.read()
     finally:
         os.close(file)
     return content
