@@ -27,6 +27,7 @@ from pipegraph.parameters import (
     is_iterator,
     iterator_of,
     length_of,
+    names_taken,
     without_rewind,
 )
 from pipegraph.tree import copy_containers
@@ -156,7 +157,7 @@ class FromIterable(Source):
 
     def _items(self, epoch: int, resumed: bool) -> Iterable[Any]:
         if self._callable:
-            takes_epoch = "epoch" in _parameters(self.iterable)
+            takes_epoch = "epoch" in names_taken(self.iterable)
             made = self.iterable(epoch=epoch) if takes_epoch else self.iterable()
             return made  # type: ignore[no-any-return]
         if self._one_shot:
@@ -181,13 +182,19 @@ class FromIterable(Source):
         left, number = self._left(epoch), start * stride + offset
         resumed, self._from = self._from, None
         step, state = resumed or (0, None)
-        read = int(left.at(np.array([(step - 1) * stride + offset]))[0]) + 1 if step else 0
+
+        def up_to(step: int) -> int:
+            """Items up to that of the step before, with it."""
+            return int(left.at(np.array([(step - 1) * stride + offset]))[0]) + 1
+
+        read = up_to(step) if step else 0
         self._draws.one(epoch, (self._stage, read))
         self._now = drawing = self._drawing.begin(self._items(epoch, state is not None), epoch, state)
         items = drawing.items
         if not self._in_memory:
             items = self._draws.each(items, epoch, (self._stage,), read)
-        delivered = self._delivered(left, start, stride, offset)
+        # So many there must be.
+        delivered = up_to(start) if start else 0 if len(left.front) else left.start
         if delivered > read:
             read = self._passed(items, read, delivered, epoch)
         wanted: list[Iterator[Any]] = []
@@ -198,12 +205,6 @@ class FromIterable(Source):
         wanted.append(islice(items, left.start + number - len(left.front) - read, None, stride))
         found = chain.from_iterable(wanted)
         return found if type(self.iterable) is range else map(copy_containers, found)
-
-    def _delivered(self, left: Left, start: int, stride: int, offset: int) -> int:
-        """How many items there must be: the last one that was delivered is behind as many, but itself."""
-        if start:
-            return int(left.at(np.array([(start - 1) * stride + offset]))[0]) + 1
-        return 0 if len(left.front) else left.start
 
     def _passed(self, items: Iterator[Any], read: int, delivered: int, epoch: int) -> int:
         """Pass over the items up to number ``delivered``, which were delivered before the state was saved.
@@ -229,13 +230,6 @@ class FromIterable(Source):
     def restore(self, step: int, snapshot: Any) -> None:
         # None: another loader was reading the same object then.
         self._from = None if snapshot is None else (step, snapshot)
-
-
-def _parameters(function: Any) -> Iterable[str]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return ()
 
 
 class Turn:

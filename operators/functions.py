@@ -18,17 +18,14 @@ from pipegraph.engine.activity import Cancelled
 from pipegraph.errors import GraphError, shown
 from pipegraph.event_loop import LoopThread
 from pipegraph.global_generators import Draws, enter_worker
-from pipegraph.parameters import function_name, iterator_of, not_awaited
+from pipegraph.parameters import function_name, iterator_of, names_taken, not_awaited
 from pipegraph.tree import copy_containers
 
 
 def _takes_rng(function: Callable[..., Any]) -> bool:
     if isinstance(function, functools.partial) and "rng" in function.keywords:
         return False  # its user's own
-    try:
-        return "rng" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # builtins without a signature
-        return False
+    return "rng" in names_taken(function)
 
 
 def _stem(function: Any) -> str:
@@ -216,9 +213,7 @@ class Map(_Function):
         data = chunk.data
         if data.__class__ is dict and "key" in data:
             chunk.keys = chunk.keys  # identity stays with the sample, also when the function drops the field
-        made = chunk.data = self.call(chunk)
-        if made.__class__ is CoroutineType:
-            raise not_awaited(made)
+        chunk.data = self.call(chunk)
         return chunk
 
 

@@ -212,7 +212,9 @@ class Load(_Reads):
         made.extend(reader.sample(numbers[row], indices[row], epoch, steps[row]) for row in rows)
 
     def columns(self, bundle: Bundle) -> Columns | None:
-        if self._select is None or not self._columnar():
+        from pipegraph.storage.formats import format_of
+
+        if self._select is None or not format_of(self._select.manifest().parts[0]).columnar:
             return None
         found: Columns | None = self._together("columns", bundle)
         return found
@@ -225,12 +227,6 @@ class Load(_Reads):
         given = ShardSamples.of(bundle)
         reader = self._reader(given.feed)
         return reader.together(form, given.numbers, given.indices, bundle.epoch, bundle.steps())
-
-    def _columnar(self) -> bool:
-        from pipegraph.storage.formats import format_of
-
-        assert self._select is not None
-        return format_of(self._select.manifest().parts[0]).columnar
 
 
 def _shards(source: Operator | Source) -> ShardSelect | None:

@@ -10,6 +10,7 @@ from pipegraph.batches import AS_AT_THE_TOP, WHOLE
 from pipegraph.chunk import Chunk, Cursor
 from pipegraph.contracts import Context, FanIn, FanOut, Operator, Source, Traits
 from pipegraph.errors import GraphError, shown
+from pipegraph.in_turn import InTurn
 from pipegraph.integers import integer
 from pipegraph.parameters import function_name, plain_function
 from pipegraph.randomness import uniform
@@ -243,32 +244,7 @@ class Route(FanOut):
 
 
 @final
-class Merge(_Remembering):
+class Merge(InTurn):
     """One item of each input in turn, until all have ended. To keep an order of items that go different ways, branch
     inside a function instead.
     """
-
-    traits = Traits(seeds_itself=True, trusted=True, separate=True)
-    remembers = ("_sent", "_at")
-
-    def begin(self, inputs: int, epoch: int) -> None:
-        self._inputs = inputs
-        self._sent = self._at = 0
-        self._ended: set[int] = set()
-
-    def next_input(self) -> int | None:
-        if len(self._ended) == self._inputs:
-            return None
-        while self._at in self._ended:
-            self._at = (self._at + 1) % self._inputs
-        return self._at
-
-    def end_input(self, index: int) -> None:
-        self._ended.add(index)
-
-    def process(self, chunk: Chunk) -> Chunk:
-        self._sent, self._at = self._sent + 1, (self._at + 1) % self._inputs
-        return chunk
-
-    def merged_length(self, lengths: Sequence[int]) -> int | None:
-        return sum(lengths)

@@ -69,6 +69,14 @@ def without_rewind(items: Iterator[Any]) -> Iterator[Any]:
     return items if type(items).__module__ in ("builtins", "itertools") else map(next, repeat(items))
 
 
+def names_taken(function: Any) -> Iterable[str]:
+    """The names of a function's parameters; none of a builtin without a signature."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return ()
+
+
 def not_awaited(made: CoroutineType[Any, Any, Any]) -> TypeError:
     """The error for a function that makes coroutines; ends this one."""
     made.close()  # else Python warns that nobody awaited it

@@ -12,8 +12,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -32,60 +31,50 @@ if TYPE_CHECKING:
     from pipegraph.loader.loader import Loader
 
 
-class ProgressLine:
+class ProgressLine(Progress):
     """Tasks one after another; each counts to its total and shows samples per second."""
 
     def __init__(self, title: str = "", quiet: bool = False, console: Console | None = None) -> None:
-        self.console = console or Console(quiet=quiet, highlight=False)
-        self._title = title
-        self._bar = Progress(
+        console = console or Console(quiet=quiet, highlight=False)
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TextColumn("{task.percentage:>3.0f} %"),
             TextColumn("{task.fields[note]}"),
             TextColumn("ETA"),
             TimeRemainingColumn(),
-            console=self.console,
-            disable=quiet or not self.console.is_terminal,
+            console=console,
+            disable=quiet or not console.is_terminal,
         )
         self._name = self._unit = ""
         self._samples = self._done = 0
-        self._started = 0.0
-
-    def __enter__(self) -> Self:
-        if self._title:
-            self.say(self._title)
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
+        self._since = 0.0
+        if title:
+            self.say(title)
 
     def say(self, text: str) -> None:
         """A line above the bar."""
         self.console.print(text, markup=False, soft_wrap=True)
 
-    def start(self, name: str, total: float, unit: str = "images", done: float = 0.0) -> None:
+    def begin(self, name: str, total: float, unit: str = "images", done: float = 0.0) -> None:
         """Begin a task of ``total`` units of work, ``done`` of which are done."""
-        self._name, self._unit, self._samples, self._started = name, unit, 0, perf_counter()
-        for task in self._bar.task_ids:
-            self._bar.remove_task(task)
-        self._task = self._bar.add_task(name, total=total, completed=done, note="")  # type: ignore[arg-type]
+        self._name, self._unit, self._samples, self._since = name, unit, 0, perf_counter()
+        for task in self.task_ids:
+            self.remove_task(task)
+        self.add_task(name, total=total, completed=done, note="")  # type: ignore[arg-type]
 
-    def advance(self, done: float, samples: int, note: str = "") -> None:
+    def reach(self, done: float, samples: int, note: str = "") -> None:
         """``done`` units are done by now, with ``samples`` more."""
         self._samples += samples
-        rate = self._samples / max(perf_counter() - self._started, 1e-9)
-        self._bar.update(self._task, completed=done, note=f"{rate:,.0f} {self._unit}/s  {note}")
+        rate = self._samples / max(perf_counter() - self._since, 1e-9)
+        self.update(self.task_ids[0], completed=done, note=f"{rate:,.0f} {self._unit}/s  {note}")
 
     def count(self, name: str, done: int, total: int, note: str, unit: str = "shards") -> None:
         """``done`` units of a job are there."""
         if name == self._name:
-            self.advance(done, done - self._done, note)
+            self.reach(done, done - self._done, note)
         else:
-            self.start(name, total, unit, done)
+            self.begin(name, total, unit, done)
         self._done = done
 
 
@@ -145,11 +134,11 @@ def _run_for(loader: Loader, seconds: float, step_s: float, progress: ProgressLi
     clock.start()
     try:
         with progress:
-            progress.start("running", seconds, unit="samples")
+            progress.begin("running", seconds, unit="samples")
             while not over.is_set():
                 before = loader.profile().items
                 for chunk in loader.chunks():
-                    progress.advance(perf_counter() - started, len(chunk))
+                    progress.reach(perf_counter() - started, len(chunk))
                     if step_s:
                         over.wait(step_s)
                 if loader.profile().items == before:

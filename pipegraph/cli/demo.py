@@ -236,12 +236,12 @@ class DemoJob:
             while loader.epoch < self.epochs:
                 epoch, losses = loader.epoch, []
                 name = f"epoch {epoch + 1}/{self.epochs}"
-                self.progress.start(name, self.steps, done=done % self.steps)
+                self.progress.begin(name, self.steps, done=done % self.steps)
                 for chunk in loader.chunks():
                     losses.append(float(executor.step(chunk.data, loss=loss_of).loss))
                     self.seen[epoch].append(chunk.positions)
                     done += 1
-                    self.progress.advance((done - 1) % self.steps + 1, len(chunk), f"loss {losses[-1]:.3f}")
+                    self.progress.reach((done - 1) % self.steps + 1, len(chunk), f"loss {losses[-1]:.3f}")
                     if stop and done == self.stop_at:
                         self._save(loader, executor, done)
                         return loader.profile()

@@ -55,9 +55,6 @@ class SlabRing:
         spare: free slabs kept; more are given back to the system.
         count: called with ``slabs_made`` and of ``slab_bytes``, which were allocated for them, with what is rounded up.
         reused: whether slabs come back; else each is what ``allocate`` gave, and torch's allocator reuses it.
-
-    Attributes:
-        made: slabs made so far.
     """
 
     def __init__(
@@ -73,7 +70,6 @@ class SlabRing:
         self._spare = spare
         self._free: concurrency.SimpleQueue[tuple[torch.Tensor, list[Event]]] = concurrency.SimpleQueue()
         self._loans: Loans[tuple[torch.Tensor, list[Stream]]] = Loans()
-        self.made = 0
 
     def take(self, nbytes: int, writer: Stream | None = None) -> torch.Tensor:
         """A slab of at least ``nbytes`` (uint8, one dimension) that nobody reads.
@@ -100,7 +96,6 @@ class SlabRing:
             return memory
         size = aligned(max(nbytes, 1))
         count = max(1, memory.numel() // size)
-        self.made += count
         self._count("slabs_made", count)
         self._count("slab_bytes", power_of_two(memory.numel()) if memory.is_pinned() else memory.numel())
         for start in range(size, count * size, size):

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pipegraph.engine.stage.ledger import Ledger
 from pipegraph.errors import DataError, GraphError
 from pipegraph.loader.options import LoaderOptions
 from pipegraph.loader.place import Place
 from pipegraph.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from pipegraph.loader.epoch_pass import Pass
 
 Numbers = Sequence[int]
 
@@ -27,20 +30,6 @@ OTHER_EPOCHS = (
     "point of the loop (all inside it, or all after it), leave passes at the same step on all ranks, or call "
     "set_epoch() with the same number on every rank"
 )
-
-
-class OwnPass(Protocol):
-    """This rank's pass."""
-
-    epoch: int
-    own: tuple[int, int]
-    """Rank and world size."""
-
-    def sure(self) -> tuple[int, bool]:
-        """How many chunks of this epoch this rank is sure of now, and whether the epoch has no more."""
-
-    def wait_for_more(self) -> None:
-        """Blocks until it is sure of more, or its epoch has ended."""
 
 
 class Agreement:
@@ -56,7 +45,7 @@ class Agreement:
         self.allowed = 0
         self.over = False
 
-    def may_deliver(self, step: int, own: OwnPass) -> bool:
+    def may_deliver(self, step: int, own: Pass) -> bool:
         """Whether chunk ``step`` may be delivered; blocks for as many rounds as it takes to know.
 
         ``own`` is passed to every call and never kept: a pass that was left must be freed with its last reference.
@@ -78,7 +67,7 @@ class Agreement:
                 self._post(step, own)  # read when this window is used up
         return step < self.allowed
 
-    def _post(self, step: int, own: OwnPass) -> None:
+    def _post(self, step: int, own: Pass) -> None:
         if own.sure()[0] <= step:
             own.wait_for_more()
         chunks, ended = own.sure()

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from math import inf
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pipegraph import concurrency, forks
 from pipegraph.chunk import Chunk
@@ -47,18 +47,9 @@ if TYPE_CHECKING:
     from pipegraph.measurements import Measured
     from pipegraph.planning.plan import Plan
     from pipegraph.profile import Profile
+    from pipegraph.profile.live import LogLines
     from pipegraph.profile.search import Tuning
     from pipegraph.profile.tuner import Tuner
-
-
-class Observer(Protocol):
-    """Watches the passes of a loader, in the training loop's thread. Refers to the loader weakly at most."""
-
-    def begins(self, loader: Any, crew: Any) -> None:
-        """A pass begins, with these workers."""
-
-    def asked(self, items: int) -> None:
-        """The training loop asks for the next chunk, after this many."""
 
 
 class Loader(Closing):
@@ -86,7 +77,8 @@ class Loader(Closing):
             from pipegraph.profile.tuner import Tuner
 
             self._tuner = Tuner(self.plan)
-        self._observers: list[Observer] = [] if self._tuner is None else [self._tuner]
+        # They watch the passes, in the training loop's thread, and refer to the loader weakly at most.
+        self._observers: list[Tuner | LogLines] = [] if self._tuner is None else [self._tuner]
         if options.log_every is not None:
             from pipegraph.profile.live import LogLines
 
@@ -234,7 +226,7 @@ class Loader(Closing):
                 horizon = epoch
             elif place.nothing:
                 horizon = epoch - 1  # nothing is read
-            progress.read_from(place)
+            place.anew = progress.beginnings_of(place)  # before the sources are read
             return crew.start_run(epoch, horizon, place.resume())
         except Cancelled:
             self._end()

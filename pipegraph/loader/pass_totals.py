@@ -36,12 +36,6 @@ class Interval:
         self.left_ns = perf_counter_ns()
 
 
-def _queues_of(run: Run) -> dict[Edge, QueueLook]:
-    """The queues of a run, now."""
-    stats = ((edge, channel.stats()) for edge, channel in run.channels.items())
-    return {edge: QueueLook(each.capacity, each.depth, each.nbytes, each.depth) for edge, each in stats}
-
-
 class PassTotals:
     """The totals of one crew. Thread-safe."""
 
@@ -74,11 +68,6 @@ class PassTotals:
                 self._look_at_gauges(self._interval.run)
             # At once: interrupted between the two, the interval would count twice.
             self._total, self._interval = self._so_far(), None
-
-    def totals(self) -> Totals:
-        """The sum of all intervals, the running one included."""
-        with self._lock:
-            return self._so_far()
 
     def measure(
         self,
@@ -159,7 +148,10 @@ class PassTotals:
                     found["child_ns", name] += ran
                     found["coreless_ns", name] += waited
                     process_bytes = max(process_bytes, _own_bytes(pid))
-        self._queues = _queues_of(run)
+        stats = ((edge, channel.stats()) for edge, channel in run.channels.items())
+        self._queues = {
+            edge: QueueLook(each.capacity, each.depth, each.nbytes, each.depth) for edge, each in stats
+        }
         self._memory = run.account.used, run.account.peak
         self._scheduled, self._process_bytes = found, process_bytes
 

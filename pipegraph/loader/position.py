@@ -213,17 +213,13 @@ class Progress:
         snapshots = place.snapshots
         found: Mapping[str, tuple[int, Any] | None]
         if snapshots is None:
-            anew, found = place.anew or self._beginnings_of(place), place.start.iterators
+            anew, found = place.anew or self.beginnings_of(place), place.start.iterators
         else:
             anew = place.anew
             found = {name: snapshots[name].newest(place.epoch, step) for name, step in steps.items()}
         return {**anew, **{name: list(each) for name, each in found.items() if each is not None}}
 
-    def read_from(self, place: Place) -> None:
-        """The sources are read from now on, at this place. No pass runs."""
-        place.anew = self._beginnings_of(place)
-
-    def _beginnings_of(self, place: Place) -> dict[str, Any]:
+    def beginnings_of(self, place: Place) -> dict[str, Any]:
         """``[0, state]`` of the samplers' generators where a pass that begins anew begins. No pass runs."""
         found: dict[str, Any] = {}
         for name, source in () if place.begun else self._samplers:

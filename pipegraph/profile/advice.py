@@ -22,7 +22,7 @@ from .model import (
     limit_words,
     pipeline_of,
 )
-from .values import Profile, run_of
+from .values import Profile
 
 WORTH = 0.05
 """A predicted gain that is worth a sentence."""
@@ -90,8 +90,11 @@ def advise(profile: Profile) -> Advice:
 
 def _run(profile: Profile, name: str) -> list[str]:
     """The stages whose work a stage's workers do, but for inline ones, which have no workers to set."""
-    run = run_of(profile.stages, name)
-    return [each for each in run if each == name or not profile.stages[each].backend.in_consumer]
+    return [
+        each
+        for each, stage in profile.stages.items()
+        if each == name or (stage.within == name and not stage.backend.in_consumer)
+    ]
 
 
 def _advice(profile: Profile) -> Advice:

@@ -158,7 +158,8 @@ def _stage(stage: StagePlan, plan: Plan, measured: Measured, waits: Waits, elaps
         backend=stage.backend,
         grown_to=measured.grown.get(name),
         counters=measured.counters.get(name, {}),
-        fixed=_why_one_worker(stage),
+        # Why it has no use of more workers, also in another run.
+        fixed=stage.backend.why_fixed if stage.backend.in_consumer else stage.kind.fixed(stage.operator),
         remedy=_instead(stage),
         pinned=stage.pinned,
     )
@@ -260,11 +261,6 @@ def _edges(plan: Plan, waits: Waits, totals: Totals, elapsed_ns: int) -> list[Ed
         )
         for (consumer, index), producer in _producers(plan).items()
     ]
-
-
-def _why_one_worker(stage: StagePlan) -> str | None:
-    """Why a stage has no use of more workers, also in another run; None if it may have them."""
-    return stage.backend.why_fixed if stage.backend.in_consumer else stage.kind.fixed(stage.operator)
 
 
 def _instead(stage: StagePlan) -> str:

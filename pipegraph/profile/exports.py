@@ -11,7 +11,7 @@ are the reader's to compute.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pipegraph.engine.tracing import Events
@@ -59,7 +59,8 @@ def trace_events(events: Events, threads: Mapping[int | None, str], graph: str) 
         wait_us = (step.got_ns - step.asked_ns) / 1000
         made.append(_slice("wait", step.thread, us(step.asked_ns), wait_us))
         long_us = max(1.0, (following - step.got_ns) / 1000)
-        shown = _samples(step.epoch, step.lineages)
+        first = [f"{lineage[0]} {lineage[1]}" for lineage in list(step.lineages)[:SHOWN_SAMPLES]]
+        shown = {"epoch": step.epoch, "samples": len(step.lineages), "first": first}
         made.append(_slice("step", step.thread, us(step.got_ns), long_us, args=shown))
     return {"traceEvents": made, "displayTimeUnit": "ms"}
 
@@ -70,11 +71,6 @@ def _event(phase: str, name: str, thread: int, **more: Any) -> dict[str, Any]:
 
 def _slice(name: str, thread: int, ts: float, dur: float, **args: Any) -> dict[str, Any]:
     return _event("X", name, thread, cat="work", ts=ts, dur=dur, **args)
-
-
-def _samples(epoch: int, lineages: Sequence[Any]) -> dict[str, Any]:
-    shown = [f"{lineage[0]} {lineage[1]}" for lineage in list(lineages)[:SHOWN_SAMPLES]]
-    return {"epoch": epoch, "samples": len(lineages), "first": shown}
 
 
 # -- OpenMetrics -----------------------------------------------------------------------------------
@@ -100,7 +96,8 @@ def render_metrics(profile: Profile) -> str:
             if family not in families:
                 kind = "summary" if quantile else "gauge" if family == name else "counter"
                 unit = each.unit if family.endswith(f"_{each.unit}") else ""
-                families[family] = Metric(family, _help(each.about), kind, unit)
+                about = each.about[0].upper() + each.about[1:].replace("``", "")
+                families[family] = Metric(family, about, kind, unit)
             more = {"quantile": quantile} if quantile else {}
             families[family].add_sample(name, {**graph, **labels, **more}, float(getattr(record, field)))
 
@@ -123,7 +120,3 @@ def render_metrics(profile: Profile) -> str:
 
     text: bytes = generate_latest(Registry())  # type: ignore[no-untyped-call]
     return text.decode()
-
-
-def _help(about: str) -> str:
-    return about[0].upper() + about[1:].replace("``", "")

@@ -79,9 +79,9 @@ class Recording:
             raise GraphError(f"record: expected a loader, as graph.loader() makes it, got {shown(loader)}")
         every = amount(every, "record: every (seconds)", 0.05, GraphError)
         if report is not None:
-            from .report import require_jinja
+            from .report import page_template
 
-            require_jinja()
+            page_template()  # a missing package is an error now
         self._loader = loader
         self._report = None if report is None else _file("report", report)
         self._trace = None if trace is None else _file("trace", trace)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from graphlib import TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,13 +29,9 @@ SHOWN_QUARANTINED = 100
 """Samples that the page lists; the rest is a number."""
 
 
-def require_jinja() -> None:
-    """Raises MissingExtraError where no report could be written."""
-    _template()
-
-
 @cache
-def _template() -> Template:
+def page_template() -> Template:
+    """Raises MissingExtraError where no report could be written."""
     jinja2 = extra_module("jinja2", "report", "the HTML report")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -75,7 +72,7 @@ def render_report(profile: Profile, moments: Sequence[Moment] = ()) -> str:
             "starved": format_share(profile.stall_share),
         },
     }
-    return _template().render(facts)
+    return page_template().render(facts)
 
 
 def _charts(profile: Profile, moments: Sequence[Moment]) -> list[dict[str, Any]]:
@@ -138,16 +135,14 @@ def layers(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> list[list[
         names: in topological order.
         edges: ``(from, to)``.
     """
-    above: dict[str, list[str]] = {}
+    sorter = TopologicalSorter(dict.fromkeys(names, ()))
     for producer, consumer in edges:
-        above.setdefault(consumer, []).append(producer)
-    depth: dict[str, int] = {}
+        sorter.add(consumer, producer)
+    sorter.prepare()
     found: list[list[str]] = []
-    for name in names:
-        depth[name] = max((depth[each] + 1 for each in above.get(name, ())), default=0)
-        if depth[name] == len(found):
-            found.append([])
-        found[depth[name]].append(name)
+    while sorter.is_active():
+        found.append(list(sorter.get_ready()))
+        sorter.done(*found[-1])
     return found
 
 

@@ -12,13 +12,16 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pipegraph.machine import available_memory
 from pipegraph.planning.plan import Plan
 from pipegraph.profile.model import Size, pipeline_of
 from pipegraph.profile.search import Search, Tuning, Window
 from pipegraph.profile.values import Profile, Watched
+
+if TYPE_CHECKING:
+    from pipegraph.engine.crew import Crew
 
 WINDOW_S, WINDOW_ITEMS = 0.4, 16
 """The minimum duration of a window, and its minimum number of chunks."""
@@ -32,15 +35,6 @@ SETTLE_S = 0.1
 logger = logging.getLogger("pipegraph")
 
 
-class Resizable(Protocol):
-    """The running stages; ``Crew`` documents the methods."""
-
-    def settled(self) -> bool: ...
-    def refused(self) -> Mapping[str, BaseException]: ...
-    def resize(self, stage: str, workers: int) -> None: ...
-    def set_capacity(self, stage: str, capacity: int) -> None: ...
-
-
 class Tuner:
     """Watches the passes of one loader. Its methods belong to the training loop's thread, but for ``tuning``."""
 
@@ -51,7 +45,7 @@ class Tuner:
         self._search = Search(sizes)
         self._current = sizes
         self._loader: Any = None
-        self._crew: Resizable | None = None
+        self._crew: Crew | None = None
         self._before: Profile | None = None
         self._due = self._settles_at = 0.0
         self._began = 0.0
@@ -64,7 +58,7 @@ class Tuner:
         """What was decided so far. Thread-safe."""
         return self._search.tuning
 
-    def begins(self, loader: Watched, crew: Resizable) -> None:
+    def begins(self, loader: Watched, crew: Crew) -> None:
         """A pass begins. The window continues, for only the time in passes counts."""
         self._loader = weakref.proxy(loader)
         if crew is not self._crew:

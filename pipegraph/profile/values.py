@@ -21,11 +21,6 @@ MIN_S = 0.05
 """Passes shorter than this, shown as 0.0 s, measure start-up rather than the bottleneck."""
 
 
-def run_of(stages: Mapping[str, StageProfile], name: str) -> list[str]:
-    """The stages whose work a stage's workers do: its own first. Empty for the training loop."""
-    return [each for each, stage in stages.items() if name in (each, stage.within)]
-
-
 @documented
 @dataclass(frozen=True)
 class ChannelProfile:

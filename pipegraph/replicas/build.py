@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from pipegraph.device.backend import Slot
 from pipegraph.errors import ReplicaError
-from pipegraph.replicas.replicate import broadcast_coalesced, refuse_mixed_script
+from pipegraph.replicas.replicate import broadcast_coalesced
 
 APART = frozenset({"_parameters", "_modules"})
 """Not attributes of a module: these may not be exchanged."""
@@ -24,9 +24,8 @@ def check_model(model: Module, first: torch.device) -> None:
 
     Raises:
         ReplicaError: a parameter or buffer that is not on the first device, or is not initialised; a module whose
-            ``compile()`` was called; a ScriptModule with Python children.
+            ``compile()`` was called.
     """
-    refuse_mixed_script(model)
     for name, module in model.named_modules():
         if getattr(module, "_compiled_call_impl", None) is not None:
             raise ReplicaError(

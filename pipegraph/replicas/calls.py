@@ -158,8 +158,6 @@ class Calls:
         self._seed = torch.initial_seed()
         self.count = 0
         runner.seed_devices(self._seed)
-        if deterministic:
-            runner.stop_watching()
 
     def outputs(self, feed: ReplicaFeed) -> dict[int, Any]:
         """Call functional replicas, each with its arguments: autograd adds their gradients to the model's own."""
@@ -228,7 +226,7 @@ class Calls:
             serial = serial or shapes not in self._seen_shapes
             self._seen_shapes.add(shapes)
         self.count += 1
-        return self._runner.run_watched({r: partial(job, r) for r in range(len(feed.fetch))}, serial), serial
+        return self._runner.run({r: partial(job, r) for r in range(len(feed.fetch))}, serial), serial
 
 
 def _callables(

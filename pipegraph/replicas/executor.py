@@ -34,7 +34,7 @@ from pipegraph.replicas.calls import (
 from pipegraph.replicas.optimizers import Factory, ReplicaOptimizers
 from pipegraph.replicas.reducer import Reducer
 from pipegraph.replicas.replica_threads import ReplicaThreads, no_autocast, note_once
-from pipegraph.replicas.runner import ReplicaRunner, warn_if_unequal
+from pipegraph.replicas.runner import ReplicaRunner
 from pipegraph.replicas.scatter import batch_feed, call_feed, gather
 from pipegraph.stopping import Closing
 
@@ -160,7 +160,6 @@ class ReplicaExecutor(Closing):
         self._runner = ReplicaRunner(slots)
         self._reducer: Reducer | None = None
         try:
-            warn_if_unequal(list(self._runner.backends))
             if len(self._replicas.modules) > 1:
                 replicas = self._replicas
                 self._reducer = Reducer(
@@ -375,9 +374,8 @@ class ReplicaExecutor(Closing):
     def _note_readers(self, attributes: bool = True) -> None:
         """Replicas with a stream of their own read the buffers, and attributes, that the caller's stream has copied."""
         for replica in range(1, len(self._replicas.modules)):
-            if self._runner.has_stream(replica):
-                for held in self._replicas.held(replica, attributes):
-                    self._runner.reads(replica, held)
+            for held in self._replicas.held(replica, attributes):
+                self._runner.reads(replica, held)
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Calls inside only accumulate gradients: no reduction, no optimizer step. Divide the loss by k."""

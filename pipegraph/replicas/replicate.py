@@ -14,7 +14,6 @@ from torch.autograd import Function
 from torch.nn import Module
 
 from pipegraph.device.backend import normalised, sent
-from pipegraph.errors import ReplicaError
 
 M = TypeVar("M", bound=Module)
 
@@ -87,10 +86,8 @@ def replicate(module: M, devices: Sequence[torch.device | str | int], detach: bo
     are not compiled.
 
     Raises:
-        ReplicaError: a ``ScriptModule`` with Python children.
         ValueError: a parameter or buffer is not on the first device.
     """
-    refuse_mixed_script(module)
     places = [normalised(device) for device in devices]
     if not places:
         return []
@@ -144,22 +141,6 @@ def _rebuilt(module: M, table: dict[int, torch.Tensor]) -> M:
             name: None if given is None else table[id(given)] for name, given in old._buffers.items()
         }
     return made[module]  # type: ignore[return-value]
-
-
-def refuse_mixed_script(module: Module) -> None:
-    """A ScriptModule keeps its Python children's tensors out of reach, so they cannot be replaced.
-
-    Raises:
-        ReplicaError: names the ScriptModule and the child.
-    """
-    for name, child in module.named_modules():
-        if isinstance(child, torch.jit.ScriptModule):
-            for inner, grandchild in child.named_modules():
-                if not isinstance(grandchild, torch.jit.ScriptModule):
-                    raise ReplicaError(
-                        f"cannot replicate: ScriptModule {name or 'at the top'!r} has the Python child "
-                        f"{inner!r}; script the child too, or leave the parent unscripted"
-                    )
 
 
 # -- few large copies of many small tensors --------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +16,6 @@ from pipegraph.device.backend import Backend, Slot, Stream, normalised
 from pipegraph.device.copy import tensors_within
 from pipegraph.device.slabs import on_device
 from pipegraph.device.split import leaves
-from pipegraph.errors import PipegraphWarning
 from pipegraph.replicas.replica_threads import (
     CallerState,
     Job,
@@ -28,9 +26,6 @@ from pipegraph.replicas.replica_threads import (
 from pipegraph.stopping import Closing
 
 T = TypeVar("T")
-
-# DataParallel's threshold: below it the smaller device holds the larger one back.
-MIN_RATIO = 0.75
 
 
 class ReplicaRunner(Closing):
@@ -54,7 +49,6 @@ class ReplicaRunner(Closing):
         self._names = names or [f"replica {replica} on {slot}" for replica, slot in enumerate(slots)]
         width = max(1, torch.get_num_threads() // max(1, len(slots)))
         self.threads = ReplicaThreads(width, [slot.device for slot in slots]) if len(slots) != 1 else None
-        self._watched = sorted({s.device for s in slots if s.index > 0 and s.device.type == "cpu"}, key=str)
 
     def seed_devices(self, seed: int) -> None:
         """Distinct devices draw different numbers; the first keeps the caller's own state."""
@@ -82,25 +76,6 @@ class ReplicaRunner(Closing):
                 stream.record_event().wait(self.backends[self.slots[replica].device].current_stream())
         return results
 
-    def run_watched(self, jobs: Mapping[int, Job], serial: bool = False) -> dict[int, Any]:
-        """The same for forwards: warns, once, when replicas have drawn from a generator that they share."""
-        watched = self._watched if len(jobs) > 1 else []
-        before = [self.backends[device].random_state() for device in watched]
-        results = self.run(jobs, serial)
-        after = [self.backends[device].random_state() for device in watched]
-        if not all(map(torch.equal, before, after)):
-            self.stop_watching()
-            warnings.warn(
-                "replicas that share a device draw random numbers from one generator: valid, but not "
-                "reproducible, and unsuited to activation checkpointing; deterministic=True is exact",
-                PipegraphWarning,
-                stacklevel=4,
-            )
-        return results
-
-    def stop_watching(self) -> None:
-        self._watched = []
-
     def _bound(self, replica: int, work: Callable[[], T]) -> Callable[[], T]:
         """`work` for another thread, on the replica's stream, after what the caller's streams hold now."""
         slot = self.slots[replica]
@@ -117,10 +92,6 @@ class ReplicaRunner(Closing):
                 return work()
 
         return run
-
-    def has_stream(self, replica: int) -> bool:
-        """Whether a replica works on a stream of its own."""
-        return self._own[replica] is not None
 
     def reads(self, replica: int, held: Any) -> None:
         """A replica's stream reads the caller's tensors: freed in a backward, they are not given away before."""
@@ -171,24 +142,6 @@ def forked_seed(seed: int, backends: Iterable[Backend]) -> Iterator[None]:
         finally:
             for backend, state in before:
                 backend.set_random_state(state)
-
-
-def warn_if_unequal(devices: Sequence[torch.device]) -> None:
-    """Equal chunks on unequal devices leave the larger ones waiting."""
-    modules = [(device, torch.get_device_module(device)) for device in devices]
-    found = [
-        getattr(module, "get_device_properties", lambda device: None)(device) for device, module in modules
-    ]
-    for what, name in (("memory", "total_memory"), ("multiprocessors", "multi_processor_count")):
-        offers = [getattr(properties, name, 1) for properties in found]
-        if min(offers) / max(offers) < MIN_RATIO:
-            named = ", ".join(f"{device}: {offer}" for device, offer in zip(devices, offers, strict=True))
-            warnings.warn(
-                f"the devices differ in {what} ({named}): with equal chunks the smallest holds the others "
-                f"back (smallest/largest below {MIN_RATIO})",
-                PipegraphWarning,
-                stacklevel=3,
-            )
 
 
 def _place_of(module: Any, arguments: tuple[Any, ...]) -> torch.device:

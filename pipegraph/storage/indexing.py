@@ -103,10 +103,8 @@ def build_manifest(
         if store is None and (remote or not all(part.is_local for part in found)):
             store = stack.enter_context(StoreClient())
         if path is not None and not remote:
-            if os.path.isdir(path):
-                raise DataError(f"{path!r} is a folder: name a file in it for the manifest")
             folder = os.path.dirname(path) or "."
-            if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+            if os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK):
                 raise DataError(
                     f"{path!r} cannot be written: name a file in a folder that is there and can be written to"
                 )

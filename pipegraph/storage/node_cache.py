@@ -124,11 +124,10 @@ class NodeCache(Closing):
         self._verified: set[tuple[str, int]] = set()
         self._closed = False
         try:
-            self._objects, self._partial, self._quarantine = (
-                os.path.join(self.folder, name) for name in ("objects", "partial", "quarantine")
-            )
-            for path in (self._objects, self._partial, self._quarantine):
-                os.makedirs(path, exist_ok=True)
+            self._objects = os.path.join(self.folder, "objects")
+            self._partial = os.path.join(self.folder, "partial")
+            os.makedirs(self._objects, exist_ok=True)
+            os.makedirs(self._partial, exist_ok=True)
             with self._space():  # of dead processes' downloads, and what is above a limit lower than before
                 self._remove_from(self._partial)
                 self._remove_from(self._objects, self.usage() - self.limit)
@@ -142,11 +141,11 @@ class NodeCache(Closing):
             ) from error
 
     def usage(self) -> int:
-        """Bytes on disk now: entries, reserved space of downloads, quarantine."""
+        """Bytes on disk now: entries, and reserved space of downloads."""
         # What is downloaded moves on from `partial` meanwhile: looked at first there,
         # it is never missed, and by its inode not counted twice.
         sizes: dict[int, int] = {}
-        for folder in (self._partial, self._objects, self._quarantine):
+        for folder in (self._partial, self._objects):
             with os.scandir(folder) as entries:
                 for entry in entries:
                     with contextlib.suppress(FileNotFoundError):
@@ -178,7 +177,7 @@ class NodeCache(Closing):
                 if not is_at(fd, path):
                     os.close(fd)
                     continue
-                file = LocalFile.of(fd, what.uri)
+                file = LocalFile(what.uri, fd)
             except BaseException:
                 os.close(fd)
                 raise
@@ -202,7 +201,7 @@ class NodeCache(Closing):
 
         Raises:
             OSError (ENOSPC): limit or disk leave no room; read from the store instead.
-            ChecksumError: the bytes never matched; the last ones lie in ``quarantine/``.
+            ChecksumError: the bytes never matched.
             LoaderClosedError: `close` was called.
         """
         while True:
@@ -270,7 +269,7 @@ class NodeCache(Closing):
     def _fill(self, what: Cacheable, fd: int, download: Download) -> LocalFile:
         """Fetch an entry, and make it visible; readers of other processes wait for its lock to become shared."""
         there = os.path.join(self._partial, what.name)
-        file = LocalFile.of(fd, what.uri)
+        file = LocalFile(what.uri, fd)
         try:
             self._reserve(what, fd)
             file.size = what.nbytes
@@ -280,11 +279,7 @@ class NodeCache(Closing):
                     break
                 self._count(corrupt=1)
                 if not left:
-                    path = os.path.join(self._quarantine, what.name)
-                    os.rename(there, path)
-                    raise mismatch(
-                        what, found, f", after {DOWNLOADS} downloads. The last bytes lie in {path!r}"
-                    )
+                    raise mismatch(what, found, f", after {DOWNLOADS} downloads")
             with self._lock:
                 self._verified.add((what.name, os.fstat(fd).st_ino))
             os.fsync(fd)
@@ -353,10 +348,7 @@ class NodeCache(Closing):
                     self._remove(os.path.join(self._objects, name))
             mine = os.fstat(fd).st_size
             need = self.usage() - mine + what.nbytes - self.limit
-            for folder in (self._partial, self._quarantine):
-                if need > 0:
-                    need -= self._remove_from(folder, need, except_fd=fd)
-            if need > 0:
+            if need > 0 and need > self._remove_from(self._partial, need):
                 limit, used = format_bytes(self.limit), format_bytes(self.usage())
                 raise OSError(
                     errno.ENOSPC,
@@ -369,7 +361,7 @@ class NodeCache(Closing):
                 os.posix_fallocate(fd, 0, max(1, what.nbytes))
             os.ftruncate(fd, what.nbytes)
 
-    def _remove_from(self, folder: str, need: float = math.inf, except_fd: int | None = None) -> int:
+    def _remove_from(self, folder: str, need: float = math.inf) -> int:
         """Remove files whose lock nobody holds until `need` bytes are free; the bytes freed."""
         freed = 0
         for name in os.listdir(folder):
@@ -378,7 +370,7 @@ class NodeCache(Closing):
                 break
             with contextlib.suppress(FileNotFoundError):
                 nbytes = os.stat(path).st_size
-                if (except_fd is None or not is_at(except_fd, path)) and self._remove(path):
+                if self._remove(path):
                     freed += nbytes
         return freed
 

@@ -6,7 +6,6 @@ and a cached block of either look the same.
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import stat
@@ -81,42 +80,23 @@ class LocalFile(ShardFile):
     Not ``mmap``: a file cut short under a map kills the process (SIGBUS) where ``pread`` gives an error.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._take(os.open(path, TO_READ), os.fspath(path))
-
-    @classmethod
-    def of(cls, fd: int, name: str) -> LocalFile:
-        """Take over an open file; `close` closes it."""
-        file = cls.__new__(cls)
-        file._take(fd, name)
-        return file
-
-    def _take(self, fd: int, name: str) -> None:
-        self.name, self._fd, self.status = name, fd, os.fstat(fd)
+    def __init__(self, path: str | os.PathLike[str], fd: int | None = None) -> None:
+        """`fd`: of a file that is open already; `close` closes it."""
+        fd = os.open(path, TO_READ) if fd is None else fd
+        self.name, self.status, self._fd = os.fspath(path), os.fstat(fd), fd
         self.size = self.status.st_size
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         self.check_range(offset, nbytes)
         data = pread(self._fd, nbytes, offset)
-        if len(data) != nbytes:
-            data = self._rest(data, offset, nbytes)
+        while len(data) != nbytes:  # one pread gives at most 2 GiB - 4 KiB on Linux
+            more = pread(self._fd, nbytes - len(data), offset + len(data))
+            if not more:
+                raise ShardError(
+                    f"{self.name}: the file was cut short to {os.fstat(self._fd).st_size} bytes while it was read"
+                )
+            data += more
         return data
-
-    def fileno(self) -> int:
-        """The file descriptor."""
-        return self._fd
-
-    def _rest(self, data: bytes, offset: int, nbytes: int) -> bytes:
-        # One pread gives at most 2 GiB - 4 KiB on Linux.
-        pieces, have = [data], len(data)
-        while have < nbytes and pieces[-1]:
-            pieces.append(pread(self._fd, nbytes - have, offset + have))
-            have += len(pieces[-1])
-        if have != nbytes:
-            raise ShardError(
-                f"{self.name}: the file was cut short to {os.fstat(self._fd).st_size} bytes while it was read"
-            )
-        return b"".join(pieces)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -224,18 +204,14 @@ def read_file(path: Any) -> bytes:
     file = os.open(path, TO_READ)
     try:
         status = os.fstat(file)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         # Before it is read: of a pipe there is what was written so far, and a device may have no end.
         if not stat.S_ISREG(status.st_mode):
-            raise DataError(f"Load: {os.fspath(path)!r} is no regular file (a pipe or a device)")
+            raise DataError(f"Load: {os.fspath(path)!r} is no regular file (a folder, a pipe or a device)")
         content = os.read(file, status.st_size + 1)
         # A file that grows, one of /proc, and one larger than the system reads at once.
         if len(content) != status.st_size:
-            parts = [content]
-            while parts[-1]:
-                parts.append(os.read(file, 1 << 20))
-            content = b"".join(parts)
+            with open(file, "rb", closefd=False) as rest:
+                content += rest.read()
     finally:
         os.close(file)
     return content

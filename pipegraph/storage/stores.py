@@ -89,7 +89,6 @@ RANGE_NBYTES: Final = 8 << 20
 PARALLEL: Final = 8
 
 _memory_stores: dict[str, Any] = {}
-_memory_lock = lock_free_after_fork()
 
 
 @final
@@ -209,8 +208,6 @@ class StoreClient(Closing):
 
     def read(self, url: str, offset: int, nbytes: int) -> bytes:
         """A range of an object; a long one in parallel pieces. Raises as `submit`."""
-        if nbytes <= self.range_nbytes:
-            return answer_of(self.submit(url, offset, nbytes))
         pieces: dict[int, bytes] = {}
         self.download(url, offset, nbytes, pieces.__setitem__)
         return b"".join(pieces[at] for at in sorted(pieces))
@@ -244,10 +241,6 @@ class StoreClient(Closing):
             LoaderClosedError: the client was closed.
         """
         store, path = self._store(url)
-        if nbytes == 0:
-            done = Request[bytes]()
-            done.set_result(b"")
-            return done
         if isinstance(store, OtherStore):
             return self._start(self._read_other(store, url, offset, nbytes))
         return self._start(self._requests.read(store, path, url, offset, nbytes))
@@ -340,7 +333,7 @@ class StoreClient(Closing):
             )
         make = importlib.import_module("obstore.store")
         if root.startswith("memory://"):
-            with _memory_lock:  # one per name and process, as files are
+            with _lock:  # one per name and process, as files are
                 return _memory_stores.setdefault(root, make.MemoryStore())
         options = dict(self._options)
         # Ours are the only tries and time limits: one that resumes, and one that counts bytes.

@@ -55,7 +55,7 @@ def pipeline(tmp_path):
 @pytest.fixture
 def timed_from_the_first_batch(monkeypatch):
     """The seconds that a run takes begin with its first batch: on a busy machine none may come within them."""
-    came, advance = threading.Event(), ProgressLine.advance
+    came, reach = threading.Event(), ProgressLine.reach
 
     class Clock(threading.Timer):
         def run(self):
@@ -67,10 +67,10 @@ def timed_from_the_first_batch(monkeypatch):
             came.set()
 
     def comes(self, *given):
-        advance(self, *given)
+        reach(self, *given)
         came.set()
 
-    monkeypatch.setattr(ProgressLine, "advance", comes)
+    monkeypatch.setattr(ProgressLine, "reach", comes)
     monkeypatch.setattr(threading, "Timer", Clock)
 
 

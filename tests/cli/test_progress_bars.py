@@ -12,9 +12,9 @@ def shown(terminal, quiet=False):
     console = Console(file=out, force_terminal=terminal, width=100, highlight=False, quiet=quiet)
     with ProgressLine("a title", quiet=quiet, console=console) as progress:
         for epoch in range(2):
-            progress.start(f"epoch {epoch}", 100)
+            progress.begin(f"epoch {epoch}", 100)
             for step in range(100):
-                progress.advance(step + 1, 8, f"loss {step}")
+                progress.reach(step + 1, 8, f"loss {step}")
             progress.say(f"[end] of epoch {epoch}")
     return out.getvalue()
 

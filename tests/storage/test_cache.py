@@ -48,9 +48,7 @@ def cache(tmp_path: Path) -> Iterator[NodeCache]:
 
 
 def files(cache: NodeCache) -> list[str]:
-    return sorted(
-        p.name for f in ("objects", "partial", "quarantine") for p in (Path(cache.folder) / f).iterdir()
-    )
+    return sorted(p.name for f in ("objects", "partial") for p in (Path(cache.folder) / f).iterdir())
 
 
 def test_an_entry_is_downloaded_once_and_then_read_from_disk(cache: NodeCache) -> None:
@@ -112,19 +110,13 @@ def test_bytes_that_do_not_match_are_fetched_again(cache: NodeCache) -> None:
     assert cache.counts["corrupt"] == DOWNLOADS - 1
 
 
-def test_bytes_that_never_match_are_quarantined_with_a_clear_error(cache: NodeCache) -> None:
+def test_bytes_that_never_match_are_a_clear_error_and_are_not_kept(cache: NodeCache) -> None:
     wrong = Source(2)
-    with pytest.raises(
-        ChecksumError, match=r"s3://bucket/1, bytes 0..1000: crc32c is .* should be .*quarantine"
-    ):
+    with pytest.raises(ChecksumError, match=r"s3://bucket/1, bytes 0..1000: crc32c is .* should be .*"):
         cache.fetch(entry(1), wrong)
     assert wrong.calls == DOWNLOADS
-    assert entry(1) not in cache
-    assert content(2) == (Path(cache.folder) / "quarantine" / entry(1).name).read_bytes()
+    assert files(cache) == []
     assert content(1) == read(cache, 1)
-    for number in range(2, 11):  # quarantine makes room for entries
-        read(cache, number)
-    assert list((Path(cache.folder) / "quarantine").iterdir()) == []
 
 
 def test_an_entry_that_rotted_on_disk_is_fetched_again(cache: NodeCache) -> None:

@@ -79,7 +79,7 @@ while killed < kills or living:
 def kill_readers(programs: Any, folder: Path, kills: int, seed: int) -> None:
     done = programs.run(READERS, folder, kills, seed, ENTRIES, ENTRY_NBYTES, LIMIT)
     assert done.returncode == 0, done.stderr
-    for place in ("objects", "partial", "quarantine"):
+    for place in ("objects", "partial"):
         for path in (folder / place).iterdir():
             with path.open("rb") as file:
                 assert try_exclusive(file.fileno()), f"{path} is locked"
@@ -90,7 +90,6 @@ def kill_readers(programs: Any, folder: Path, kills: int, seed: int) -> None:
     cache = NodeCache(folder, LIMIT)
     assert cache.usage() <= LIMIT
     assert list((folder / "partial").iterdir()) == []
-    assert list((folder / "quarantine").iterdir()) == []
 
 
 @pytest.mark.parametrize("kills", [30, pytest.param(5000, marks=pytest.mark.slow)])

@@ -12,8 +12,7 @@ from torch.utils.data import _DatasetKind
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from pipegraph import concurrency
-from pipegraph.chunk import Chunk, Cursor
-from pipegraph.contracts import Context, Drawn, FanIn, Source, Traits
+from pipegraph.contracts import Context, Drawn, Source, Traits
 from pipegraph.engine.activity import Cancelled
 from pipegraph.engine.remote.exceptions import Carried
 from pipegraph.global_generators import Draws
@@ -249,48 +248,6 @@ class IterableBatches(_Batches):
         """A batch draws numbers of its own in a thread; those in a process are the worker's, as torch's are."""
         if self.worker is None:
             self._draws.one(epoch, (self._context.stage, step))
-
-
-class InTurn(FanIn):
-    """One item from each input in turn, in the first epoch from ``first`` on; one that has ended is left out then."""
-
-    traits = Traits(seeds_itself=True, trusted=True, separate=True)
-    name = "batches"
-
-    def __init__(self, first: int = 0) -> None:
-        self._first = first
-
-    def config(self) -> dict[str, Any]:
-        return {}
-
-    def begin(self, inputs: int, epoch: int) -> None:
-        self._ended = [False] * inputs
-        self._at = self._first if epoch == 0 else 0
-
-    def next_input(self) -> int | None:
-        for _ in self._ended:
-            if not self._ended[self._at]:
-                return self._at
-            self._at = (self._at + 1) % len(self._ended)
-        return None
-
-    def end_input(self, index: int) -> None:
-        self._ended[index] = True
-
-    def process(self, chunk: Chunk) -> Chunk:
-        self._at = (self._at + 1) % len(self._ended)
-        return chunk
-
-    def merged_length(self, lengths: Sequence[int]) -> int | None:
-        return sum(lengths)
-
-    def cursor(self, positions: Sequence[Cursor]) -> Cursor:
-        return (self._at, tuple(self._ended), *positions)
-
-    def cursors(self, cursor: Cursor, inputs: int) -> list[Cursor]:
-        self._at, ended = cursor[:2]
-        self._ended = list(ended)
-        return list(cursor[2:])
 
 
 def pinned(place: torch.device | None, device: str | None, batch: Any) -> Any:

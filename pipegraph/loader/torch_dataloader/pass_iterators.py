@@ -17,13 +17,13 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from pipegraph.chunk import Chunk
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 from pipegraph.graph import Graph
+from pipegraph.in_turn import InTurn
 from pipegraph.loader.loader import Loader
 from pipegraph.loader.torch_dataloader.batch_progress import BatchProgress
 from pipegraph.loader.torch_dataloader.batch_sources import (
     STAGE,
     Failed,
     IndexFeed,
-    InTurn,
     IterableBatches,
     MapBatches,
     Stateful,
@@ -80,8 +80,9 @@ def pipeline(
         )
         nodes.append(node)
     if shares > 1:
-        first = next_worker(progress, iterable, shares)
-        node = graph.add(InTurn(first), *nodes, name="batches", capacity=1)
+        merged = InTurn()
+        merged.first = next_worker(progress, iterable, shares)
+        node = graph.add(merged, *nodes, name="batches", capacity=1)
     if pin is not None:
         node.then(pin, name="pin", capacity=1)
     return graph

@@ -79,7 +79,7 @@ _FORMATS = (
     TarFormat(),
     ParquetFormat(),
     JsonLinesFormat(),
-    PackedJsonLinesFormat(),
+    PackedJsonLinesFormat(JsonLinesFormat(), (".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.zst")),
     NpyFormat(),
     MdsFormat(),
     PackedFormat(MdsFormat(), (".mds.zstd", ".mds.gz")),

@@ -11,7 +11,7 @@ from pipegraph.errors import ShardError
 from pipegraph.storage.shard_files import ShardFile
 
 from .shard_format import BLOCK_NBYTES, Block, Format, PlacedRows, Sample, blocks_between
-from .unpacking import CHUNK_NBYTES, in_memory, unpacked
+from .unpacking import CHUNK_NBYTES, PackedFormat, unpacked
 
 # A line is held in memory whole; without this a bomb of one endless line grows
 # until the machine ends.
@@ -39,12 +39,8 @@ class JsonLinesFormat(Format):
 
 
 @final
-class PackedJsonLinesFormat(Format):
-    """JSON lines in one gz or zst stream: a stream has no middle, so a part is one block."""
-
-    inner = JsonLinesFormat()
-    suffixes = (".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.zst")
-    needs_file = False
+class PackedJsonLinesFormat(PackedFormat):
+    """JSON lines in one gz or zst stream, of which no more is in memory at a time than is asked for."""
 
     def samples(self, file: ShardFile) -> Iterator[Sample]:
         return _objects(unpacked(file), file.name)
@@ -53,13 +49,6 @@ class PackedJsonLinesFormat(Format):
         count = sum(1 for _ in _lines(unpacked(file), file.name))
         if count:
             yield Block(0, file.size, 0, count)
-
-    def read(self, file: ShardFile, block: Block) -> Sequence[Sample]:
-        whole = in_memory(file, self.take_room)
-        lines = _rows(whole, Block(0, whole.size, 0, block.samples))
-        lines.nbytes += whole.size
-        self.take_room(lines.nbytes, file.name)
-        return lines
 
 
 def _line_starts(file: ShardFile) -> Iterator[int]:

@@ -85,8 +85,6 @@ SCALARS: Final = {name: np.dtype(name).newbyteorder("<") for name in _DTYPES}
 ARRAY_DTYPES: Final = dict(zip((8, 16, 32, 64, 9, 17, 33, 65, 18, 34, 66), _DTYPES, strict=True))
 """The number by which an array says its dtype."""
 
-_ENCODED_IMAGES: Final = ("jpeg", "png")
-
 Decoder = Callable[[bytes], Any]
 
 
@@ -249,7 +247,6 @@ def _array(data: bytes, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | No
 
 
 _PLAIN: Final[dict[str, Decoder]] = {
-    "bytes": lambda data: data,
     "str": bytes.decode,
     "int": lambda data: int(_scalar(data, SCALARS["int64"])),
     "json": lambda data: json.loads(data.decode()),
@@ -257,5 +254,5 @@ _PLAIN: Final[dict[str, Decoder]] = {
     "str_float": lambda data: float(data.decode()),
     "str_decimal": lambda data: Decimal(data.decode()),
     "pil": raw_image,
-    **dict.fromkeys(_ENCODED_IMAGES, lambda data: data),
+    **dict.fromkeys(("bytes", "jpeg", "png"), lambda data: data),
 }

@@ -7,7 +7,7 @@ import io
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, final
+from typing import Final
 
 from pipegraph.errors import ShardError, StoreError, extra_module
 from pipegraph.storage.shard_files import BytesFile, ShardFile
@@ -74,7 +74,6 @@ def _unzstd(file: ShardFile) -> Iterator[bytes]:
         raise ShardError(f"{file.name}: broken zst stream: it ends inside a frame")
 
 
-@final
 class PackedFormat(Format):
     """Another format's parts, packed with gz or zst: a stream has no middle, so a part is one block."""
 
@@ -103,4 +102,5 @@ class PackedFormat(Format):
         rows = self.inner.read(whole, found)
         assert isinstance(rows, BlockSamples)
         rows.nbytes += whole.size
+        self.take_room(rows.nbytes, file.name)
         return rows

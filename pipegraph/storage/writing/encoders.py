@@ -39,25 +39,21 @@ class Encoder(ABC):
         """What is written follows this shard, which was finished before a stop."""
 
     @abstractmethod
-    def encode(self, sample: Sample, number: int) -> Any:
-        """What :meth:`add` takes, and of which :meth:`size` tells the bytes; the sample's number is its key, where it
-        has none.
+    def encode(self, sample: Sample, number: int) -> tuple[Any, int]:
+        """What :meth:`add` takes, and the bytes that it adds to a shard, as far as that is known before the shard is
+        finished; the sample's number is its key, where it has none.
 
         Raises:
             DataError: the format has no place for a value; names the field.
         """
 
     @abstractmethod
-    def size(self, encoded: Any) -> int:
-        """The bytes that a sample adds to a shard, as far as that is known before the shard is finished."""
-
-    @abstractmethod
     def begin(self, file: BinaryIO) -> None:
         """A new shard begins."""
 
     @abstractmethod
-    def add(self, encoded: Any) -> None:
-        """The shard's next sample."""
+    def add(self, encoded: Any, nbytes: int) -> None:
+        """The shard's next sample, as it was encoded."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -132,8 +128,8 @@ _RESTS: Final = {
 _SUM: Final = sum(_MODE) + sum(_TIME) + 8 * 32
 _SUMS: Final = {note: _SUM + sum(rest) for note, rest in _RESTS.items()}
 
-Encoded = tuple[str, list[bytes], int]
-"""A sample's key, the pieces of its files, and their bytes."""
+Encoded = tuple[str, list[bytes]]
+"""A sample's key, and the pieces of its files."""
 
 
 def header(name: str, nbytes: int, note: bytes = BYTES) -> bytes:
@@ -175,7 +171,7 @@ class TarEncoder(Encoder):
     format = "tar"
     shard_name = "shard-{:06d}.tar"
 
-    def encode(self, sample: Sample, number: int) -> Encoded:
+    def encode(self, sample: Sample, number: int) -> tuple[Encoded, int]:
         key = sample.get("key")
         key = f"{number:09d}" if key is None else _text(key)
         pieces: list[bytes] = []
@@ -217,7 +213,7 @@ class TarEncoder(Encoder):
             total += len(head) + nbytes + len(padding)
         if not pieces:
             raise DataError(f"sample {key!r} has no fields: a tar would have no trace of it")
-        return key, pieces, total
+        return (key, pieces), total
 
     @staticmethod
     def _check(key: str, field: str) -> None:
@@ -228,15 +224,12 @@ class TarEncoder(Encoder):
                 f"field in lower case: {name!r} would be read as another one. Change it, or write parquet"
             )
 
-    def size(self, encoded: Encoded) -> int:
-        return encoded[2]
-
     def begin(self, file: BinaryIO) -> None:
         self._file, self.samples = file, 0
         self._key: str | None = None
 
-    def add(self, encoded: Encoded) -> None:
-        key, pieces, _ = encoded
+    def add(self, encoded: Encoded, nbytes: int) -> None:
+        key, pieces = encoded
         if key == self._key:
             raise DataError(f"two samples in a row have the key {key!r}: a tar would have them as one")
         self._key = key
@@ -294,7 +287,7 @@ class ParquetEncoder(Encoder):
         self._schema = self._parquet.read_schema(path)
         self._fields = self._schema.names
 
-    def encode(self, sample: Sample, number: int) -> list[Any]:
+    def encode(self, sample: Sample, number: int) -> tuple[list[Any], int]:
         self._fields = self._fields or list(sample)
         if not self._fields:
             raise DataError(f"sample {number} has no fields: without a column Parquet has no rows")
@@ -307,9 +300,9 @@ class ParquetEncoder(Encoder):
                 "same fields, or write tar, where they may differ"
             )
         row = [self._value(field, sample.get(field)) for field in self._fields]
-        return [
-            f"{number:09d}" if v is None and f == "key" else v for f, v in zip(self._fields, row, strict=True)
-        ]
+        if "key" in self._fields and row[place := self._fields.index("key")] is None:
+            row[place] = f"{number:09d}"
+        return row, sum(map(_nbytes, row))
 
     @staticmethod
     def _value(field: str, value: Any) -> Any:
@@ -336,18 +329,15 @@ class ParquetEncoder(Encoder):
             return [number_of(each) for each in value]
         return bytes(value) if isinstance(value, bytearray | memoryview) else value
 
-    def size(self, encoded: list[Any]) -> int:
-        return sum(map(_nbytes, encoded))
-
     def begin(self, file: BinaryIO) -> None:
         self._file = file
         self._writer: Any = None
         self._rows: list[list[Any]] = []
         self._held = self.samples = 0
 
-    def add(self, encoded: list[Any]) -> None:
+    def add(self, encoded: list[Any], nbytes: int) -> None:
         self._rows.append(encoded)
-        self._held += self.size(encoded)
+        self._held += nbytes
         self.samples += 1
         if self._held >= GROUP_NBYTES:
             self._flush()

@@ -48,9 +48,6 @@ class PackProgress:
     total: int | None
 
 
-Progress = Callable[[PackProgress], None]
-
-
 def pack_shards(
     source: Any,
     target: str | os.PathLike[str],
@@ -58,7 +55,7 @@ def pack_shards(
     format: str = "tar",
     size: int | str = SIZE,
     shuffle: int | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[PackProgress], None] | None = None,
 ) -> Manifest:
     """Write a dataset as shards, with their manifest.
 

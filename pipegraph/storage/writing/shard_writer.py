@@ -27,7 +27,7 @@ from pipegraph.storage.parts import JOURNAL, MANIFEST, SETTINGS, Part, unfinishe
 from pipegraph.storage.shard_files import LocalFile, crc32c_extend
 from pipegraph.units import parse_bytes
 
-from .encoders import Encoder, encoder_of
+from .encoders import encoder_of
 
 SIZE = "128 MB"
 """Of a shard: large enough that requests to a store do not count."""
@@ -172,37 +172,6 @@ class PackFolder(Closing):
             file.close()
 
 
-class OpenShard:
-    """A shard that is being written; :meth:`finish` gives it its name, :meth:`abandon` leaves no trace of it."""
-
-    def __init__(self, path: str, encoder: Encoder) -> None:
-        folder, name = os.path.split(path)
-        self._path, self._encoder = path, encoder
-        self._temporary = os.path.join(folder, f".{name}{PARTIAL}{os.getpid()}")
-        Path(self._temporary).unlink(missing_ok=True)  # of an earlier process with the same number
-        self._file = open(self._temporary, "xb", _PIECE_NBYTES)  # noqa: SIM115  abandon() closes it
-        encoder.begin(self._file)
-
-    def finish(self) -> PartIndex:
-        """The shard is complete, and on the disk."""
-        try:
-            self._encoder.finish()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            index = index_shard(self._path, self._temporary)
-            os.replace(self._temporary, self._path)
-        finally:
-            self.abandon()
-        sync_folder(os.path.dirname(self._path))
-        return index
-
-    def abandon(self) -> None:
-        """Remove what was written, if it was not finished."""
-        with contextlib.suppress(OSError):  # a full disk, which was said before
-            self._file.close()
-        Path(self._temporary).unlink(missing_ok=True)
-
-
 def index_shard(path: str, at: str | None = None) -> PartIndex:
     """Of a finished shard, which may still lie elsewhere."""
     with LocalFile(at or path) as file:
@@ -252,7 +221,7 @@ class ShardWriter:
     ) -> None:
         self._nbytes = parse_bytes(size, "ShardWriter: size")
         self._target = PackFolder(target, {"format": format, "size": self._nbytes, "source": source})
-        self._shard: OpenShard | None = None
+        self._file: BinaryIO | None = None  # of the shard that is being written
         self._held = 0
         self._closed = False
         if self._target.complete:
@@ -287,31 +256,53 @@ class ShardWriter:
         if self._closed or self._target.complete:
             raise LoaderClosedError("ShardWriter: everything was written before; choose another folder")
         encoder = self._target.encoder
-        number = self.written + (encoder.samples if self._shard else 0)
+        number = self.written + (encoder.samples if self._file else 0)
         try:
             if not isinstance(sample, Mapping):
                 raise DataError(f"a sample is a dict of fields, got {type(sample).__name__}")
             if odd := [name for name in sample if not isinstance(name, str)]:
                 raise DataError(f"the names of fields are texts, got {odd[0]!r}; write {str(odd[0])!r}")
-            encoded = encoder.encode(sample, number)
-            nbytes = encoder.size(encoded)
-            if self._shard is not None and self._held + nbytes > self._nbytes:
+            encoded, nbytes = encoder.encode(sample, number)
+            if self._file is not None and self._held + nbytes > self._nbytes:
                 self._finish_shard()
-            if self._shard is None:
-                self._shard = OpenShard(self._target.path(len(self._target.finished)), encoder)
+            if self._file is None:
+                self._file = open(self._places()[1], "xb", _PIECE_NBYTES)  # noqa: SIM115  _abandon() closes it
+                encoder.begin(self._file)
                 self._held = 0
-            encoder.add(encoded)
+            encoder.add(encoded, nbytes)
             self._held += nbytes
         except DataError as error:
             note(error, f"ShardWriter: sample {number}")
             raise
 
+    def _places(self) -> tuple[str, str]:
+        """Where the shard that is being written lies once it is finished, and until then."""
+        path = self._target.path(len(self._target.finished))
+        return path, os.path.join(self._target.folder, f".{os.path.basename(path)}{PARTIAL}{os.getpid()}")
+
     def _finish_shard(self) -> None:
-        shard, self._shard = self._shard, None
-        assert shard is not None
-        index = shard.finish()
+        """The shard is complete, and on the disk."""
+        assert self._file is not None
+        path, temporary = self._places()
+        try:
+            self._target.encoder.finish()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            index = index_shard(path, temporary)
+            os.replace(temporary, path)
+        finally:
+            self._abandon()
+        sync_folder(self._target.folder)
         self._target.finished.append(index)
         self.written += index.samples
+
+    def _abandon(self) -> None:
+        """Remove what was written of a shard, if it was not finished."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # a full disk, which was said before
+                file.close()
+            Path(self._places()[1]).unlink(missing_ok=True)
 
     def close(self) -> Manifest:
         """Finish the last shard and write the manifest. Idempotent.
@@ -323,7 +314,7 @@ class ShardWriter:
             self._closed = True
             return self._target.manifest()
         try:
-            if self._shard is not None:
+            if self._file is not None:
                 self._finish_shard()
             if not self._target.finished:
                 raise DataError(f"{self._target.folder!r}: no sample was written, so there is no shard")
@@ -335,11 +326,8 @@ class ShardWriter:
 
     def _give_up(self) -> None:
         """Let another process write here; what is not finished is removed."""
-        try:
-            if self._shard is not None:
-                self._shard.abandon()
-        finally:
-            self._target.close()
+        self._target.close()
+        self._abandon()
 
     def __enter__(self) -> Self:
         return self

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any, final
 
+from pipegraph.engine.crew import Crew
 from pipegraph.graph import Graph
 from pipegraph.loader.loader import Loader
 from pipegraph.profile.search import Tuning
-from pipegraph.profile.tuner import Resizable
 
 MAX_WORKERS = 5
 
@@ -27,7 +27,7 @@ class RandomSizes:
         self._stages: list[Any] = []
         self._crew: Any = None
 
-    def begins(self, loader: Any, crew: Resizable) -> None:
+    def begins(self, loader: Any, crew: Crew) -> None:
         """A pass begins."""
         self._stages = [stage for stage in loader.plan.running if stage.tuned]
         self._crew = crew
