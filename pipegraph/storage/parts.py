@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import itertools
+import math
 import os
 import re
 import stat
@@ -156,6 +157,9 @@ def expand_braces(pattern: str) -> Iterator[str]:
     literals, groups = pieces[0::2], [_alternatives(pattern, body) for body in pieces[1::2]]
     if any(c in piece for piece in literals for c in "{}"):
         raise DataError(f"parts {pattern!r}: braces must be closed and must not be nested")
+    count = math.prod(map(len, groups))
+    if count > MAX_PARTS:
+        raise DataError(f"parts {pattern!r}: names {count} parts, more than {MAX_PARTS}; is the range meant?")
     for choice in itertools.product(*groups):
         yield literals[0] + "".join(a + b for a, b in zip(choice, literals[1:], strict=True))
 
