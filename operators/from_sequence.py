@@ -27,6 +27,9 @@ from pipegraph.tree import PLAIN, copy_containers
 LOOPS_CHANGE = (MutableSequence, np.ndarray, torch.Tensor)
 """Data that a training loop may change between epochs, read only once a pass begins."""
 
+IN_MEMORY = (list, tuple, range, np.ndarray, np.memmap, torch.Tensor)
+"""Data that is read without a user's code, which a subclass may have."""
+
 ITEMS_AT_ONCE = 16
 """Items asked of a dataset's ``__getitems__`` in one call: most of the gain, little to hold back."""
 
@@ -134,7 +137,7 @@ class FromSequence(OrderedSource):
         found = replace(
             super().traits,
             group=ITEMS_AT_ONCE if self._several else 1,
-            light=not self.draws and isinstance(self.dataset, (*LOOPS_CHANGE, tuple, range)),
+            light=not self.draws and type(self.dataset) in IN_MEMORY,
             functions=(type(self.dataset).__getitem__,),
         )
         if not self.draws:

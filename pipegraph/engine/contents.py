@@ -170,10 +170,9 @@ class Contents:
             self.max_bytes = max(self.max_bytes, self.nbytes + item.nbytes)
 
     def resize(self, capacity: int) -> None:
-        """Set the capacity, but not below what ``grow`` has set. Items held already stay."""
+        """Set the capacity, not below what ``grow`` has set; that of heavy items follows. Items held already stay."""
         capacity = max(capacity, self.grown)
-        if self.heavy_capacity == self.capacity:
-            self.heavy_capacity = capacity
+        self.heavy_capacity = max(1, self.heavy_capacity * capacity // self.capacity)
         self.capacity = capacity
         self.highest = max(self.highest, capacity)
 

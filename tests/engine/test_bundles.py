@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 
 import pipegraph as pg
@@ -97,6 +98,39 @@ def test_a_stage_that_its_reader_drives_never_waits_for_room(long_bundles):
         for row in loader:
             found.append(len(row))
     assert found == [100, 101, 102, 103]
+
+
+def test_an_inline_stage_with_many_children_keeps_to_its_capacity(long_bundles):
+    graph = pg.Graph("rows")
+    graph.add(ops.FromSequence([0, 1])).then(
+        ops.FlatMap(lambda x: range(200)), name="many", backend="inline", capacity=4
+    )
+    with graph.loader() as loader:
+        depths = [
+            channel.depth
+            for _ in loader
+            for channel in loader.profile().channels
+            if channel.producer == "many"
+        ]
+    assert len(depths) == 400
+    assert max(depths) <= 4
+
+
+def test_rows_that_are_made_do_not_wait_for_the_next_item(long_bundles):
+    """Of an operator that takes whole bundles."""
+    given = threading.Event()
+
+    def documents():
+        yield from [{"tokens": np.arange(4)}] * 3  # a bundle of one, and one of two
+        assert given.wait(60), "what was packed has not been delivered"
+        yield {"tokens": np.arange(4)}
+
+    graph = pg.Graph("rows")
+    graph.add(ops.FromIterable(documents)).then(ops.Pack(4))
+    with graph.loader() as loader:
+        for number, _ in enumerate(loader):
+            if number == 2:
+                given.set()
 
 
 def test_quick_rows_travel_in_longer_and_longer_bundles_and_slow_ones_alone():

@@ -116,7 +116,7 @@ class _Family:
 def expand_loop(stage: StageRun, worker: Worker) -> Loop:
     """See the module docstring."""
     inbox, pace, failures, meter = stage.inboxes[0], stage.pace, stage.failures, worker.meter
-    together, nested = stage.plan.bundle_rows > 1, not stage.plan.unordered_above
+    together, nested = min(CHILDREN, stage.plan.bundle_rows), not stage.plan.unordered_above
     operator, copies = worker.operator, stage.plan.spec.retry.times > 0
     process = failures.seeded(operator.process) if not stage.plan.remote else None
 
@@ -147,7 +147,7 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
             family = _Family(stage, worker, parent, row, begin)
             for made in failures.with_policy(worker, family, family.do, family.answer):
                 for child in made:
-                    alone = not together or not isinstance(child, Chunk) or not Bundle.takes(child)
+                    alone = together == 1 or not isinstance(child, Chunk) or not Bundle.takes(child)
                     if isinstance(child, Chunk):
                         index += 1
                         if index <= skip:
@@ -158,18 +158,22 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
                         child.epoch = epoch
                     if not alone:
                         waiting.append(child)
-                        continue
+                        if len(waiting) < together:
+                            continue
+                    # After each: the thread that drives an inline stage is the one that makes room.
                     if waiting:
                         hand_over(stage, worker, ticket, Bundle.of(waiting), last=False)
                         waiting.clear()
-                    if child is not DROPPED:
+                        since = meter.busy_ns
+                        yield HALFWAY
+                    if alone and child is not DROPPED:
                         hand_over(stage, worker, ticket, child, last=False)
-                        yield HALFWAY  # the thread that drives an inline stage may be the one that has to make room
-                full = len(waiting) >= CHILDREN or meter.busy_ns - since > BUNDLE_NS
-                if waiting and (full or pace.waits.alone is not False):
+                        yield HALFWAY
+                if waiting and (meter.busy_ns - since > BUNDLE_NS or pace.waits.alone is not False):
                     hand_over(stage, worker, ticket, Bundle.of(waiting), last=False)
                     waiting.clear()
                     since = meter.busy_ns
+                    yield HALFWAY
                 if stage.stop_epoch >= epoch:
                     break
             meter.calls += 1

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import cast
 
 from pipegraph.bundle import Bundle
-from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Lineage
+from pipegraph.chunk import Chunk, Cursor, EndOfEpoch, Failure, Item, Lineage
 from pipegraph.contracts import Operator, Regroup, Source
 from pipegraph.engine.memory import Buffers
 from pipegraph.engine.stage.serial import Held, Serial, serial
@@ -72,9 +72,13 @@ class _Regrouping(Serial):
         in_order = _HeldInOrder if stage.plan.traits.trusted else _HeldBySample
         self.held = _HeldUntilSpent(stage) if spends else in_order(stage)
         if stage.collects:
-            self.get = stage.inboxes[0].get
+            self.get = self._next_bundle
         self._process = stage.failures.seeded(self.operator.process)
         self._begun = False
+
+    def _next_bundle(self) -> Item:
+        self.hand_on()  # it may have to wait
+        return self.stage.inboxes[0].get()
 
     def begin(self, epoch: int, cursor: Cursor) -> None:
         if not self._begun:  # ``flush`` leaves it empty

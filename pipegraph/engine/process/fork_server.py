@@ -96,7 +96,10 @@ def _fork_on_request(sock: socket.socket) -> None:
                 continue
             if request[:1] == SPAWN:
                 pid, line = ready.popleft()
-                with line, contextlib.suppress(BrokenPipeError):  # it was killed meanwhile
+                with (
+                    line,
+                    contextlib.suppress(BrokenPipeError, ConnectionResetError),
+                ):  # it was killed meanwhile
                     socket.send_fds(line, [SPAWN], fds)
                 sentinel = os.pidfd_open(pid)
                 socket.send_fds(sock, [pickle.dumps((pid, None))], [sentinel])

@@ -85,7 +85,8 @@ class Zygote:
         self._lock = concurrency.Lock()
         self.forked = True
         self._begin()
-        self._sock.send(AHEAD + str(workers).encode())
+        with contextlib.suppress(*GONE):  # the first request for a worker starts another
+            self._sock.send(AHEAD + str(workers).encode())
         forks.notify(self)
 
     def _begin(self) -> None:

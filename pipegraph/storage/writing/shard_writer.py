@@ -326,8 +326,10 @@ class ShardWriter:
 
     def _give_up(self) -> None:
         """Let another process write here; what is not finished is removed."""
-        self._target.close()
-        self._abandon()
+        try:
+            self._abandon()
+        finally:
+            self._target.close()
 
     def __enter__(self) -> Self:
         return self
