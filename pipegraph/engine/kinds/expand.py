@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from time import perf_counter_ns
 from typing import cast
@@ -15,11 +16,12 @@ from typing import cast
 from pipegraph.bundle import DROPPED, Bundle
 from pipegraph.chunk import Chunk, Cursor, Failure
 from pipegraph.contracts import Operator, Source
+from pipegraph.engine.remote.worker import Expanded
 from pipegraph.engine.stage.bundle_size import BUNDLE_NS
 from pipegraph.engine.stage.cursors import compare
 from pipegraph.engine.stage.failure_notes import not_a_chunk
 from pipegraph.engine.stage.failure_policy import Outcome
-from pipegraph.engine.stage.hand_over import hand_over, rows_of
+from pipegraph.engine.stage.hand_over import hand_over
 from pipegraph.engine.stage.stage_run import StageRun
 from pipegraph.engine.stage_worker import HALFWAY, Loop, Worker
 from pipegraph.planning.kind import Reached, Restart, StageKind
@@ -120,9 +122,9 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
     operator, copies = worker.operator, stage.plan.spec.retry.times > 0
     process = failures.seeded(operator.process) if not stage.plan.remote else None
 
-    def begin(parent: Chunk, start: int) -> Iterator[object]:
+    def begin(first: object, parent: Chunk, start: int) -> Iterator[object]:
         if process is None:
-            return iter(operator.children(parent, start))
+            return iter(operator.children(parent, start, None if start else first))
         return islice(process(parent.copied() if copies else parent), start, None)
 
     while True:
@@ -132,22 +134,35 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
             stage.sender.token(ticket, item)
             yield
             continue
-        parents = rows_of(item, stage.run.account) if item.__class__ is Bundle else [item]
-        held = tuple([each for parent in parents for each in parent.buffers])
-        if process is None:
-            operator.coming(parents)
+        # Hold the parents until the end: a child may be a view of one, and ``process`` may still read it.
+        held, epoch, count, row = item.buffers, item.epoch, item.count, 0
+        parents = item if process is None and together > 1 and isinstance(item, Bundle) else None
         busy = since = meter.busy_ns
         waiting: list[Chunk] = []
-        for row, parent in enumerate(parents):
-            before, epoch, index = parent.before, parent.epoch, 0
-            skip = _children_to_drop(stage, parent)
-            if stage.stop_epoch >= epoch:
-                break
-            # Hold the parent until the end: a child may be a view of it, and ``process`` may still read it.
-            family = _Family(stage, worker, parent, row, begin)
+        while row < count and stage.stop_epoch < epoch:
+            first = None
+            if parents and row < count - 1 and not _children_to_drop(stage, epoch, parents.place(row)[0]):
+                found = meter.timed(operator.expand_all, parents.part(row, count) if row else parents)
+                if found is None:
+                    parents = None  # each of the rest by itself
+                else:
+                    first, children = found.begun, _together(found, parents, row, nested)
+                    for out in (Bundle.of(waiting) if waiting else None, children):
+                        if out is not None:
+                            hand_over(stage, worker, ticket, out, last=False)
+                    waiting.clear()
+                    since = meter.busy_ns
+                    meter.calls += len(found.counts)
+                    row += len(found.counts)
+                    if row == count:
+                        break
+            parent = item.one(row)
+            before, index = parent.before, 0
+            skip = _children_to_drop(stage, epoch, before)
+            family = _Family(stage, worker, parent, row, partial(begin, first))
             for made in failures.with_policy(worker, family, family.do, family.answer):
                 for child in made:
-                    alone = together == 1 or not isinstance(child, Chunk) or not Bundle.takes(child)
+                    single = together == 1 or not isinstance(child, Chunk) or not Bundle.takes(child)
                     if isinstance(child, Chunk):
                         index += 1
                         if index <= skip:
@@ -156,7 +171,7 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
                             ((before, index - 1), (before, index)) if nested else (before, before)
                         )
                         child.epoch = epoch
-                    if not alone:
+                    if not single:
                         waiting.append(child)
                         if len(waiting) < together:
                             continue
@@ -166,7 +181,7 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
                         waiting.clear()
                         since = meter.busy_ns
                         yield HALFWAY
-                    if alone and child is not DROPPED:
+                    if single and child is not DROPPED:
                         hand_over(stage, worker, ticket, child, last=False)
                         yield HALFWAY
                 if waiting and (meter.busy_ns - since > BUNDLE_NS or pace.waits.alone is not False):
@@ -177,15 +192,30 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
                 if stage.stop_epoch >= epoch:
                     break
             meter.calls += 1
-        del parents, item
+            row += 1
+        del item, parents
         made, child = (), None  # a failure's traceback may come to refer to the loader
         hand_over(stage, worker, ticket, Bundle.of(waiting) if waiting else None, held)
-        pace.note(row + 1, meter.busy_ns - busy, 0)
+        pace.note(max(1, row), meter.busy_ns - busy, 0)
         yield
 
 
-def _children_to_drop(stage: StageRun, parent: Chunk) -> int:
+def _together(found: Expanded, parents: Bundle, row: int, nested: bool) -> Bundle | None:
+    """The children that were made in one call, of the parents from ``row`` on."""
+    if not found.rows:
+        return None
+    places: list[tuple[Cursor, Cursor]] = []
+    for before, count in zip(parents.steps()[row:], found.counts, strict=False):
+        places += [((before, at), (before, at + 1)) if nested else (before, before) for at in range(count)]
+    made = Bundle(found.made, found.rows, parents.epoch, places[0][0], found.names, places)
+    if found.made.__class__ is not list:
+        made.take_packed(found.made)
+    return made
+
+
+def _children_to_drop(stage: StageRun, epoch: int, before: Cursor) -> int:
+    """How many children of the chunk with this cursor a resumed run has had: its first one's."""
     at = stage.restart.cursor
-    if at is not None and parent.epoch == stage.run.first_epoch and not compare(parent.before, at[0]):
+    if at is not None and epoch == stage.run.first_epoch and not compare(before, at[0]):
         return int(at[1])
     return 0

@@ -14,7 +14,7 @@ from pipegraph.contracts import Context, Operator, Source
 from pipegraph.engine.remote.base_proxy import Deaths, Remote
 from pipegraph.engine.remote.contract import NOTHING, Call, Died, Overdue
 from pipegraph.engine.remote.host import Host
-from pipegraph.engine.remote.worker import Pulled
+from pipegraph.engine.remote.worker import Expanded, Pulled
 from pipegraph.engine.stage.failure_policy import Outcome
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 
@@ -169,36 +169,21 @@ class RemoteRows(RemoteMap):
 
 
 class RemoteExpand(Remote):
-    """The proxy of an expanding operator. One call begins several chunks, up to the first that has many children."""
+    """The proxy of an expanding operator."""
 
-    _parents: Sequence[Chunk] = ()
-
-    def coming(self, parents: Sequence[Chunk]) -> None:
-        """The chunks whose children are asked for from now on, one after the other."""
-        self._parents = parents if self._timeout_s is None else ()  # a deadline is one chunk's
-        self._begun: deque[tuple[Chunk, Pulled]] = deque()
-
-    def children(self, parent: Chunk, start: int) -> Iterator[Chunk]:
-        """The children of a chunk from one on; after a death the new process begins at the next one."""
-        return self._pulled(lambda done: Call("expand", parent, done), start, self._first(parent, start))
-
-    def _first(self, parent: Chunk, start: int) -> Pulled | None:
-        """The first children of a chunk, and those of the chunks behind it; None where it has to be asked for alone."""
-        begun, rows = self._begun, self._parents
-        if begun and begun[0][0] is parent and not start:
-            return begun.popleft()[1]
-        pass
-        while rows and rows[0] is not parent:
-            rows = rows[1:]
-        self._parents = rows
-        if start or len(rows) < 2:
+    def expand_all(self, parents: Bundle) -> Expanded | None:
+        """The children of the first chunks, in one call; None where each chunk has to be asked for alone."""
+        if self._timeout_s is not None:  # a deadline is one chunk's
             return None
         try:
-            begun.extend(zip(rows, self._host.answer(Call("expand_all", rows)), strict=False))
-        except Exception:  # of one of them, which is asked for alone
-            self._parents = ()
+            found: Expanded = self._host.answer(Call("expand_all", parents))
+        except Exception:  # of one of them
             return None
-        return begun.popleft()[1]
+        return found
+
+    def children(self, parent: Chunk, start: int, first: Pulled | None = None) -> Iterator[Chunk]:
+        """The children of a chunk from one on; after a death the new process begins at the next one."""
+        return self._pulled(lambda done: Call("expand", parent, done), start, first)
 
 
 class RemoteSource(RemoteMap):

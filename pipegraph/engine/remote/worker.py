@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pipegraph.bundle import UNNAMED, Bundle, Pack
-from pipegraph.chunk import Chunk
+from pipegraph.chunk import Chunk, Lineage
 from pipegraph.contracts import Context, Drawn, Regroup
 from pipegraph.engine.remote.contract import NOTHING as NOTHING
 from pipegraph.engine.remote.exceptions import Carried
@@ -93,6 +93,24 @@ Worked = tuple[Any, Carried | None, list[Any] | None]
 
 Pulled = tuple[list[object], bool, Carried | None, object]
 """Items, whether these were the last, the error that ended them, and a source's snapshot."""
+
+
+class Expanded(NamedTuple):
+    """The answer to :meth:`ProcessWorker.expand_all`.
+
+    Attributes:
+        counts: how many children each of the first chunks has.
+        made: all of them, as of :meth:`ProcessWorker.work`.
+        rows: their lineages.
+        names: their keys, as of a ``Bundle``.
+        begun: the first children of the next chunk, if it has more or has failed.
+    """
+
+    counts: list[int]
+    made: Any
+    rows: Sequence[Lineage]
+    names: list[Any] | None
+    begun: Pulled | None
 
 
 class Regrouped(NamedTuple):
@@ -235,15 +253,24 @@ class ProcessWorker:
         made = (process if self._own else drawing(process, self._draws))(chunk)
         return self._begin(islice(made, drop, None), PULL if self._waits.alone is False else 1)
 
-    def expand_all(self, chunks: Sequence[Chunk]) -> list[Pulled]:
-        """As :meth:`expand`, of several, up to the first that has more children, or has failed."""
-        found: list[Pulled] = []
-        for chunk in chunks:
-            found.append(self.expand(chunk, 0))
-            _, ended, error, _ = found[-1]
-            if not ended or error is not None:
+    def expand_all(self, parents: Bundle) -> Expanded:
+        """Expand chunks up to the first that has more children than are sent together, or has failed."""
+        counts: list[int] = []
+        found: list[Any] = []
+        first = None
+        for index in range(parents.count):
+            first = self.expand(parents.one(index), 0)
+            children, ended, error, _ = first
+            plain = all(isinstance(child, Chunk) and Bundle.takes(child) for child in children)
+            if not ended or error is not None or not plain:
                 break
-        return found
+            counts.append(len(children))
+            found += children
+            first = None
+        if not found:
+            return Expanded(counts, [], (), None, first)
+        bundle = Bundle.of(found)
+        return Expanded(counts, self._packed(bundle.data), bundle.lineages, bundle.names, first)
 
     def iterate(
         self,
