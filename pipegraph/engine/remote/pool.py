@@ -57,6 +57,4 @@ class Pool(ABC, Generic[Sealed]):
     def _packing(self, stage: StagePlan) -> Pack | None:
         """The function with which the ``Batch`` right after a stage packs rows; None if there is none."""
         below = [self._plan.stages[name] for name, _, _ in self._plan.consumers(stage.name)]
-        if stage.bundle is None or stage.bundle != below[0].name:
-            return None
-        return below[0].packing()
+        return below[0].packing() if below and stage.bundle_rows > 1 else None
