@@ -250,7 +250,9 @@ class Pack(Regroup):
         for name, value in data.items():
             kind = value.__class__
             if kind is np.ndarray:
-                if value.dtype is not layout.get(name) or value.ndim != 1 or count not in (-1, len(value)):
+                if name not in layout or value.dtype != layout[name]:
+                    return None
+                if value.ndim != 1 or count not in (-1, len(value)):
                     return None
                 count = len(value)
                 fields[name] = value
