@@ -27,7 +27,17 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from pipegraph.columns import SCALARS, Columns, columns_of, dtype_of, fit, is_a_tuple, joined_name
+from pipegraph.columns import (
+    ARRAYS,
+    AS_IN_TORCH,
+    SCALARS,
+    Columns,
+    columns_of,
+    dtype_of,
+    fit,
+    is_a_tuple,
+    joined_name,
+)
 from pipegraph.errors import DataError
 from pipegraph.tree import is_dataclass_value, is_namedtuple, rebuilt
 
@@ -196,6 +206,8 @@ def _has_its_own_memory(array: np.ndarray) -> bool:
 def _batch_of_values(items: Sequence[Any], pad: Any, field: str) -> Any:
     kind = _kind_of_all(items, field)
     if kind == "number":
+        if pad is not None and (padded := _padded_arrays(items, pad, field)) is not None:
+            return padded
         return _stack([_tensor(item) for item in items], pad, field)
     if kind == "list" and pad is not None:
         return _padded_lists(items, pad, field)
@@ -303,6 +315,22 @@ def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
     for row, tensor in enumerate(tensors):  # not over views of rows, which take no tensors with gradients
         stacked[(slice(row, row + 1), *(slice(0, n) for n in tensor.shape))] = tensor
     return stacked
+
+
+def _padded_arrays(items: Sequence[Any], pad: Any, field: str) -> torch.Tensor | None:
+    """Arrays of one dtype that differ in their length alone; None of anything else. In NumPy, in half the time: each
+    call of torch gives up the GIL, and with it the turn."""
+    first = items[0]
+    if not all(item.__class__ in ARRAYS and item.ndim for item in items) or first.dtype not in AS_IN_TORCH:
+        return None
+    if any(item.dtype != first.dtype or item.shape[1:] != first.shape[1:] for item in items):
+        return None
+    filling = _full(_tensor(first[:0]), (1,) * first.ndim, pad, field).numpy()
+    lengths = list(map(len, items))
+    padded = np.full((len(items), max(lengths), *first.shape[1:]), filling)
+    for row, item, length in zip(padded, items, lengths, strict=True):
+        row[:length] = item
+    return torch.from_numpy(padded)
 
 
 def _full(like: torch.Tensor, shape: Sequence[int], pad: Any, field: str) -> torch.Tensor:

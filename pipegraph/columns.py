@@ -24,7 +24,7 @@ from pipegraph.tree import buffers, is_dataclass_value, is_namedtuple
 
 SCALARS: dict[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float64}
 ARRAYS = frozenset({np.ndarray, np.memmap})
-_AS_IN_TORCH = frozenset(map(np.dtype, "?bBhHiIlLqQefdFD"))
+AS_IN_TORCH = frozenset(map(np.dtype, "?bBhHiIlLqQefdFD"))
 """Not those of another byte order, nor the long ones."""
 _TEXTS = frozenset({bytes, str})
 _shape, dtype_of = attrgetter("shape"), attrgetter("dtype")
@@ -249,7 +249,7 @@ def _array(items: Sequence[Any]) -> np.ndarray | None:
         if kind in SCALARS:
             return np.fromiter(items, SCALARS[kind], len(items))
         shapes, dtypes = set(map(_shape, items)), set(map(dtype_of, items))
-        if len(shapes) > 1 or len(dtypes) > 1 or dtypes.pop() not in _AS_IN_TORCH:
+        if len(shapes) > 1 or len(dtypes) > 1 or dtypes.pop() not in AS_IN_TORCH:
             return None
         shape = shapes.pop()
         return np.concatenate(items).reshape(len(items), *shape) if shape else np.array(items)
