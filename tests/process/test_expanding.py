@@ -3,7 +3,9 @@
 import os
 import signal
 
+import numpy as np
 import pytest
+import torch
 
 import pipegraph as pg
 from pipegraph import operators as ops
@@ -53,3 +55,35 @@ def test_several_chunks_are_begun_in_one_call_whatever_becomes_of_them(trouble, 
     )
     assert found == [each for x in range(120) for each in children(x) if each not in lost]
     assert calls.count("expand_all") > 3
+
+
+def windows(x):
+    return [
+        {"key": f"{x}-{n}", "part": np.full(4, x + n), "random": float(torch.rand(()))} for n in range(x % 5)
+    ]
+
+
+def windows_in(backend):
+    graph = pg.Graph("documents")
+    rows = graph.add(ops.FromSequence(range(200), shuffle=True))
+    rows.then(ops.FlatMap(windows), backend=backend).then(ops.Batch(7))
+    return graph.loader()
+
+
+def plain(batches):
+    return [(each["key"], each["part"].tolist(), each["random"].tolist()) for each in batches]
+
+
+def test_children_of_processes_are_those_of_threads_and_so_are_the_states_between_them():
+    with windows_in("thread") as loader:
+        expected = plain(loader)
+    with windows_in("process") as loader:
+        batches = iter(loader)
+        begun = plain(next(batches) for _ in range(23))
+        state = loader.state_dict()
+        assert plain(batches) == expected[23:]
+    assert begun == expected[:23]
+    for backend in ("thread", "process"):
+        with windows_in(backend) as loader:
+            loader.load_state_dict(state)
+            assert plain(loader) == expected[23:]
