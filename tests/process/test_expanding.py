@@ -63,27 +63,35 @@ def windows(x):
     ]
 
 
+class WithKeys(pg.Operator):
+    """Adds the keys of a batch to it."""
+
+    def process(self, chunk):
+        return chunk.replace(chunk.data | {"keys": chunk.keys})
+
+
 def windows_in(backend):
     graph = pg.Graph("documents")
-    rows = graph.add(ops.FromSequence(range(200), shuffle=True))
-    rows.then(ops.FlatMap(windows), backend=backend).then(ops.Batch(7))
+    rows = graph.add(ops.FromSequence(range(1000), shuffle=True)).then(ops.FlatMap(windows), backend=backend)
+    rows.then(ops.Batch(7)).then(WithKeys())
     return graph.loader()
 
 
 def plain(batches):
-    return [(each["key"], each["part"].tolist(), each["random"].tolist()) for each in batches]
+    return [(each["key"], each["part"].tolist(), each["random"].tolist(), each["keys"]) for each in batches]
 
 
-def test_children_of_processes_are_those_of_threads_and_so_are_the_states_between_them():
+def test_children_of_processes_are_those_of_threads_and_so_are_the_states_between_them(calls):
     with windows_in("thread") as loader:
         expected = plain(loader)
+    states = {}
     with windows_in("process") as loader:
-        batches = iter(loader)
-        begun = plain(next(batches) for _ in range(23))
-        state = loader.state_dict()
-        assert plain(batches) == expected[23:]
-    assert begun == expected[:23]
-    for backend in ("thread", "process"):
-        with windows_in(backend) as loader:
+        for number, batch in enumerate(loader, 1):
+            assert plain([batch]) == expected[number - 1 : number]
+            if number % 50 == 1:
+                states[number] = loader.state_dict()
+    assert calls.count("expand_all") > 3
+    for number, state in states.items():
+        with windows_in("process" if number % 100 == 1 else "thread") as loader:
             loader.load_state_dict(state)
-            assert plain(loader) == expected[23:]
+            assert plain(loader) == expected[number:]
