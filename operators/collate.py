@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from pipegraph.columns import (
     ARRAYS,
@@ -304,12 +303,6 @@ def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
             + (f"Batch(..., collate={{{field!r}: list}})" if field else "Batch(..., collate=list)")
         )
     filling = _full(tensors[0], (1,), pad, field)
-    if (
-        isinstance(pad, int | float)
-        and pad == float(pad)
-        and len({tensor.shape[1:] for tensor in tensors}) == 1
-    ):
-        return pad_sequence(tensors, batch_first=True, padding_value=pad)
     largest = [max(tensor.shape[i] for tensor in tensors) for i in range(len(shape))]
     stacked = filling.repeat(len(tensors), *largest)
     for row, tensor in enumerate(tensors):  # not over views of rows, which take no tensors with gradients
@@ -317,19 +310,21 @@ def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
     return stacked
 
 
-def _padded_arrays(items: Sequence[Any], pad: Any, field: str) -> torch.Tensor | None:
-    """Arrays of one dtype that differ in their length alone; None of anything else. In NumPy, in half the time: each
-    call of torch gives up the GIL, and with it the turn."""
-    first = items[0]
-    if not all(item.__class__ in ARRAYS and item.ndim for item in items) or first.dtype not in AS_IN_TORCH:
+def _padded_arrays(items: Sequence[Any], pad: Any, field: str) -> Any:
+    """A tensor of arrays of one dtype that differ in their length alone; None of anything else. In NumPy, in half the
+    time: each call of torch gives up the GIL, and with it the turn."""
+    try:
+        arrays: list[Any] = [item if item.__class__ in ARRAYS else item.numpy() for item in items]
+        dtype, of = arrays[0].dtype, arrays[0].shape[1:]
+        if dtype not in AS_IN_TORCH or any(each.dtype != dtype or each.shape[1:] != of for each in arrays):
+            return None
+        lengths = list(map(len, arrays))
+    except (AttributeError, TypeError, RuntimeError):  # numbers, and tensors that NumPy does not know
         return None
-    if any(item.dtype != first.dtype or item.shape[1:] != first.shape[1:] for item in items):
-        return None
-    filling = _full(_tensor(first[:0]), (1,) * first.ndim, pad, field).numpy()
-    lengths = list(map(len, items))
-    padded = np.full((len(items), max(lengths), *first.shape[1:]), filling)
-    for row, item, length in zip(padded, items, lengths, strict=True):
-        row[:length] = item
+    filling = _full(_tensor(arrays[0][:0]), (1,) * arrays[0].ndim, pad, field).numpy()
+    padded = np.full((len(arrays), max(lengths), *of), filling)
+    for row, array, length in zip(padded, arrays, lengths, strict=True):
+        row[:length] = array
     return torch.from_numpy(padded)
 
 
@@ -352,17 +347,13 @@ def _full(like: torch.Tensor, shape: Sequence[int], pad: Any, field: str) -> tor
 # -- lists of numbers --------------------------------------------------------------------------------
 
 
-def _padded_lists(items: Sequence[list[Any]], pad: Any, field: str) -> torch.Tensor:
+def _padded_lists(items: Sequence[list[Any]], pad: Any, field: str) -> Any:
     """Lists of numbers, of lists of them and so on, as one padded tensor; what is empty counts as ``pad`` does."""
-    flat = list(chain.from_iterable(items))
-    kinds = {*map(type, flat), type(pad)}
+    kinds = {*map(type, chain.from_iterable(items)), type(pad)}
     if not kinds <= SCALARS.keys():
         return _filled([_nested(item, pad, field) for item in items], pad, field)
     dtype = np.result_type(*(SCALARS[kind] for kind in kinds))
-    lengths = np.fromiter(map(len, items), np.int64, len(items))
-    padded = np.full((len(items), int(lengths.max())), pad, dtype)
-    padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.asarray(flat, dtype)
-    return torch.from_numpy(padded)
+    return _padded_arrays([np.asarray(item, dtype) for item in items], pad, field)
 
 
 def _nested(value: Any, pad: Any, field: str) -> torch.Tensor:

@@ -250,9 +250,8 @@ class Pack(Regroup):
         for name, value in data.items():
             kind = value.__class__
             if kind is np.ndarray:
-                if name not in layout or value.dtype != layout[name]:
-                    return None
-                if value.ndim != 1 or count not in (-1, len(value)):
+                same = (name, value.dtype) in layout.items() and value.ndim == 1
+                if not same or count not in (-1, len(value)):
                     return None
                 count = len(value)
                 fields[name] = value

@@ -121,6 +121,9 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
     together, nested = min(CHILDREN, stage.plan.bundle_rows), not stage.plan.unordered_above
     operator, copies = worker.operator, stage.plan.spec.retry.times > 0
     process = failures.seeded(operator.process) if not stage.plan.remote else None
+    at_once = (
+        process is None and together > 1 and stage.plan.spec.timeout is None
+    )  # a deadline is one chunk's
 
     def begin(first: object, parent: Chunk, start: int) -> Iterator[object]:
         if process is None:
@@ -136,7 +139,7 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
             continue
         # Hold the parents until the end: a child may be a view of one, and ``process`` may still read it.
         held, epoch, count, row = item.buffers, item.epoch, item.count, 0
-        parents = item if process is None and together > 1 and isinstance(item, Bundle) else None
+        parents = item if at_once and isinstance(item, Bundle) else None
         busy = since = meter.busy_ns
         waiting: list[Chunk] = []
         while row < count and stage.stop_epoch < epoch:
@@ -146,14 +149,11 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
                 if found is None:
                     parents = None  # each of the rest by itself
                 else:
-                    first, children = found.begun, _together(found, parents, row, nested)
-                    for out in (Bundle.of(waiting) if waiting else None, children):
-                        if out is not None:
-                            hand_over(stage, worker, ticket, out, last=False)
-                    waiting.clear()
-                    since = meter.busy_ns
-                    meter.calls += len(found.counts)
-                    row += len(found.counts)
+                    yield from _leave(stage, worker, ticket, waiting)
+                    hand_over(stage, worker, ticket, _together(found, parents, row, nested), last=False)
+                    first, since, done = found[-1], meter.busy_ns, len(found[0])
+                    meter.calls += done
+                    row += done
                     if row == count:
                         break
             parent = item.one(row)
@@ -175,20 +175,14 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
                         waiting.append(child)
                         if len(waiting) < together:
                             continue
-                    # After each: the thread that drives an inline stage is the one that makes room.
-                    if waiting:
-                        hand_over(stage, worker, ticket, Bundle.of(waiting), last=False)
-                        waiting.clear()
-                        since = meter.busy_ns
-                        yield HALFWAY
+                    yield from _leave(stage, worker, ticket, waiting)
+                    since = meter.busy_ns
                     if single and child is not DROPPED:
                         hand_over(stage, worker, ticket, child, last=False)
                         yield HALFWAY
-                if waiting and (meter.busy_ns - since > BUNDLE_NS or pace.waits.alone is not False):
-                    hand_over(stage, worker, ticket, Bundle.of(waiting), last=False)
-                    waiting.clear()
+                if meter.busy_ns - since > BUNDLE_NS or pace.waits.alone is not False:
+                    yield from _leave(stage, worker, ticket, waiting)
                     since = meter.busy_ns
-                    yield HALFWAY
                 if stage.stop_epoch >= epoch:
                     break
             meter.calls += 1
@@ -200,16 +194,25 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
         yield
 
 
+def _leave(stage: StageRun, worker: Worker, ticket: int, waiting: list[Chunk]) -> Iterator[object]:
+    """Hand over the children that wait, and yield: who drives an inline stage makes the room for them."""
+    if waiting:
+        hand_over(stage, worker, ticket, Bundle.of(waiting), last=False)
+        waiting.clear()
+        yield HALFWAY
+
+
 def _together(found: Expanded, parents: Bundle, row: int, nested: bool) -> Bundle | None:
     """The children that were made in one call, of the parents from ``row`` on."""
-    if not found.rows:
+    counts, children, rows, names, _ = found
+    if not rows:
         return None
     places: list[tuple[Cursor, Cursor]] = []
-    for before, count in zip(parents.steps()[row:], found.counts, strict=False):
+    for before, count in zip(parents.steps()[row:], counts, strict=False):
         places += [((before, at), (before, at + 1)) if nested else (before, before) for at in range(count)]
-    made = Bundle(found.made, found.rows, parents.epoch, places[0][0], found.names, places)
-    if found.made.__class__ is not list:
-        made.take_packed(found.made)
+    made = Bundle(children, rows, parents.epoch, places[0][0], names, places)
+    if children.__class__ is not list:
+        made.take_packed(children)
     return made
 
 

@@ -95,22 +95,9 @@ Pulled = tuple[list[object], bool, Carried | None, object]
 """Items, whether these were the last, the error that ended them, and a source's snapshot."""
 
 
-class Expanded(NamedTuple):
-    """The answer to :meth:`ProcessWorker.expand_all`.
-
-    Attributes:
-        counts: how many children each of the first chunks has.
-        made: all of them, as of :meth:`ProcessWorker.work`.
-        rows: their lineages.
-        names: their keys, as of a ``Bundle``.
-        begun: the first children of the next chunk, if it has more or has failed.
-    """
-
-    counts: list[int]
-    made: Any
-    rows: Sequence[Lineage]
-    names: list[Any] | None
-    begun: Pulled | None
+Expanded = tuple[list[int], Any, Sequence[Lineage], list[Any] | None, Pulled | None]
+"""How many children each of the first chunks has, all of these as in :data:`Worked`, their lineages, their keys as of a
+``Bundle``, and the first children of the next chunk, if it has more or has failed."""
 
 
 class Regrouped(NamedTuple):
@@ -268,9 +255,9 @@ class ProcessWorker:
             found += children
             first = None
         if not found:
-            return Expanded(counts, [], (), None, first)
+            return counts, [], (), None, first
         bundle = Bundle.of(found)
-        return Expanded(counts, self._packed(bundle.data), bundle.lineages, bundle.names, first)
+        return counts, self._packed(bundle.data), bundle.lineages, bundle.names, first
 
     def iterate(
         self,
