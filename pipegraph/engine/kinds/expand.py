@@ -121,13 +121,12 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
     together, nested = min(CHILDREN, stage.plan.bundle_rows), not stage.plan.unordered_above
     operator, copies = worker.operator, stage.plan.spec.retry.times > 0
     process = failures.seeded(operator.process) if not stage.plan.remote else None
-    at_once = (
-        process is None and together > 1 and stage.plan.spec.timeout is None
-    )  # a deadline is one chunk's
+    # A deadline is one chunk's.
+    at_once = process is None and together > 1 and stage.plan.spec.timeout is None
 
-    def begin(first: object, parent: Chunk, start: int) -> Iterator[object]:
+    def begin(begun: list[object], parent: Chunk, start: int) -> Iterator[object]:
         if process is None:
-            return iter(operator.children(parent, start, None if start else first))
+            return iter(operator.children(parent, start, begun.pop() if begun else None))
         return islice(process(parent.copied() if copies else parent), start, None)
 
     while True:
@@ -143,7 +142,7 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
         busy = since = meter.busy_ns
         waiting: list[Chunk] = []
         while row < count and stage.stop_epoch < epoch:
-            first = None
+            begun: list[object] = []
             if parents and row < count - 1 and not _children_to_drop(stage, epoch, parents.place(row)[0]):
                 found = meter.timed(operator.expand_all, parents.part(row, count) if row else parents)
                 if found is None:
@@ -151,7 +150,7 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
                 else:
                     yield from _leave(stage, worker, ticket, waiting)
                     hand_over(stage, worker, ticket, _together(found, parents, row, nested), last=False)
-                    first, since, done = found[-1], meter.busy_ns, len(found[0])
+                    begun, since, done = list(found[-1:]), meter.busy_ns, len(found[0])
                     meter.calls += done
                     row += done
                     if row == count:
@@ -159,7 +158,7 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
             parent = item.one(row)
             before, index = parent.before, 0
             skip = _children_to_drop(stage, epoch, before)
-            family = _Family(stage, worker, parent, row, partial(begin, first))
+            family = _Family(stage, worker, parent, row, partial(begin, begun))
             for made in failures.with_policy(worker, family, family.do, family.answer):
                 for child in made:
                     single = together == 1 or not isinstance(child, Chunk) or not Bundle.takes(child)
