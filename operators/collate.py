@@ -313,15 +313,17 @@ def _stack(tensors: list[torch.Tensor], pad: Any, field: str) -> torch.Tensor:
 def _padded_arrays(items: Sequence[Any], pad: Any, field: str) -> Any:
     """A tensor of arrays of one dtype that differ in their length alone; None of anything else. In NumPy, in half the
     time: each call of torch gives up the GIL, and with it the turn."""
+    if not set(map(type, items)) <= ARRAYS | {torch.Tensor}:
+        return None
     try:
         arrays: list[Any] = [item if item.__class__ in ARRAYS else item.numpy() for item in items]
         dtype, of = arrays[0].dtype, arrays[0].shape[1:]
         if dtype not in AS_IN_TORCH or any(each.dtype != dtype or each.shape[1:] != of for each in arrays):
             return None
         lengths = list(map(len, arrays))
-    except (AttributeError, TypeError, RuntimeError):  # numbers, and tensors that NumPy does not know
+    except (TypeError, RuntimeError):  # of no dimensions, and tensors that NumPy does not know
         return None
-    filling = _full(_tensor(arrays[0][:0]), (1,) * arrays[0].ndim, pad, field).numpy()
+    filling = _full(torch.from_numpy(np.empty(0, dtype)), (1,) * arrays[0].ndim, pad, field).numpy()
     padded = np.full((len(arrays), max(lengths), *of), filling)
     for row, array, length in zip(padded, arrays, lengths, strict=True):
         row[:length] = array
