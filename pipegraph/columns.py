@@ -123,8 +123,6 @@ class Columns:
             return list(self.items)
         if isinstance(data, dict):
             rows = list(zip(*[column.rows() for column in data.values()], strict=True))
-            if self.kind is list:
-                return list(map(list, rows))
             return rows if self.kind is tuple else [dict(zip(data, row, strict=True)) for row in rows]
         if self.kind is np.ndarray:
             return [data[index, ...] for index in range(len(data))]
@@ -150,7 +148,10 @@ class _NoColumns(Exception):
 
 
 def pack(items: Sequence[Any]) -> Columns | None:
-    """Samples as columns alone; None where they are not all of one kind, or have no columns."""
+    """Samples as columns alone; None where they are not all of one kind, have no columns, or are lists, of which a
+    ``Batch`` that pads makes something else."""
+    if isinstance(items[0], list):
+        return None
     try:
         return columns_of(items, alone=True)
     except _NoColumns:

@@ -72,9 +72,20 @@ class WithKeys(pg.Operator):
         return chunk.replace(chunk.data | {"keys": chunk.keys})
 
 
-def windows_in(backend):
+class Windows(pg.Operator):
+    """As ``FlatMap(windows)``, which gives the children their keys itself."""
+
+    kind, needs, gives, one_to_one = "expand", "sample", "sample", False
+
+    def process(self, chunk):
+        for number, each in enumerate(windows(chunk.data)):
+            yield chunk.child(number, each)
+
+
+def windows_in(backend, own=False):
     graph = pg.Graph("documents")
-    rows = graph.add(ops.FromSequence(range(1000), shuffle=True)).then(ops.FlatMap(windows), backend=backend)
+    work = Windows() if own else ops.FlatMap(windows)
+    rows = graph.add(ops.FromSequence(range(1000), shuffle=True)).then(work, backend=backend)
     rows.then(ops.Batch(7)).then(WithKeys())
     return graph.loader()
 
@@ -83,17 +94,34 @@ def plain(batches):
     return [(each["key"], each["part"].tolist(), each["random"].tolist(), each["keys"]) for each in batches]
 
 
-def test_children_of_processes_are_those_of_threads_and_so_are_the_states_between_them(calls):
-    with windows_in("thread") as loader:
+@pytest.mark.parametrize("own", [False, True])
+def test_children_of_processes_are_those_of_threads_and_so_are_the_states_between_them(own, calls):
+    with windows_in("thread", own) as loader:
         expected = plain(loader)
     states = {}
-    with windows_in("process") as loader:
+    with windows_in("process", own) as loader:
         for number, batch in enumerate(loader, 1):
             assert plain([batch]) == expected[number - 1 : number]
             if number % 50 == 1:
                 states[number] = loader.state_dict()
     assert calls.count("expand_all") > 3
     for number, state in states.items():
-        with windows_in("process" if number % 100 == 1 else "thread") as loader:
+        with windows_in("process" if number % 100 == 1 else "thread", own) as loader:
             loader.load_state_dict(state)
             assert plain(loader) == expected[number:]
+
+
+def test_lists_are_padded_alike_however_they_come():
+    graph = pg.Graph("lists")
+    work = ops.FlatMap(lambda x: [[x] * 3] * 2)
+    graph.add(ops.FromSequence(range(400))).then(work, backend="process").then(ops.Batch(8, pad=0))
+    with graph.loader() as loader:
+        assert {tuple(batch.shape) for batch in loader} == {(8, 3)}
+
+
+def test_large_children_stay_within_the_memory_limit():
+    graph = pg.Graph("windows")
+    work = ops.FlatMap(lambda x: [np.full(4000, x) for _ in range(x % 5)])
+    graph.add(ops.FromSequence(range(600))).then(work, backend="process").then(ops.Batch(3))
+    with graph.loader(memory_limit=8_000_000) as loader:
+        assert sum(map(len, loader)) == 1200

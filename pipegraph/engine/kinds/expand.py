@@ -153,11 +153,10 @@ def expand_loop(stage: StageRun, worker: Worker) -> Loop:
                     begun, since, done = list(found[-1:]), meter.busy_ns, len(found[0])
                     meter.calls += done
                     row += done
-                    if row == count:
-                        break
+                    if found[-1] is None:
+                        continue
             parent = item.one(row)
-            before, index = parent.before, 0
-            skip = _children_to_drop(stage, epoch, before)
+            before, index, skip = parent.before, 0, _children_to_drop(stage, epoch, parent.before)
             family = _Family(stage, worker, parent, row, partial(begin, begun))
             for made in failures.with_policy(worker, family, family.do, family.answer):
                 for child in made:

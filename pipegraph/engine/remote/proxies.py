@@ -14,7 +14,7 @@ from pipegraph.contracts import Context, Operator, Source
 from pipegraph.engine.remote.base_proxy import Deaths, Remote
 from pipegraph.engine.remote.contract import NOTHING, Call, Died, Overdue
 from pipegraph.engine.remote.host import Host
-from pipegraph.engine.remote.worker import Expanded, Pulled
+from pipegraph.engine.remote.worker import Pulled
 from pipegraph.engine.stage.failure_policy import Outcome
 from pipegraph.errors import StageTimeoutError, WorkerDiedError
 
@@ -171,12 +171,11 @@ class RemoteRows(RemoteMap):
 class RemoteExpand(Remote):
     """The proxy of an expanding operator."""
 
-    def expand_all(self, parents: Bundle) -> Expanded | None:
-        """The children of the first chunks, in one call; None where each chunk has to be asked for alone."""
-        found: Expanded | None = None
+    def expand_all(self, parents: Bundle) -> Any:
+        """The children of the first chunks, in one call: ``Expanded``; None where each has to be asked for alone."""
         with suppress(Exception):  # of one of them
-            found = self._host.answer(Call("expand_all", parents))
-        return found
+            return self._host.answer(Call("expand_all", parents))
+        return None
 
     def children(self, parent: Chunk, start: int, first: Pulled | None = None) -> Iterator[Chunk]:
         """The children of a chunk from one on; after a death the new process begins at the next one."""

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pipegraph.bundle import UNNAMED, Bundle, Pack
+from pipegraph.bundle import UNNAMED, Bundle, Pack, named
 from pipegraph.chunk import Chunk, Lineage
 from pipegraph.contracts import Context, Drawn, Regroup
 from pipegraph.engine.remote.contract import NOTHING as NOTHING
 from pipegraph.engine.remote.exceptions import Carried
-from pipegraph.engine.stage.bundle_size import Waits
+from pipegraph.engine.stage.bundle_size import BATCHES_BYTES, Waits
 from pipegraph.engine.stage.failure_notes import checked
 from pipegraph.global_generators import Draws, drawing, drew_unseeded
 from pipegraph.tree import buffers
@@ -241,7 +241,8 @@ class ProcessWorker:
         return self._begin(islice(made, drop, None), PULL if self._waits.alone is False else 1)
 
     def expand_all(self, parents: Bundle) -> Expanded:
-        """Expand chunks up to the first that has more children than are sent together, or has failed."""
+        """Expand chunks up to the first that has more children than are sent together, or has failed, or until
+        they have ``BATCHES_BYTES``."""
         counts: list[int] = []
         found: list[Any] = []
         first = None
@@ -254,10 +255,12 @@ class ProcessWorker:
             counts.append(len(children))
             found += children
             first = None
+            if found and len(found) * sum([n for _, n in buffers(found[0].data)]) > BATCHES_BYTES:
+                break
         if not found:
             return counts, [], (), None, first
         bundle = Bundle.of(found)
-        return counts, self._packed(bundle.data), bundle.lineages, bundle.names, first
+        return counts, self._packed(bundle.data), bundle.lineages, named(bundle.data, bundle.names), first
 
     def iterate(
         self,
