@@ -129,7 +129,8 @@ def test_a_padding_that_the_dtype_cannot_hold_is_refused_and_not_changed(
 
 def test_arrays_are_padded_wherever_they_lie():
     whole = np.arange(12, dtype=np.int32).reshape(3, 4)
-    whole.flags.writeable = False
-    (batch,) = batches([{"ids": row} for row in (whole[0, ::-1], whole[:, 1])], pad=-1)
+    backwards, column = whole[0, ::-1], whole[:, 1]
+    column.flags.writeable = False
+    (batch,) = batches([{"ids": row} for row in (backwards, column)], pad=-1)
     assert batch["ids"].dtype == torch.int32
     assert batch["ids"].tolist() == [[3, 2, 1, 0], [1, 5, 9, -1]]
